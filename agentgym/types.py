@@ -1,0 +1,433 @@
+"""What travels: the few frozen types that every room shares.
+
+The life of a token, four hand-overs and no decode-encode::
+
+    Completion (engine) -> Segment (episode) -> Sample (samples.py) -> Batch (train/batch.py) -> loss
+
+Arrays are read-only numpy vectors, so a slice of a segment is a view and costs nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, Required, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float32]
+Bools: TypeAlias = NDArray[np.bool_]
+
+
+class Function(TypedDict):
+    """The called function: its name ("" when none could be read) and its arguments.
+
+    `arguments` is a dict when the call was valid JSON, else the raw text the model wrote.
+    """
+
+    name: str
+    arguments: dict[str, Any] | str
+
+
+class ToolCall(TypedDict, total=False):
+    """One tool call of an assistant message, in the OpenAI shape."""
+
+    id: str
+    type: Literal["function"]
+    function: Required[Function]
+
+
+class Message(TypedDict, total=False):
+    """A chat message in the OpenAI shape: what templates, tool parsers, MCP and proxies speak."""
+
+    role: Required[Literal["system", "user", "assistant", "tool"]]
+    content: Required[str]
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+    tool_call_id: str
+    name: str
+
+
+class Task(BaseModel):
+    """One row of a data set: frozen, validated by field name; `id` is the group key of its rollouts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1)
+    prompt: tuple[Message, ...] = Field(min_length=1)
+
+
+class Sampling(BaseModel):
+    """How an engine samples; log-probabilities are those of the distribution at this temperature."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(default=1.0, ge=0.0)
+    """0 is greedy; its log-probabilities are those at temperature 1."""
+
+
+class Version(NamedTuple):
+    """From token `start` on, tokens were sampled under policy `version`."""
+
+    start: int
+    version: int
+
+
+def _vector(value: ArrayLike, dtype: Any) -> NDArray[Any]:
+    """A read-only vector of `dtype`; no copy where the value already is one."""
+    array = np.asarray(value, dtype=dtype)
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def _set(obj: object, name: str, value: object) -> None:
+    """Normalise a field of a frozen dataclass while it is being built."""
+    object.__setattr__(obj, name, value)
+
+
+def _require(law: bool, message: str) -> None:
+    if not law:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion:
+    """What an engine answers: sampled ids with one finite log-probability each.
+
+    The stop token, where one ended the turn, is the last id. Empty only on abort.
+    """
+
+    token_ids: Ints
+    logprobs: Floats
+    finish_reason: Literal["stop", "length", "abort"]
+    versions: tuple[Version, ...] = (Version(0, 0),)
+
+    def __post_init__(self) -> None:
+        _set(self, "token_ids", _vector(self.token_ids, np.int64))
+        _set(self, "logprobs", _vector(self.logprobs, np.float32))
+        _require(
+            len(self.token_ids) == len(self.logprobs),
+            f"logprobs: {len(self.logprobs)} for {len(self.token_ids)} token_ids; an engine without "
+            "log-probabilities must answer with an abort",
+        )
+        _require(bool(np.isfinite(self.logprobs).all()), "logprobs: every one must be finite")
+        _require(self.finish_reason == "abort" or len(self.token_ids) > 0, "token_ids: empty without an abort")
+        starts = [v.start for v in self.versions]
+        _require(bool(starts) and starts[0] == 0 and starts == sorted(set(starts)), "versions: starts must rise from 0")
+
+
+class StepResult(NamedTuple):
+    """Gymnasium's words in Gymnasium's order; `messages` never holds an assistant message."""
+
+    messages: list[Message]
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One sampled stretch of a segment: tokens `start` to `stop`, under these policy versions."""
+
+    start: int
+    stop: int
+    finish_reason: Literal["stop", "length", "abort"]
+    versions: tuple[Version, ...]
+    message: Message
+    reward: float = 0.0
+    seconds: float = 0.0
+    tool_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.start < self.stop, f"start: a turn must hold a token, got {self.start}..{self.stop}")
+
+
+SegmentKind: TypeAlias = Literal["root", "compaction", "fork", "subagent", "rerender"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """One append-only stretch of context: ids, which of them were sampled, and their log-probabilities.
+
+    ::
+
+        ids      P  P  a  a  e  a      P prompt, a sampled, e environment
+        sampled  0  0  1  1  0  1      exactly the union of the turns' spans
+        logprobs 0  0 -x -x  0 -x
+
+    A prefix taken over from a parent segment is carried with sampled 0: each sampled token is trained
+    in exactly one segment.
+    """
+
+    index: int
+    parent: int | None
+    """Index of the segment this one continues; None for the root."""
+    kind: SegmentKind
+    token_ids: Ints
+    sampled: Bools
+    logprobs: Floats
+    turns: tuple[Turn, ...]
+
+    def __post_init__(self) -> None:
+        _set(self, "token_ids", _vector(self.token_ids, np.int64))
+        _set(self, "sampled", _vector(self.sampled, np.bool_))
+        _set(self, "logprobs", _vector(self.logprobs, np.float32))
+        n = len(self.token_ids)
+        _require(len(self.sampled) == n, f"sampled: {len(self.sampled)} for {n} token_ids")
+        _require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
+        _require((self.parent is None) == (self.kind == "root"), "parent: None for the root, and only for it")
+        spans = np.zeros(n, np.bool_)
+        end = 0
+        for turn in self.turns:
+            _require(end <= turn.start and turn.stop <= n, f"turns: {turn.start}..{turn.stop} overlaps or passes {n}")
+            spans[turn.start : turn.stop] = True
+            end = turn.stop
+        _require(bool((spans == self.sampled).all()), "sampled: must be exactly the union of the turns' spans")
+        _require(not self.logprobs[~self.sampled].any(), "logprobs: must be 0.0 where nothing was sampled")
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended; a tool that returns `Stop("word")` adds its own word."""
+
+    ANSWER = "answer"
+    DONE = "done"
+    TURNS = "turns"
+    SECONDS = "seconds"
+    CONTEXT = "context"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollout:
+    """One attempt at a task: ONE outcome reward, however many segments it fanned out into.
+
+    `reward` None means that it failed and was never scored (`error` says why); 0.0 is a score.
+    """
+
+    rollout_id: str
+    group_id: str
+    segments: tuple[Segment, ...]
+    reward: float | None
+    rewards: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    stop_reason: str
+    error: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    box: str | None = None
+    """The digest of the image or the kind of the box that its tools ran in."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.rollout_id), "rollout_id: empty")
+        _require(bool(self.group_id), "group_id: empty")
+        _require(bool(self.stop_reason), "stop_reason: empty")
+        _require((self.reward is None) == (self.error is not None), "reward: None exactly when error says why")
+        _require(self.reward is None or bool(np.isfinite(self.reward)), f"reward: {self.reward} is not finite")
+        _require(
+            all(s.index == i and (s.parent is None or s.parent < i) for i, s in enumerate(self.segments)),
+            "segments: indices must count from 0 and a parent must come first",
+        )
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy wrote, over all segments."""
+        return int(sum(int(s.sampled.sum()) for s in self.segments))
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the model wrote, turn by turn."""
+        return [turn.message for segment in self.segments for turn in segment.turns]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """The rollouts of one task; a baseline sees `len(scored)` numbers, never segments or samples."""
+
+    group_id: str
+    rollouts: tuple[Rollout, ...]
+
+    def __post_init__(self) -> None:
+        strangers = [r.rollout_id for r in self.rollouts if r.group_id != self.group_id]
+        _require(not strangers, f"rollouts: {strangers} belong to another group than {self.group_id!r}")
+        ids = [r.rollout_id for r in self.rollouts]
+        _require(len(set(ids)) == len(ids), f"rollouts: a rollout_id appears twice in group {self.group_id!r}")
+
+    @property
+    def scored(self) -> tuple[Rollout, ...]:
+        """The rollouts that have a reward."""
+        return tuple(r for r in self.rollouts if r.reward is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """One row to train on: a prompt, a response, and what each response token is worth.
+
+    Identity is the ids, never the row order. The weights of a rollout's samples sum to 1.
+    """
+
+    group_id: str
+    rollout_id: str
+    segment: int
+    step: int
+    """Index of the first turn this sample covers, within its segment."""
+    prompt_ids: Ints
+    response_ids: Ints
+    loss_mask: Bools
+    logprobs: Floats
+    advantages: Floats
+    weight: float
+    """Its share of the rollout's trained tokens."""
+    policy_version: int
+    """The oldest under which one of its tokens was sampled."""
+    is_last: bool
+    """Whether the rollout's last sampled token is in it."""
+
+    def __post_init__(self) -> None:
+        _set(self, "prompt_ids", _vector(self.prompt_ids, np.int64))
+        _set(self, "response_ids", _vector(self.response_ids, np.int64))
+        _set(self, "loss_mask", _vector(self.loss_mask, np.bool_))
+        _set(self, "logprobs", _vector(self.logprobs, np.float32))
+        _set(self, "advantages", _vector(self.advantages, np.float32))
+        n = len(self.response_ids)
+        _require(len(self.prompt_ids) > 0, "prompt_ids: empty; the first response token needs a context")
+        _require(n > 0, "response_ids: empty")
+        for name in ("loss_mask", "logprobs", "advantages"):
+            _require(len(getattr(self, name)) == n, f"{name}: {len(getattr(self, name))} for {n} response_ids")
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What a program did in a box; a failing program is a result, a dead box raises SandboxError."""
+
+    status: Status
+    exit_code: int
+    """0 for ok; a shell's exit code; 1 for an exception in Python; minus the signal when killed."""
+    stdout: str
+    stderr: str
+    truncated: bool = False
+    """Output was cut in the middle: head and tail are kept."""
+    state_lost: bool = False
+    """The Python namespace of the box started anew."""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ended by itself with exit code 0."""
+        return self.status == "ok" and self.exit_code == 0
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the time limit ended it."""
+        return self.status == "timeout"
+
+    def text(self, limit: int = 8192) -> str:
+        """Stdout, stderr and what went wrong as one text of at most `limit` characters, for a model to read."""
+        parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n")]
+        if self.status not in ("ok", "error"):
+            parts.append(f"[{self.status} after {self.seconds:.1f} s]")
+        if self.state_lost:
+            parts.append("[the Python state was lost]")
+        text = "\n".join(part for part in parts if part)
+        if not text and self.exit_code:
+            text = f"[exit code {self.exit_code}]"
+        return cut_middle(text, limit)
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """At most `limit` characters: head and tail kept, the cut named in between."""
+    if len(text) <= limit:
+        return text
+    note = f"\n[... {len(text) - limit} characters cut ...]\n"
+    room = max(limit - len(note), 0)
+    return (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:limit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Adapter:
+    """A LoRA adapter in PEFT's terms: its config and its tensors by PEFT's names, on the CPU."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+
+
+HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
+"""A function that lives outside the box and that code in the box may call: plain JSON in, plain JSON out."""
+
+
+class Box(Protocol):
+    """One leased sandbox: files, a shell and a stateful Python, all under limits.
+
+    A program that fails is a result; a box that died raises SandboxError. Relative paths start at the
+    box's working folder, which is also the folder programs start in.
+    """
+
+    @property
+    def digest(self) -> str:
+        """What the box was made from: an image digest, or the kind of the box."""
+        ...
+
+    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
+        """Run a shell command in a process of its own; nothing it starts outlives the call's time limit."""
+        ...
+
+    async def python(
+        self,
+        code: str,
+        *,
+        timeout_s: float = 10.0,
+        functions: Mapping[str, HostFunction] | None = None,
+        fresh: bool = False,
+    ) -> ExecResult:
+        """Run Python as a REPL cell: names persist from call to call, a last expression is printed by repr.
+
+        `functions` are callable from the code by name and run on the host, in this event loop: the way to
+        give code access to a secret or a counter without putting it into the box. `fresh` runs in a new
+        namespace and process that the earlier code never touched, for verifiers; the session goes on after it.
+        """
+        ...
+
+    async def write(self, files: Mapping[str, str | bytes]) -> None:
+        """Write whole files by path, making folders; no link is followed out of the box."""
+        ...
+
+    async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
+        """The file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes."""
+        ...
+
+    async def list(self, path: str = ".") -> list[str]:
+        """Sorted names in a folder, folders with a trailing slash."""
+        ...
+
+    async def reset(self) -> None:
+        """Back to the state of a new box: no process, file or name of before is left."""
+        ...
+
+
+class Boxes(Protocol):
+    """An open pool of boxes."""
+
+    def lease(self) -> AbstractAsyncContextManager[Box]:
+        """A clean box for one rollout; it waits for a free one, and takes it back also on cancellation."""
+        ...
+
+
+class Sandbox(Protocol):
+    """What an environment declares: which boxes it needs."""
+
+    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+        """A pool that leases at most `size` boxes at once and leaves nothing behind when it closes."""
+        ...
