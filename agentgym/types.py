@@ -69,6 +69,8 @@ class Sampling(BaseModel):
 
     temperature: float = Field(default=1.0, ge=0.0)
     """0 is greedy; its log-probabilities are those at temperature 1."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """The most ids in one turn; None leaves it to the env's limits."""
 
 
 class Version(NamedTuple):
@@ -203,7 +205,6 @@ class StopReason(StrEnum):
     SECONDS = "seconds"
     CONTEXT = "context"
     LENGTH = "length"
-    ABORT = "abort"
     ERROR = "error"
 
 

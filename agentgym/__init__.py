@@ -1,0 +1,77 @@
+"""Train language-model agents by reinforcement learning.
+
+An environment is one class, a test needs no GPU, a recipe is one file. Importing this loads none of the
+heavy packages; `LocalEngine`, `Trainer` and the boxes load theirs when they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from agentgym.env import Compact, Env, Limits, Procedural, ToolEnv, register, reward
+from agentgym.errors import ToolError
+from agentgym.rollouts.episode import rollout
+from agentgym.rollouts.group import run_groups
+from agentgym.samples import samples
+from agentgym.tools import Stop, tool
+from agentgym.types import ExecResult, Group, Message, Rollout, Sample, Sampling, StepResult, Task
+
+if TYPE_CHECKING:
+    from agentgym.loop import Log, Run, batches, evaluate, learn
+    from agentgym.rollouts.local import LocalConfig, LocalEngine
+    from agentgym.sandboxes.choose import AnyBox
+    from agentgym.sandboxes.docker import Docker
+    from agentgym.sandboxes.local import Bubblewrap, Process
+    from agentgym.train.trainer import TrainConfig, Trainer
+
+__all__ = [
+    "AnyBox",
+    "Bubblewrap",
+    "Compact",
+    "Docker",
+    "Env",
+    "ExecResult",
+    "Group",
+    "Limits",
+    "LocalConfig",
+    "LocalEngine",
+    "Log",
+    "Message",
+    "Procedural",
+    "Process",
+    "Rollout",
+    "Run",
+    "Sample",
+    "Sampling",
+    "StepResult",
+    "Stop",
+    "Task",
+    "ToolEnv",
+    "ToolError",
+    "TrainConfig",
+    "Trainer",
+    "batches",
+    "evaluate",
+    "learn",
+    "register",
+    "reward",
+    "rollout",
+    "run_groups",
+    "samples",
+    "tool",
+]
+
+_LAZY = {
+    "agentgym.loop": ("Log", "Run", "batches", "evaluate", "learn"),
+    "agentgym.rollouts.local": ("LocalConfig", "LocalEngine"),
+    "agentgym.sandboxes.choose": ("AnyBox",),
+    "agentgym.sandboxes.docker": ("Docker",),
+    "agentgym.sandboxes.local": ("Bubblewrap", "Process"),
+    "agentgym.train.trainer": ("TrainConfig", "Trainer"),
+}
+_HOME = {name: module for module, names in _LAZY.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'agentgym' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

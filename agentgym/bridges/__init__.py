@@ -1,0 +1,1 @@
+"""Other worlds' environments and clients, one small file each."""

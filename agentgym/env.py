@@ -1,0 +1,270 @@
+"""Environments: one class, one instance a rollout.
+
+`Env` is the lower floor, with Gymnasium's words in Gymnasium's order, asynchronously. `ToolEnv` is the
+one most people write: typed methods are the tools, other methods are the rewards.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
+
+from agentgym.errors import EnvError, boundary
+from agentgym.tools import ToolResult, dispatch, tools_of
+from agentgym.types import Box, Message, Sandbox, StepResult, StopReason, Task, ToolCall
+
+TaskT = TypeVar("TaskT", bound=Task)
+EnvT = TypeVar("EnvT", bound="type[Env[Any]]")
+F = TypeVar("F", bound=Callable[..., Any])
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one rollout may use; past any of these it is truncated and scored, not lost."""
+
+    turns: int = 20
+    """Turns of the policy, summaries not counted."""
+    seconds: float = 600.0
+    """From the first prompt to the last answer; scoring may take as long again."""
+    context_tokens: int = 8192
+    """Ids in one segment, prompt and answers together."""
+    turn_tokens: int = 1024
+    """Ids in one turn; clamped to what is left of the context."""
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "seconds", "context_tokens", "turn_tokens"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """Compaction: the model summarises, and the next segment starts from the first prompt and its summary.
+
+    The summary is sampled and trained like any other turn. It is asked for when the segment holds `at` of
+    the context, or after every `turns` turns, whichever comes first.
+    """
+
+    at: float | None = 0.8
+    turns: int | None = None
+    instruction: str = "Summarise what you found and what is left to do; the conversation above will be removed."
+
+    def __post_init__(self) -> None:
+        if self.at is None and self.turns is None:
+            raise ValueError("at: give `at`, `turns` or both; leave compaction out of the env for none")
+        if self.at is not None and not 0 < self.at < 1:
+            raise ValueError(f"at: must lie between 0 and 1, got {self.at}")
+        if self.turns is not None and self.turns < 1:
+            raise ValueError(f"turns: must be at least 1, got {self.turns}")
+
+
+class Procedural(Sequence[TaskT]):
+    """Tasks made from their index when they are asked for; the same index gives the same task."""
+
+    def __init__(self, make: Callable[[int], TaskT], indices: range) -> None:
+        self.make, self.indices = make, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, index: int) -> TaskT: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Procedural[TaskT]": ...
+    def __getitem__(self, index: int | slice) -> "TaskT | Procedural[TaskT]":
+        if isinstance(index, slice):
+            return Procedural(self.make, self.indices[index])
+        return self.make(self.indices[index])
+
+
+class Env(Generic[TaskT]):
+    """One attempt at one task; made for a rollout, closed after it, never used twice.
+
+    The runner sets `box` (where `sandbox` declares one) before `reset`, and calls `close` whatever happens.
+    """
+
+    sandbox: ClassVar[Sandbox | None] = None
+    limits: ClassVar[Limits] = Limits()
+    context: ClassVar[Compact | None] = None
+
+    def __init__(self, task: TaskT) -> None:
+        self.task = task
+        self.metrics: dict[str, float] = {}
+        """Numbers about this rollout; they are averaged over a batch in the log."""
+        self._box: Box | None = None
+
+    @classmethod
+    def tasks(cls, split: Split) -> Sequence[TaskT]:
+        """The tasks to train on, or those held out for evaluation; the two never overlap."""
+        raise NotImplementedError(f"{cls.__name__}.tasks(split): override it, or pass tasks yourself")
+
+    @property
+    def box(self) -> Box:
+        """The leased box; an env that declares no `sandbox` has none."""
+        if self._box is None:
+            raise EnvError(f"{type(self).__name__} has no box: declare `sandbox = ag.Docker()` in the class")
+        return self._box
+
+    @box.setter
+    def box(self, box: Box) -> None:
+        self._box = box
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The schemas that the chat template shows to the model, in the OpenAI shape."""
+        return []
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        """The first messages and an info dict; by default the task's prompt."""
+        return list(self.task.prompt), {}
+
+    async def step(self, action: Message) -> StepResult:
+        """Answer the assistant's message with new messages, a reward and whether it ended here."""
+        raise NotImplementedError(f"{type(self).__name__}.step(action)")
+
+    async def score(self) -> dict[str, float]:
+        """Outcome rewards by name, their weights applied; asked for once, when a limit ended the rollout."""
+        return {}
+
+    async def close(self) -> None:
+        """Give back what `reset` took; called once, also after an error or a cancellation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RewardMark:
+    weight: float
+
+
+@overload
+def reward(function: F) -> F: ...
+@overload
+def reward(*, weight: float = ...) -> Callable[[F], F]: ...
+def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -> Callable[..., Any]:
+    """Score the finished rollout with a method, async or plain; the rollout's reward is the weighted sum."""
+
+    def mark(target: F) -> F:
+        target.__agentgym_reward__ = _RewardMark(weight)  # type: ignore[attr-defined]
+        return target
+
+    return mark(function) if function is not None else mark
+
+
+@cache
+def rewards_of(owner: type) -> dict[str, float]:
+    """The weight of each `@reward` method of a class and its bases, by name."""
+    names = dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base))
+    marks = {name: getattr(inspect.getattr_static(owner, name), "__agentgym_reward__", None) for name in names}
+    return {name: mark.weight for name, mark in marks.items() if isinstance(mark, _RewardMark)}
+
+
+class ToolEnv(Env[TaskT]):
+    """An env whose `@tool` methods are the model's tools and whose `@reward` methods score the end.
+
+    It ends when the model answers without a call (`self.answer` holds the text) or a tool returns `Stop`.
+    """
+
+    def __init__(self, task: TaskT) -> None:
+        super().__init__(task)
+        self.answer: str | None = None
+        self.metrics |= {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
+
+    async def setup(self) -> None:
+        """Prepare the box or anything else, before the first prompt is shown."""
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        cls: type = type(self)
+        return [made.schema for made in tools_of(cls).values()]
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        await self.setup()
+        return await super().reset(seed=seed, options=options)
+
+    async def step(self, action: Message) -> StepResult:
+        calls = action.get("tool_calls")
+        if not calls:
+            self.answer = action["content"]
+            return await self._end([], StopReason.ANSWER)
+        messages: list[Message] = []
+        for call in calls:
+            result = await self._run(call)
+            messages.append(_tool_message(call, result))
+            if result.stop is not None:
+                return await self._end(messages, result.stop)
+        return StepResult(messages, 0.0, False, False, {})
+
+    async def score(self) -> dict[str, float]:
+        """Every `@reward` method's value times its weight, by name."""
+        scores: dict[str, float] = {}
+        cls: type = type(self)
+        for name, weight in rewards_of(cls).items():
+            value = getattr(self, name)()
+            if inspect.isawaitable(value):
+                value = await value
+            scores[name] = weight * float(value)
+        return scores
+
+    async def _run(self, call: ToolCall) -> ToolResult:
+        function = call["function"]
+        result = await dispatch(self, function["name"], function["arguments"])
+        self.metrics["tool_calls"] += not result.malformed
+        self.metrics["tool_errors"] += result.error
+        self.metrics["malformed_calls"] += result.malformed
+        return result
+
+    async def _end(self, messages: list[Message], reason: str) -> StepResult:
+        scores = await self.score()
+        return StepResult(messages, sum(scores.values()), True, False, {"stop_reason": reason, "rewards": scores})
+
+
+def _tool_message(call: ToolCall, result: ToolResult) -> Message:
+    message = Message(role="tool", content=result.content, name=call["function"]["name"])
+    if "id" in call:
+        message["tool_call_id"] = call["id"]
+    return message
+
+
+_registry: dict[str, type[Env[Any]]] = {}
+
+
+def register(name: str) -> Callable[[EnvT], EnvT]:
+    """Make an env class known by name; two classes of one name are an error."""
+
+    def enter(cls: EnvT) -> EnvT:
+        known = _registry.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"register: {name!r} is already {known.__module__}.{known.__qualname__}")
+        _registry[name] = cls
+        return cls
+
+    return enter
+
+
+def registered() -> Iterator[tuple[str, type[Env[Any]]]]:
+    """The envs that the imported modules registered, by name."""
+    yield from sorted(_registry.items())
+
+
+def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
+    """The env class of a registered name or of "package.module:Class"; ValueError says what is known."""
+    if not isinstance(env, str):
+        return env
+    if env in _registry:
+        return _registry[env]
+    module, colon, attribute = env.partition(":")
+    if not colon:
+        known = ", ".join(sorted(_registry)) or "none"
+        raise ValueError(f"env: {env!r} is not registered (known: {known}); import its module or write 'module:Class'")
+    with boundary(EnvError, f"env {env!r}"):
+        found = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(found, type) and issubclass(found, Env)):
+        raise ValueError(f"env: {env!r} is no Env class")
+    return found

@@ -1,0 +1,76 @@
+"""A LoRA adapter merged into a model's weights, and taken out again exactly."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from agentgym.types import Adapter
+
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_REFUSED = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "modules_to_save")
+
+
+class _Delta(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+class Merger:
+    """Holds the base weights it has touched, so that swapping adapters never drifts and None restores exactly."""
+
+    def __init__(self, model: Any) -> None:
+        tied = model.get_input_embeddings().weight
+        self._modules = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module.weight is not tied
+        }
+        self._base: dict[str, torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def load(self, adapter: Adapter | None) -> None:
+        """The weights become base + scale * B @ A; ValueError, before any weight moved, where that has no meaning."""
+        deltas = {} if adapter is None else self._deltas(adapter.tensors)
+        scale = 0.0 if adapter is None else _scale(adapter.config)
+        for name in self._base.keys() - deltas.keys():
+            self._modules[name].weight.copy_(self._base[name])
+        for name, delta in deltas.items():
+            weight = self._modules[name].weight
+            base = self._base.setdefault(name, weight.clone())
+            a, b = (side.to(weight.device, torch.float32) for side in delta)
+            weight.copy_(torch.addmm(base.float(), b, a, alpha=scale))
+
+    def _deltas(self, tensors: Mapping[str, Any]) -> dict[str, _Delta]:
+        sides: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            match = _NAME.fullmatch(name)
+            if match is None or match["module"] not in self._modules:
+                raise ValueError(f"adapter: {name} names no linear layer of this model that a LoRA can be merged into")
+            sides.setdefault(match["module"], {})[match["side"]] = torch.as_tensor(tensor)
+        if not sides:
+            raise ValueError("adapter: no tensors; pass None for the base alone")
+        return {module: self._delta(module, pair) for module, pair in sides.items()}
+
+    def _delta(self, module: str, pair: dict[str, torch.Tensor]) -> _Delta:
+        if pair.keys() != {"A", "B"}:
+            raise ValueError(f"adapter: {module} has lora_{next(iter(pair))} alone")
+        out_features, in_features = self._modules[module].weight.shape
+        a, b = pair["A"], pair["B"]
+        if a.ndim != 2 or a.shape[1] != in_features or b.shape != (out_features, a.shape[0]):
+            raise ValueError(
+                f"adapter: {module} is {out_features} x {in_features}, B @ A is {tuple(b.shape)} @ {tuple(a.shape)}"
+            )
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise ValueError(f"adapter: {module} holds a value that is not finite")
+        return _Delta(a, b)
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    """PEFT's factor: alpha / r, or alpha / sqrt(r) with rsLoRA (Kalajdzievski 2023, arXiv 2312.03732)."""
+    odd = [name for name in _REFUSED if config.get(name)]
+    if odd:
+        raise ValueError(f"adapter: {', '.join(odd)} cannot be merged here")
+    rank = int(config["r"])
+    return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)

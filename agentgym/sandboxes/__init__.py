@@ -1,0 +1,1 @@
+"""The host side of a box: never imports environments or rollouts."""

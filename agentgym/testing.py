@@ -1,0 +1,393 @@
+"""What an env's tests need, without a GPU, a model or a container; also a pytest plugin.
+
+::
+
+    async def test_solves(no_leaks):
+        r = await ag.rollout(Bugfix, TASK, Scripted([call("bash", cmd="..."), call("submit")]))
+        assert r.reward == 1.0 and r.stop_reason == "submitted"
+"""
+
+import ast
+import asyncio
+import json
+import os
+import re
+import threading
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from agentgym.env import Env, TaskT, find_env
+from agentgym.errors import EngineError
+from agentgym.rollouts.chat import ChatTokenizer, raw_call
+from agentgym.rollouts.episode import rollout
+from agentgym.types import Adapter, Box, Boxes, Completion, ExecResult, Floats, HostFunction, Message, Sampling, Version
+
+# ---------------------------------------------------------------------------------------------------- replies
+
+
+def call(name: str, /, **arguments: Any) -> Message:
+    """The assistant calls one tool."""
+    return calls((name, arguments))
+
+
+def calls(*named: tuple[str, dict[str, Any]]) -> Message:
+    """The assistant calls several tools in one turn."""
+    made = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in named]
+    return Message(role="assistant", content="", tool_calls=made)  # type: ignore[typeddict-item]
+
+
+def say(text: str) -> Message:
+    """The assistant answers in plain text."""
+    return Message(role="assistant", content=text)
+
+
+def raw(text: str) -> str:
+    """The assistant writes exactly this, malformed calls and all."""
+    return text
+
+
+Reply: TypeAlias = Message | str
+Policy: TypeAlias = Callable[[str], Reply]
+"""From the whole text before the assistant's turn to what the assistant answers."""
+
+
+NOOP: tuple[Reply, ...] = (say("I do not know."),)
+
+
+# ---------------------------------------------------------------------------------------------------- tokenizer
+
+
+class ByteTokenizer:
+    """A chat tokenizer with one id a byte, and one for each of the two turn marks, in the Hermes format."""
+
+    START, END = 256, 257
+    vocabulary = 258
+    _marks = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
+    _calls = re.compile(r"<tool_call>\n?(.*?)\n?(?:</tool_call>\s*|$)", re.DOTALL)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        head = "".join(json.dumps(tool) + "\n" for tool in tools)
+        parts = [f"<|im_start|>tools\n{head}<|im_end|>\n"] if tools else []
+        parts += [f"<|im_start|>{m['role']}\n{self._body(m)}<|im_end|>\n" for m in messages]
+        return "".join(parts) + ("<|im_start|>assistant\n" if generation else "")
+
+    def _body(self, message: Message) -> str:
+        made = [json.dumps(c["function"]) for c in message.get("tool_calls", ())]
+        return "\n".join([*filter(None, [message["content"]]), *(f"<tool_call>\n{c}\n</tool_call>" for c in made)])
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
+            ids += [self._marks[part]] if part in self._marks else part.encode()
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        marks = {number: mark.encode() for mark, number in self._marks.items()}
+        return b"".join(marks.get(i, bytes([i % 256])) for i in token_ids).decode(errors="replace")
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        found = self._calls.findall(text)
+        if not found:
+            return Message(role="assistant", content=text)
+        made = []
+        for body in found:
+            try:
+                loaded = json.loads(body)
+                function = {"name": str(loaded["name"]), "arguments": loaded.get("arguments", "")}
+                made.append({"type": "function", "function": function})
+            except (ValueError, KeyError, TypeError):
+                return Message(role="assistant", content=text, tool_calls=[raw_call(body)])
+        content = text[: text.index("<tool_call>")].strip()
+        return Message(role="assistant", content=content, tool_calls=made)  # type: ignore[typeddict-item]
+
+
+# ---------------------------------------------------------------------------------------------------- engine
+
+
+class Scripted:
+    """An engine that answers from a script, or from a function of the text so far; a real Engine in every way.
+
+    Each rollout plays the script from its start. Log-probabilities are -0.5 throughout. `end` is the text of
+    the tokenizer's stop token.
+    """
+
+    def __init__(
+        self,
+        replies: Sequence[Reply] | Policy,
+        *,
+        tokenizer: ChatTokenizer | None = None,
+        end: str = "<|im_end|>",
+        context_tokens: int = 1 << 20,
+    ) -> None:
+        self.replies = replies
+        self.context_tokens = context_tokens
+        self.version = 0
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.end = end
+        self._played: dict[str, int] = {}
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        reply = self._next(token_ids, session)
+        ids = self.tokenizer.encode((reply if isinstance(reply, str) else self._write(reply)) + self.end)
+        cut = ids[:max_tokens]
+        return Completion(
+            token_ids=np.array(cut),
+            logprobs=np.full(len(cut), -0.5, np.float32),
+            finish_reason="stop" if len(cut) == len(ids) else "length",
+            versions=(Version(0, self.version),),
+        )
+
+    def _write(self, reply: Message) -> str:
+        """The body of the assistant's turn as the template writes it."""
+        ask = Message(role="user", content="")
+        opened = self.tokenizer.render([ask], [], generation=True)
+        body = self.tokenizer.render([ask, reply], [], generation=False).removeprefix(opened)
+        return body[: body.rindex(self.end)]
+
+    def _next(self, token_ids: Sequence[int], session: str) -> Reply:
+        if callable(self.replies):
+            return self.replies(self.tokenizer.decode(token_ids))
+        rollout_id = session.rpartition("/")[0]
+        played = self._played.get(rollout_id, 0)
+        if played == len(self.replies):
+            raise EngineError(f"the script ended after {played} replies, and the env asked for one more")
+        self._played[rollout_id] = played + 1
+        return self.replies[played]
+
+    async def release(self, session: str) -> None:
+        self._played.pop(session.rpartition("/")[0], None)
+
+    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+        self.version = version
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        return np.full(max(len(token_ids) - 1, 0), -0.5, np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------- box
+
+Shell: TypeAlias = Mapping[str, str | ExecResult] | Callable[[str], str | ExecResult]
+
+
+class FakeBox:
+    """A Box inside the test's own process: files in memory, Python run for real, shell commands by table.
+
+    It is no sandbox: only a test's own code may run in it.
+    """
+
+    digest = "fake"
+
+    def __init__(self, shell: Shell | None = None, files: Mapping[str, str | bytes] | None = None) -> None:
+        self.shell, self.initial = shell, dict(files or {})
+        self.files: dict[str, bytes] = {}
+        self.log: list[str] = []
+        self._start()
+
+    def _start(self) -> None:
+        self.files = {_path(path): _bytes(data) for path, data in self.initial.items()}
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+
+    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
+        self.log.append(command)
+        if self.shell is None:
+            raise AssertionError(f"FakeBox: no shell was given, and the env ran {command!r}")
+        if not callable(self.shell) and command not in self.shell:
+            raise AssertionError(f"FakeBox: no answer for {command!r}; the shell knows {sorted(self.shell)}")
+        answer = self.shell(command) if callable(self.shell) else self.shell[command]
+        return answer if isinstance(answer, ExecResult) else _ok(answer)
+
+    async def python(
+        self,
+        code: str,
+        *,
+        timeout_s: float = 10.0,
+        functions: Mapping[str, HostFunction] | None = None,
+        fresh: bool = False,
+    ) -> ExecResult:
+        self.log.append(code)
+        namespace = {"__name__": "__main__"} if fresh else self.namespace
+        loop = asyncio.get_running_loop()
+        namespace |= {name: _from_thread(function, loop) for name, function in (functions or {}).items()}
+        return await asyncio.to_thread(_run_cell, code, namespace)
+
+    async def write(self, files: Mapping[str, str | bytes]) -> None:
+        self.files |= {_path(path): _bytes(data) for path, data in files.items()}
+
+    async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
+        if _path(path) not in self.files:
+            raise FileNotFoundError(path)
+        data = self.files[_path(path)]
+        if len(data) > limit:
+            raise ValueError(f"{path}: {len(data)} bytes, the limit is {limit}")
+        return data
+
+    async def list(self, path: str = ".") -> list[str]:
+        folder = PurePosixPath(_path(path))
+        inside = [PurePosixPath(name).relative_to(folder) for name in self.files if _is_in(name, folder)]
+        return sorted({p.parts[0] + ("/" if len(p.parts) > 1 else "") for p in inside})
+
+    async def reset(self) -> None:
+        self._start()
+
+
+class FakeBoxes:
+    """A pool of FakeBoxes; `leased` holds those in use, `made` all there ever were."""
+
+    def __init__(self, make: Callable[[], Box] = FakeBox) -> None:
+        self.make = make
+        self.leased: list[Box] = []
+        self.made: list[Box] = []
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Box]:
+        box = self.make()
+        self.made.append(box)
+        self.leased.append(box)
+        try:
+            yield box
+        finally:
+            self.leased.remove(box)
+
+
+def _path(path: str) -> str:
+    return str(PurePosixPath(path))
+
+
+def _is_in(name: str, folder: PurePosixPath) -> bool:
+    return PurePosixPath(name).is_relative_to(folder) and PurePosixPath(name) != folder
+
+
+def _bytes(data: str | bytes) -> bytes:
+    return data.encode() if isinstance(data, str) else data
+
+
+def _ok(stdout: str) -> ExecResult:
+    return ExecResult(status="ok", exit_code=0, stdout=stdout, stderr="")
+
+
+def _from_thread(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
+    """The host function as blocking code in another thread may call it."""
+
+    async def answer(*args: Any, **kwargs: Any) -> object:
+        value = function(*args, **kwargs)
+        return await value if isinstance(value, Awaitable) else value
+
+    return lambda *args, **kwargs: asyncio.run_coroutine_threadsafe(answer(*args, **kwargs), loop).result()
+
+
+def _run_cell(code: str, namespace: dict[str, Any]) -> ExecResult:
+    printed: list[str] = []
+    namespace["print"] = lambda *values, sep=" ", end="\n": printed.append(sep.join(map(str, values)) + end)
+    error = ""
+    try:
+        tree = ast.parse(code)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<cell>", "exec"), namespace)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)
+            printed += [] if value is None else [f"{value!r}\n"]
+    except Exception:
+        error = traceback.format_exc(limit=-1)
+    status = "error" if error else "ok"
+    return ExecResult(status=status, exit_code=int(bool(error)), stdout="".join(printed), stderr=error)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- contract
+
+
+async def check_env(
+    env: type[Env[TaskT]],
+    task: TaskT,
+    *,
+    oracle: Sequence[Reply] | Policy,
+    noop: Sequence[Reply] | Policy = NOOP,
+    boxes: Boxes | None = None,
+    threshold: float = 1.0,
+) -> None:
+    """Assert what every agentic env owes its users.
+
+    The oracle reaches `threshold` and the no-op does not; a malformed call is answered and the rollout
+    goes on; a cancelled rollout closes its env; tools have schemas; the same seed gives the same prompt.
+    """
+    cls = find_env(env)
+    if boxes is None and cls.sandbox is not None:
+        boxes = FakeBoxes()
+    solved = await rollout(cls, task, Scripted(oracle), boxes=boxes)
+    assert solved.error is None, f"oracle: {solved.error}"
+    assert solved.reward is not None
+    assert solved.reward >= threshold, f"oracle: reward {solved.reward} < {threshold}, {solved.rewards}"
+    idle = await rollout(cls, task, Scripted(noop), boxes=boxes)
+    assert idle.error is None, f"no-op: {idle.error}"
+    assert idle.reward is not None
+    assert idle.reward < threshold, f"no-op: reward {idle.reward} >= {threshold}, {idle.rewards}"
+    await _check_malformed_call(cls, task, boxes)
+    await _check_cancel(cls, task, boxes)
+
+
+async def _check_malformed_call(cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> None:
+    if cls.limits.turns < 2:
+        return
+    broken = Scripted([raw('<tool_call>\n{"name": oops\n</tool_call>'), say("stop")])
+    played = await rollout(cls, task, broken, boxes=boxes)
+    assert played.error is None, f"malformed call: {played.error}"
+    assert len(played.messages) == 2, "malformed call: the rollout must go on, with a tool message the model reads"
+
+
+async def _check_cancel(cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> None:
+    asked = asyncio.Event()
+    closed: list[bool] = []
+
+    class Watched(cls):  # type: ignore[misc, valid-type]
+        async def close(self) -> None:
+            closed.append(True)
+            await super().close()
+
+    class Waiting(Scripted):
+        async def generate(self, *args: Any, **kwargs: Any) -> Completion:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    playing = asyncio.create_task(rollout(Watched, task, Waiting([]), boxes=boxes))
+    await asked.wait()
+    playing.cancel()
+    await asyncio.gather(playing, return_exceptions=True)
+    assert playing.cancelled(), "cancel: the rollout swallowed its cancellation"
+    assert closed == [True], f"cancel: close() was called {len(closed)} times, expected once"
+
+
+# ---------------------------------------------------------------------------------------------------- fixtures
+
+
+@pytest.fixture
+def boxes() -> FakeBoxes:
+    """A pool of FakeBoxes with no shell."""
+    return FakeBoxes()
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fail the test if it leaves a thread or a child process behind."""
+    threads, children = set(threading.enumerate()), _children()
+    yield
+    left = [t.name for t in threading.enumerate() if t not in threads and not t.name.startswith("asyncio_")]
+    assert not left, f"threads left running: {left}"
+    assert not _children() - children, f"child processes left running: {_children() - children}"
+
+
+def _children() -> set[int]:
+    """Ids of this process's children, where the system tells (Linux)."""
+    path = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    try:
+        with open(path) as file:  # noqa: PTH123
+            return {int(pid) for pid in file.read().split()}
+    except OSError:
+        return set()

@@ -1,0 +1,249 @@
+"""Tools from typed functions: the schema, the validation and the call, all from one signature.
+
+A tool's failure is an answer the model reads: an unknown name, bad JSON, a wrong argument, an exception
+and a time-out each become a tool message. A box's failure (SandboxError) is not, and passes through.
+"""
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, get_type_hints, overload
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from agentgym.errors import AgentGymError, ToolError
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Returned by a tool to end the rollout: `reason` becomes its stop_reason, `content` its last message."""
+
+    reason: str
+    content: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            raise ValueError("reason: empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What one call came to; `malformed` when the model's call never reached the function."""
+
+    content: str
+    error: bool = False
+    malformed: bool = False
+    stop: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    timeout_s: float
+    name: str | None
+
+
+@overload
+def tool(function: F) -> F: ...
+@overload
+def tool(*, timeout_s: float = ..., name: str | None = ...) -> Callable[[F], F]: ...
+def tool(
+    function: Callable[..., Any] | None = None, *, timeout_s: float = 30.0, name: str | None = None
+) -> Callable[..., Any]:
+    """Offer a method to the model: its docstring describes it, its signature is the schema.
+
+    Async or plain; a plain one runs in a thread of its own and never blocks the loop. Past `timeout_s`
+    seconds the model reads that it timed out.
+    """
+    if timeout_s <= 0:
+        raise ValueError(f"timeout_s: must be positive, got {timeout_s}")
+
+    def mark(target: F) -> F:
+        target.__agentgym_tool__ = _Mark(timeout_s, name)  # type: ignore[attr-defined]
+        return target
+
+    return mark(function) if function is not None else mark
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool of a class: what the model is told, and how its arguments are checked."""
+
+    name: str
+    attribute: str
+    timeout_s: float
+    arguments: type[BaseModel]
+    schema: dict[str, Any]
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The validated keyword arguments; ValidationError names the field."""
+        checked = self.arguments.model_validate(arguments)
+        return {field: getattr(checked, field) for field in type(checked).model_fields}
+
+
+@cache
+def tools_of(owner: type) -> dict[str, Tool]:
+    """Every method of a class (and its bases) marked with `@tool`, by the name the model uses."""
+    return {made.name: made for made in _marked(owner)}
+
+
+def _marked(owner: type) -> Iterator[Tool]:
+    for attribute in dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base)):
+        mark = getattr(inspect.getattr_static(owner, attribute), "__agentgym_tool__", None)
+        if isinstance(mark, _Mark):
+            yield _describe(owner, attribute, mark)
+
+
+def _describe(owner: type, attribute: str, mark: _Mark) -> Tool:
+    function = getattr(owner, attribute)
+    name = mark.name or attribute
+    where = f"tool {name!r} of {owner.__name__}"
+    description = inspect.getdoc(function)
+    if not description:
+        raise ValueError(f"{where}: needs a docstring, the model reads it")
+    arguments = _arguments_model(function, name, where)
+    parameters = _without_titles(arguments.model_json_schema())
+    parameters.pop("additionalProperties", None)
+    function_schema = {"name": name, "description": description, "parameters": parameters}
+    return Tool(name, attribute, mark.timeout_s, arguments, {"type": "function", "function": function_schema})
+
+
+def _arguments_model(function: Callable[..., Any], name: str, where: str) -> type[BaseModel]:
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(f"{where}: parameter {parameter.name!r} must be named, the model passes arguments by name")
+        if parameter.name not in hints:
+            raise ValueError(f"{where}: parameter {parameter.name!r} needs a type annotation")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (hints[parameter.name], default)
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _without_titles(schema: Any) -> Any:
+    """The same schema without pydantic's generated titles, which only cost tokens."""
+    if isinstance(schema, dict):
+        return {
+            key: {name: _without_titles(value) for name, value in inner.items()}
+            if key == "properties"
+            else _without_titles(inner)
+            for key, inner in schema.items()
+            if not (key == "title" and isinstance(inner, str))
+        }
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    return schema
+
+
+async def dispatch(owner: object, name: str, arguments: Mapping[str, Any] | str) -> ToolResult:
+    """Call `owner`'s tool; whatever the model got wrong comes back as text it can act on.
+
+    `arguments` is a mapping, or the raw text where the model's call was no valid JSON.
+    """
+    start = time.perf_counter()
+    result = await _dispatch(owner, name, arguments)
+    return ToolResult(
+        content=result.content,
+        error=result.error,
+        malformed=result.malformed,
+        stop=result.stop,
+        seconds=time.perf_counter() - start,
+    )
+
+
+async def _dispatch(owner: object, name: str, arguments: Mapping[str, Any] | str) -> ToolResult:
+    cls: type = type(owner)
+    tools = tools_of(cls)
+    try:
+        given = _load(arguments) if isinstance(arguments, str) else arguments
+    except ValueError as error:
+        of = f" in the call of tool {name!r}" if name else " in the tool call"
+        return _malformed(f'invalid JSON{of}: {error}; write {{"name": ..., "arguments": {{...}}}}')
+    if name not in tools:
+        return _malformed(f"unknown tool {name!r}; the tools are: {', '.join(tools) or 'none'}")
+    try:
+        bound = tools[name].bind(given)
+    except ValidationError as error:
+        return _malformed(f"wrong arguments for tool {name!r}: {_explain(error)}")
+    return await _call(tools[name], getattr(owner, tools[name].attribute), bound)
+
+
+def _load(text: str) -> Mapping[str, Any]:
+    loaded = json.loads(text)
+    if not isinstance(loaded, dict):
+        raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
+    return loaded
+
+
+def _malformed(content: str) -> ToolResult:
+    return ToolResult(content=f"error: {content}", error=True, malformed=True)
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors())
+
+
+async def _call(made: Tool, function: Callable[..., Any], arguments: dict[str, Any]) -> ToolResult:
+    try:
+        async with asyncio.timeout(made.timeout_s) as limit:
+            if inspect.iscoroutinefunction(function):
+                returned = await function(**arguments)
+            else:
+                returned = await _in_own_thread(lambda: function(**arguments))
+    except TimeoutError as error:
+        why = f"timed out after {made.timeout_s:g} s" if limit.expired() else f"failed: TimeoutError: {error}"
+        return ToolResult(content=f"error: tool {made.name!r} {why}", error=True)
+    except ToolError as error:
+        return ToolResult(content=f"error: {error}", error=True)
+    except AgentGymError:
+        raise
+    except Exception as error:
+        return ToolResult(content=f"error: tool {made.name!r} failed: {type(error).__name__}: {error}", error=True)
+    if isinstance(returned, Stop):
+        return ToolResult(content=returned.content, stop=returned.reason)
+    return ToolResult(content=as_text(returned))
+
+
+def as_text(value: object) -> str:
+    """A tool's return value as the model reads it: text as it is, None as nothing, the rest as JSON."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, BaseModel):
+        return value.model_dump_json()
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _in_own_thread(work: Callable[[], T]) -> Awaitable[T]:
+    """Run blocking work without blocking the loop.
+
+    A daemon thread for each call: one that never returns takes no place from the others and does not
+    hold up the end of the program.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_it: Callable[[Any], None], value: object) -> None:
+        if not future.done():
+            set_it(value)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], object] = (future.set_result, work())
+        except BaseException as error:
+            outcome = (future.set_exception, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name="agentgym-tool", daemon=True).start()
+    return future

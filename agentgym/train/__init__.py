@@ -1,0 +1,1 @@
+"""Samples to gradients: knows the types, never environments, rollouts or sandboxes."""

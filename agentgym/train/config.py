@@ -1,0 +1,50 @@
+"""How to train, in one frozen object that a command line can fill."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that changes what a step does to the weights; the defaults train the bundled tiny model."""
+
+    model: Path | str
+    """Base model: a folder or a Hugging Face name. It stays frozen."""
+    lr: float = 2e-3
+    """Learning rate after warm-up, constant from there."""
+    lora_rank: int = 16
+    """Rank of the adapter, on every linear layer but the output layer."""
+    lora_alpha: int = 32
+    """The adapter's product is scaled by alpha / rank."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay of the gradient's mean and of its square."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay, on the adapter."""
+    warmup_steps: int = 3
+    """Optimizer steps over which the learning rate rises from lr / warmup_steps to lr."""
+    clip_low: float = 0.2
+    """A probability ratio under 1 - clip_low is not pushed further down."""
+    clip_high: float = 0.2
+    """A probability ratio over 1 + clip_high is not pushed further up."""
+    grad_clip: float = 1.0
+    """Largest gradient norm that a step is taken with; a longer gradient is scaled down to it."""
+    normalise: Literal["token", "sample", "rollout"] | float = "token"
+    """Mean over trained tokens, over samples, over rollouts (each weighs the same, however many segments it has),
+    or the sum divided by this constant."""
+    rollouts_per_step: int | None = None
+    """Rollouts in one optimizer step, with all their samples; None: the whole batch is one."""
+    micro_tokens: int | None = 16_384
+    """Padded tokens in one forward; changes memory and speed, never the gradient. None: no limit."""
+    temperature: float = 1.0
+    """Of the training log-probabilities; must be the one sampled at. 0 is treated as 1."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the base weights; the adapter is always float32."""
+    seed: int = 0
+    """Of the adapter's start."""
+    threads: int = 1
+    """CPU threads; more than one is slower on a machine that other work shares."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu or cuda."""
+    shard: bool = False
+    """Shard with FSDP2 on a single process too; with more processes it always does."""

@@ -1,0 +1,88 @@
+"""The policy as one module: a causal language model with a LoRA adapter, sharded where there are ranks."""
+
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from agentgym.train.logprobs import response_logprobs
+
+SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class PolicyModel(nn.Module):
+    """Batch tensors in, log-probabilities out.
+
+    It is the root that FSDP shards: its hooks gather the parameters that no layer owns (embedding, norm,
+    output layer), so all of the computation has to happen inside this forward.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def causal(self) -> Any:
+        """The Hugging Face model inside the adapter's wrapper."""
+        return cast("Any", self.model).get_base_model()
+
+    def forward(
+        self,
+        input_ids_BT: Tensor,
+        attention_BT: Tensor,
+        positions_BT: Tensor,
+        loss_mask_BR: Tensor,
+        temperature: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats, BR) of the trained tokens; see `response_logprobs`."""
+        hidden_BTH = self.causal.get_decoder()(
+            input_ids=input_ids_BT, attention_mask=attention_BT, position_ids=positions_BT, use_cache=False
+        ).last_hidden_state
+        head = self.causal.get_output_embeddings()
+        return response_logprobs(hidden_BTH, head, input_ids_BT, loss_mask_BR, temperature=temperature)
+
+
+def load_policy(path: Path | str, *, dtype: torch.dtype, rank: int, alpha: int, seed: int) -> PolicyModel:
+    """Base weights from `path`, frozen, and a LoRA adapter on every linear layer but the output layer.
+
+    The adapter's start depends on `seed` alone, and is a policy equal to the base (arXiv 2106.09685).
+    Raises ValueError for a model whose logits are more than its output layer, which this kit would get wrong.
+    """
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    scaled = [name for name in SCALED_LOGITS if getattr(base.config, name, None) not in (None, 1, 1.0)]
+    if scaled:
+        raise ValueError(f"model: {path} changes its logits by {scaled[0]}, which is not supported")
+    lora = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules="all-linear",
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
+        torch.manual_seed(seed)
+        model = get_peft_model(base, lora)
+    # Dropout off: the ratio to the engine must be 1 on policy. Gradients do not need train mode.
+    return PolicyModel(model.eval())
+
+
+def shard(policy: PolicyModel, device: torch.device) -> None:
+    """Shard every decoder layer and the root over all ranks, in place (FSDP2).
+
+    It replaces the parameter objects: make the optimizer afterwards.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in policy.causal.get_decoder().layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(policy, mesh=mesh)

@@ -1,0 +1,63 @@
+"""The processes that train together: found in torchrun's environment, opened and closed by one owner."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among the ones that train together."""
+
+    rank: int
+    world: int
+    device: torch.device
+    owned: bool
+    """Whether this object opened the process group, and closes it."""
+
+    def gather(self, objects: list[Any]) -> list[Any]:
+        """All ranks' objects in rank order, on every rank; every rank must call it."""
+        if self.world == 1:
+            return list(objects)
+        parts: list[Any] = [None] * self.world
+        dist.all_gather_object(parts, objects)
+        return [item for part in parts for item in part]
+
+    def close(self) -> None:
+        """Close what was opened."""
+        if self.owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def open_ranks(device: str, *, group: bool = False) -> Ranks:
+    """Join the processes torchrun started, or stand alone; `group` opens a process group for one process too.
+
+    Communication is gloo on the CPU and nccl on GPUs. A process group that is open already is used and left open.
+    """
+    place = _device(device)
+    owned = False
+    if not dist.is_initialized():
+        backend = "gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl"
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group(backend, device_id=place if place.type == "cuda" else None)
+            owned = True
+        elif group:
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
+            owned = True
+    if not dist.is_initialized():
+        return Ranks(rank=0, world=1, device=place, owned=False)
+    return Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=place, owned=owned)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
+        torch.cuda.set_device(device)
+    return device

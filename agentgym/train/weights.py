@@ -1,0 +1,66 @@
+"""The adapter out of the trainer: gathered, named as PEFT names it, written so that PEFT reads it."""
+
+import json
+import shutil
+import tempfile
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agentgym.train.model import PolicyModel
+from agentgym.types import Adapter
+
+
+@torch.no_grad()
+def export_adapter(policy: PolicyModel) -> Adapter:
+    """A snapshot on the CPU: training goes on without changing it. Every rank must call it, every rank gets it."""
+    from peft import get_peft_model_state_dict
+
+    model = cast("Any", policy.model)
+    whole = {name: _whole(tensor) for name, tensor in model.named_parameters() if tensor.requires_grad}
+    tensors = get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)
+    return Adapter(config=_plain(model.peft_config["default"].to_dict() | {"inference_mode": True}), tensors=tensors)
+
+
+def write_adapter(adapter: Adapter, path: Path) -> None:
+    """Write PEFT's two files; what stands at `path` is never half written."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        save_file(dict(adapter.tensors), fresh / "adapter_model.safetensors", metadata={"format": "pt"})
+        (fresh / "adapter_config.json").write_text(json.dumps(dict(adapter.config), indent=2, sort_keys=True) + "\n")
+        fresh.chmod(0o755)
+        _swap(fresh, path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _swap(fresh: Path, path: Path) -> None:
+    """Put the folder `fresh` in the place of `path`."""
+    old = fresh.with_name(fresh.name + "-old")
+    if path.exists():
+        path.rename(old)
+    fresh.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().to("cpu", copy=True).contiguous()
+
+
+def _plain(value: Any) -> Any:
+    """The same in JSON's types: PEFT keeps sets and enums in its config."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,74 @@
+"""Chase: follow pointers through a store with a Python tool, then answer with the value at their end.
+
+The store and the value stay in this process; the code in the box reaches them only through `get(key)`,
+which is answered here.
+"""
+
+import random
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field
+
+import agentgym as ag
+from agentgym.env import Split
+
+HELD_OUT = 1_000_000
+"""Tasks from this index on are for evaluation only."""
+
+
+class ChaseTask(ag.Task):
+    """A chain of 2 to 4 keys; the last one holds the value."""
+
+    store: dict[str, str]
+    value: int
+
+
+def make_task(index: int) -> ChaseTask:
+    """The task of an index, always the same."""
+    rng = random.Random(index)
+    keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(2, 4))]
+    value = rng.randint(10, 99)
+    store = {key: f"see {following}" for key, following in pairwise(keys)}
+    store[keys[-1]] = f"value {value}"
+    prompt = ag.Message(role="user", content=f"Start at key {keys[0]}. What is the value?")
+    return ChaseTask(id=f"chase-{index}", prompt=(prompt,), store=store, value=value)
+
+
+@ag.register("chase")
+class Chase(ag.ToolEnv[ChaseTask]):
+    """Reward 1 for the right answer, less 0.1 for every malformed call."""
+
+    sandbox = ag.AnyBox()
+    limits = ag.Limits(turns=6, seconds=120)
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
+        start = 0 if split == "train" else HELD_OUT
+        return ag.Procedural(make_task, range(start, start + HELD_OUT))
+
+    @ag.tool(timeout_s=20)
+    async def python(self, code: Annotated[str, Field(max_length=500)]) -> str:
+        """Run Python code; get(key) looks a key up."""
+        result = await self.box.python(code, functions={"get": self._get})
+        return result.text(limit=200)
+
+    def _get(self, key: object) -> str:
+        return self.task.store.get(str(key), "no such key")
+
+    @ag.reward
+    def solved(self) -> float:
+        """Whether the answer names the value."""
+        return float(self.answer == f"Answer: {self.task.value}")
+
+    @ag.reward(weight=-0.1)
+    def malformed(self) -> float:
+        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        return self.metrics["malformed_calls"]
+
+
+@ag.register("chase_compaction")
+class ChaseCompaction(Chase):
+    """Chase with a memory of two calls: then the model must carry on from its own summary."""
+
+    context = ag.Compact(at=None, turns=2, instruction="Summarise.")

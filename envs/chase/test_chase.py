@@ -1,0 +1,56 @@
+"""Chase, tested without a model or a container."""
+
+import agentgym as ag
+from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, raw, say
+from envs.chase.env import Chase, ChaseCompaction, ChaseTask
+
+TASK = ChaseTask(
+    id="t",
+    prompt=(ag.Message(role="user", content="Start at key 31. What is the value?"),),
+    store={"31": "see 52", "52": "value 17"},
+    value=17,
+)
+SOLUTION: list[Reply] = [call("python", code="get(31)"), call("python", code="get(52)"), say("Answer: 17")]
+
+
+async def test_chase_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
+    await check_env(Chase, TASK, oracle=SOLUTION, boxes=boxes)
+
+
+async def test_following_the_pointers_solves_it(boxes: FakeBoxes) -> None:
+    played = await ag.rollout(Chase, TASK, Scripted(SOLUTION), boxes=boxes)
+    assert played.reward == 1.0
+    assert played.stop_reason == "answer"
+    assert played.metrics["tool_calls"] == 2
+
+
+async def test_a_malformed_call_costs_a_tenth(boxes: FakeBoxes) -> None:
+    script = [raw("<tool_call>\nget(31)\n</tool_call>"), *SOLUTION]
+    played = await ag.rollout(Chase, TASK, Scripted(script), boxes=boxes)
+    assert played.rewards == {"solved": 1.0, "malformed": -0.1}
+
+
+async def test_the_value_is_not_in_the_box(boxes: FakeBoxes) -> None:
+    snoop = call("python", code="sorted(n for n in globals() if not n.startswith('__'))")
+    played = await ag.rollout(Chase, TASK, Scripted([snoop, say("?")]), boxes=boxes)
+    box = boxes.made[0]
+    assert "17" not in "".join(str(v) for k, v in vars(box).items() if k not in ("namespace", "log"))
+    assert played.reward == 0.0
+
+
+async def test_compaction_carries_the_summary_into_the_next_segment(boxes: FakeBoxes) -> None:
+    script = [*SOLUTION[:2], say("The value is 17."), say("Answer: 17")]
+    played = await ag.rollout(ChaseCompaction, TASK, Scripted(script), boxes=boxes)
+    assert played.reward == 1.0
+    assert [s.kind for s in played.segments] == ["root", "compaction"]
+    assert [len(s.turns) for s in played.segments] == [3, 1]
+
+
+def test_train_and_test_tasks_never_overlap() -> None:
+    train, test = Chase.tasks("train"), Chase.tasks("test")
+    assert train[len(train) - 1].id != test[0].id
+    assert train.indices.stop <= test.indices.start
+
+
+def test_the_same_index_gives_the_same_task() -> None:
+    assert Chase.tasks("train")[7] == Chase.tasks("train")[7]

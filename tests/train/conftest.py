@@ -1,0 +1,109 @@
+"""A tiny random model and random rollouts of every shape: turns, context between them, several segments."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentgym.types import Group, Rollout, Segment, Turn, Version
+
+VOCAB = 48
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Qwen3 of two layers."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            initializer_range=0.2,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=None,
+        )
+    )
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    return path
+
+
+def make_segment(
+    rng: np.random.Generator, index: int, turns: Sequence[tuple[int, int]], *, tail: int = 0, version: int = 0
+) -> Segment:
+    """A segment of (context tokens, sampled tokens) pairs."""
+    spans, at = [], 0
+    for context, sampled in turns:
+        spans.append((at + context, at + context + sampled))
+        at += context + sampled
+    n = at + tail
+    mask = np.zeros(n, np.bool_)
+    for start, stop in spans:
+        mask[start:stop] = True
+    return Segment(
+        index=index,
+        parent=None if index == 0 else index - 1,
+        kind="root" if index == 0 else "compaction",
+        token_ids=rng.integers(2, VOCAB, n),
+        sampled=mask,
+        logprobs=np.where(mask, rng.normal(-3.8, 0.2, n), 0),
+        turns=tuple(
+            Turn(
+                start=start,
+                stop=stop,
+                finish_reason="stop",
+                versions=(Version(0, version + i),),
+                message={"role": "assistant", "content": ""},
+            )
+            for i, (start, stop) in enumerate(spans)
+        ),
+    )
+
+
+def make_groups(seed: int = 0, *, groups: int = 3, size: int = 3) -> list[Group]:
+    """Groups of rollouts with one to three segments of one to three turns, lengths far apart."""
+    rng = np.random.default_rng(seed)
+
+    def one(group: int, i: int) -> Rollout:
+        segments = [
+            make_segment(
+                rng,
+                index,
+                [(int(rng.integers(1, 9)), int(rng.integers(1, 7))) for _ in range(rng.integers(1, 4))],
+                tail=int(rng.integers(0, 4)),
+            )
+            for index in range(rng.integers(1, 4))
+        ]
+        return Rollout(
+            rollout_id=f"g{group}/r{i}",
+            group_id=f"g{group}",
+            segments=tuple(segments),
+            reward=float(i) + float(rng.integers(0, 2)),
+            stop_reason="done",
+        )
+
+    return [
+        Group(group_id=f"g{g}", rollouts=tuple(one(g, i) for i in range(size))) for g in range(groups)
+    ]
+
+
+@pytest.fixture(scope="session")
+def groups_of() -> Callable[..., list[Group]]:
+    return make_groups
