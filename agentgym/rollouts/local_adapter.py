@@ -32,7 +32,7 @@ class Merger:
     @torch.inference_mode()
     def load(self, adapter: Adapter | None) -> None:
         """The weights become base + scale * B @ A; ValueError, before any weight moved, where that has no meaning."""
-        deltas = {} if adapter is None else self._deltas(adapter.tensors)
+        deltas = {} if adapter is None else self._deltas(adapter)
         scale = 0.0 if adapter is None else _scale(adapter.config)
         for name in self._base.keys() - deltas.keys():
             self._modules[name].weight.copy_(self._base[name])
@@ -42,25 +42,27 @@ class Merger:
             a, b = (side.to(weight.device, torch.float32) for side in delta)
             weight.copy_(torch.addmm(base.float(), b, a, alpha=scale))
 
-    def _deltas(self, tensors: Mapping[str, Any]) -> dict[str, _Delta]:
+    def _deltas(self, adapter: Adapter) -> dict[str, _Delta]:
         sides: dict[str, dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in adapter.tensors.items():
             match = _NAME.fullmatch(name)
             if match is None or match["module"] not in self._modules:
                 raise ValueError(f"adapter: {name} names no linear layer of this model that a LoRA can be merged into")
             sides.setdefault(match["module"], {})[match["side"]] = torch.as_tensor(tensor)
         if not sides:
             raise ValueError("adapter: no tensors; pass None for the base alone")
-        return {module: self._delta(module, pair) for module, pair in sides.items()}
+        rank = int(adapter.config["r"])
+        return {module: self._delta(module, pair, rank) for module, pair in sides.items()}
 
-    def _delta(self, module: str, pair: dict[str, torch.Tensor]) -> _Delta:
+    def _delta(self, module: str, pair: dict[str, torch.Tensor], rank: int) -> _Delta:
         if pair.keys() != {"A", "B"}:
             raise ValueError(f"adapter: {module} has lora_{next(iter(pair))} alone")
         out_features, in_features = self._modules[module].weight.shape
         a, b = pair["A"], pair["B"]
-        if a.ndim != 2 or a.shape[1] != in_features or b.shape != (out_features, a.shape[0]):
+        if a.shape != (rank, in_features) or b.shape != (out_features, rank):
             raise ValueError(
-                f"adapter: {module} is {out_features} x {in_features}, B @ A is {tuple(b.shape)} @ {tuple(a.shape)}"
+                f"adapter: {module} is {out_features} x {in_features} and r is {rank}, "
+                f"but lora_B @ lora_A is {tuple(b.shape)} @ {tuple(a.shape)}"
             )
         if not (a.isfinite().all() and b.isfinite().all()):
             raise ValueError(f"adapter: {module} holds a value that is not finite")

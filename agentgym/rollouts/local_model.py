@@ -6,12 +6,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agentgym.rollouts.chat import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.types import Floats, Ints
 
 _CHECKED_IDS = 8
 _SCORED_AT_ONCE = 512
 _MISMATCH = {torch.float32: 1e-3}
 _MISMATCH_HALF = 0.3
+
+
+def load_model(name: str, *, dtype: str, device: str) -> Any:
+    """The causal language model of that name or folder, on the device."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).to(device)
+
+
+def load_tokenizer(name: str) -> tuple[ChatTokenizer, set[int]]:
+    """The chat tokenizer of that name or folder, and the ids that end its turns."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    return HuggingFaceTokenizer(tokenizer), _as_set(tokenizer.eos_token_id)
+
+
+def stop_ids(model: Any) -> set[int]:
+    """The ids that end a turn by the model's generation config, else by its config."""
+    stops = _as_set(getattr(getattr(model, "generation_config", None), "eos_token_id", None))
+    return stops or _as_set(getattr(model.config.get_text_config(), "eos_token_id", None))
+
+
+def _as_set(ids: int | list[int] | None) -> set[int]:
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
 class SlotCache:
@@ -63,7 +89,8 @@ class Policy:
     like) and refuses others with a ValueError. It owns the model: it is put in eval mode, without gradients.
     """
 
-    def __init__(self, model: Any, *, slots: int, context: int) -> None:
+    def __init__(self, model: Any, *, slots: int, context: int, threads: int) -> None:
+        torch.set_num_threads(threads)
         config = model.config.get_text_config()
         _refuse(config, context)
         model.set_attn_implementation("sdpa")

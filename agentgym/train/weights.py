@@ -23,7 +23,15 @@ def export_adapter(policy: PolicyModel) -> Adapter:
     model = cast("Any", policy.model)
     whole = {name: _whole(tensor) for name, tensor in model.named_parameters() if tensor.requires_grad}
     tensors = get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)
-    return Adapter(config=_plain(model.peft_config["default"].to_dict() | {"inference_mode": True}), tensors=tensors)
+    return Adapter(config=_config(model.peft_config["default"]), tensors=tensors)
+
+
+def _config(lora: Any) -> dict[str, Any]:
+    """What PEFT would write to adapter_config.json."""
+    config: dict[str, Any] = _plain(lora.to_dict())
+    # PEFT lists every layer's full name on small models; engines look for the short ones.
+    short = sorted({name.rpartition(".")[2] for name in config["target_modules"]})
+    return config | {"target_modules": short, "inference_mode": True}
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:

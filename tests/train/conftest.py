@@ -99,9 +99,7 @@ def make_groups(seed: int = 0, *, groups: int = 3, size: int = 3) -> list[Group]
             stop_reason="done",
         )
 
-    return [
-        Group(group_id=f"g{g}", rollouts=tuple(one(g, i) for i in range(size))) for g in range(groups)
-    ]
+    return [Group(group_id=f"g{g}", rollouts=tuple(one(g, i) for i in range(size))) for g in range(groups)]
 
 
 @pytest.fixture(scope="session")

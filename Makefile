@@ -1,0 +1,54 @@
+# Everything a fresh machine needs: `make quickstart` runs the main job, `make test` passes the tests.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BOX ?= $(shell $(PY) -m agentgym.sandboxes.choose)
+ARGS ?=
+
+.PHONY: help setup quickstart check test test-slow clean
+help:
+	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
+	@echo "make test         install what development needs, then run the tests"
+	@echo "make check        format, lint, types, tests: before every commit"
+	@echo "make test-slow    the tests that need Docker or more time"
+	@echo "make clean        remove the virtual environment and all caches"
+
+setup: $(VENV)/dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone: an open range could pull several GB of CUDA packages.
+$(VENV)/train: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) torch
+	$(PIP) --editable '.[train,docker]'
+	@touch $@
+
+$(VENV)/dev: $(VENV)/train
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+# A box needs Docker or bubblewrap; root on a Debian machine can have the second one now.
+.PHONY: box
+box:
+	@command -v bwrap >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap; } >/dev/null 2>&1 || true
+
+quickstart: $(VENV)/train box
+	@$(PY) -m recipes.chase_grpo --box $(BOX) $(ARGS)
+
+check: $(VENV)/dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(PY) -m pytest -q
+
+test: $(VENV)/dev box
+	$(PY) -m pytest -q $(ARGS)
+
+test-slow: $(VENV)/dev box
+	$(PY) -m pytest -q -m 'slow or docker' $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -1,0 +1,269 @@
+"""Collect, credit, train, sync: the only file that knows both wings.
+
+A run is `learn(run)`; its parts are functions of their own, for a loop you write yourself::
+
+    for step, tasks in enumerate(batches(env, prompts, steps, seed=seed)):
+        groups = await collect(env, tasks, engine, trainer, boxes, ...)
+        stats = await trainer.step(samples(groups, advantage="dr_grpo"))
+        gap = await sync(trainer, engine, step + 1, probe, sampling)
+"""
+
+import json
+import random
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agentgym.env import Env, TaskT, find_env
+from agentgym.errors import EngineError
+from agentgym.rollouts.engine import Engine
+from agentgym.rollouts.group import Groups, run_groups
+from agentgym.rollouts.local import LocalConfig, LocalEngine
+from agentgym.samples import Estimator, samples
+from agentgym.sandboxes.choose import AnyBox, Kind
+from agentgym.train.config import TrainConfig
+from agentgym.train.trainer import Trainer
+from agentgym.types import Boxes, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run, every setting in one place; a recipe is a Run with its values spelled out."""
+
+    recipe: str
+    """Name of the run, in its folder and its last line."""
+    env: str
+    """A registered env, or "package.module:Class"."""
+    engine: LocalConfig
+    train: TrainConfig
+    out: Path | None = None
+    """Folder of metrics and adapter; runs/RECIPE/TIME without it."""
+    seed: int = 0
+    """Of tasks, sampling and the adapter's start."""
+    steps: int = 30
+    """Batches collected and trained on."""
+    prompts: int = 8
+    """Tasks in a batch."""
+    group_size: int = 8
+    """Rollouts of each task."""
+    box: Kind = "auto"
+    """Where the model's code runs."""
+    temperature: float = 0.7
+    """Of sampling, and of the log-probabilities in training."""
+    max_tokens: int = 40
+    """Most tokens in one turn."""
+    advantage: Estimator = "dr_grpo"
+    """How a rollout's reward becomes its advantage in its group."""
+    merge: bool = True
+    """One sample per segment rather than per turn: the same gradient, each token computed once."""
+    eval_tasks: int = 128
+    """Held-out tasks, one rollout each, before and after; 0 for none."""
+    probe_tolerance: float = 1e-3
+    """Largest difference of trainer and engine log-probabilities after a sync, in nats."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """What the engine is told, and what training scores under."""
+        return Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
+
+
+def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int) -> Iterator[list[TaskT]]:
+    """`steps` batches of `prompts` training tasks in an order of the seed; no task twice before all were seen."""
+    tasks = find_env(env).tasks("train")
+    if prompts > len(tasks):
+        raise ValueError(f"prompts: {prompts} in a batch, and the env has {len(tasks)} training tasks")
+    drawn = _shuffled(len(tasks), random.Random(seed))
+    for _ in range(steps):
+        yield [tasks[next(drawn)] for _ in range(prompts)]
+
+
+def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
+    while True:
+        # Drawn in parts: a procedural env has more tasks than anyone would shuffle.
+        seen: set[int] = set()
+        while len(seen) < count:
+            index = rng.randrange(count)
+            if index not in seen:
+                seen.add(index)
+                yield index
+
+
+async def collect(
+    env: type[Env[TaskT]],
+    tasks: Sequence[TaskT],
+    engine: Engine,
+    trainer: Trainer,
+    boxes: Boxes | None,
+    *,
+    n: int,
+    sampling: Sampling,
+    seed: int,
+) -> Groups:
+    """`n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
+    mine = tasks[trainer.rank :: trainer.world]
+    groups = await run_groups(env, mine, engine, n=n, boxes=boxes, sampling=sampling, seed=seed)
+    found = {group.group_id: group for group in trainer.gather(list(groups))}
+    return Groups([found[task.id] for task in tasks])
+
+
+async def evaluate(
+    env: type[Env[TaskT]], engine: Engine, trainer: Trainer, boxes: Boxes | None, *, count: int, sampling: Sampling
+) -> float:
+    """Mean reward over the first `count` held-out tasks, one rollout each."""
+    tasks = env.tasks("test")[:count]
+    groups = await collect(env, tasks, engine, trainer, boxes, n=1, sampling=sampling, seed=0)
+    return groups.metrics()["reward"]
+
+
+async def sync(
+    trainer: Trainer, engine: Engine, version: int, probe: Sequence[int], sampling: Sampling, tolerance: float
+) -> float:
+    """Give the engine the trainer's adapter, and prove on the `probe` ids that it took it; the difference in nats."""
+    await engine.load_adapter(trainer.adapter(), version=version)
+    gap = float(np.abs(trainer.score(probe, sampling=sampling) - await engine.score(probe, sampling=sampling)).max())
+    if gap > tolerance:
+        raise EngineError(
+            f"sync: after loading version {version} the engine's log-probabilities are up to {gap:.2g} nats off the "
+            f"trainer's (tolerance {tolerance:g}): the engine does not sample from the policy that is trained"
+        )
+    return gap
+
+
+async def learn(run: Run) -> dict[str, Any]:
+    """Train an adapter on an env; the summary that a recipe prints as its last line.
+
+    Writes metrics.jsonl as it goes and the adapter, in PEFT's format, into `adapter/` at the end and when it
+    is interrupted.
+    """
+    env = find_env(run.env)
+    start = time.perf_counter()
+    async with AsyncExitStack() as stack:
+        trainer = await stack.enter_async_context(Trainer(run.train))
+        log = stack.enter_context(Log(run.out or _folder(run.recipe), steps=run.steps, shown=trainer.rank == 0))
+        log.note(f"starting {run.engine.slots} boxes ({run.box})")
+        engine = await stack.enter_async_context(LocalEngine(run.engine))
+        boxes = await stack.enter_async_context(AnyBox(kind=run.box).open(run.engine.slots)) if env.sandbox else None
+        stack.callback(trainer.save, log.folder / "adapter")
+        scores = {"eval_before": await _evaluate(run, env, engine, trainer, boxes, log)}
+        await _train(run, env, engine, trainer, boxes, log)
+        scores["eval_after"] = await _evaluate(run, env, engine, trainer, boxes, log)
+    if not run.eval_tasks:
+        scores = {}
+    return {
+        "recipe": run.recipe,
+        **log.summary(),
+        **scores,
+        "seed": run.seed,
+        "box": run.box,
+        "cpu_seconds": round(_cpu_seconds(), 1),
+        "seconds": round(time.perf_counter() - start, 1),
+        "out": str(log.folder),
+    }
+
+
+async def _train(
+    run: Run, env: type[Env[Any]], engine: Engine, trainer: Trainer, boxes: Boxes | None, log: "Log"
+) -> None:
+    probe: list[int] = []
+    for step, tasks in enumerate(batches(env, run.prompts, run.steps, seed=run.seed)):
+        log.note("rollouts")
+        groups = await collect(
+            env, tasks, engine, trainer, boxes, n=run.group_size, sampling=run.sampling, seed=run.seed + step
+        )
+        batch = samples(groups, advantage=run.advantage, merge=run.merge)
+        log.note("training")
+        stats = await trainer.step(batch)
+        probe = probe or groups.rollouts[0].segments[0].token_ids.tolist()
+        gap = await sync(trainer, engine, step + 1, probe, run.sampling, run.probe_tolerance)
+        log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
+
+
+async def _evaluate(
+    run: Run, env: type[Env[Any]], engine: Engine, trainer: Trainer, boxes: Boxes | None, log: "Log"
+) -> float:
+    if not run.eval_tasks:
+        return 0.0
+    log.note("held-out evaluation")
+    return round(await evaluate(env, engine, trainer, boxes, count=run.eval_tasks, sampling=run.sampling), 4)
+
+
+class Log:
+    """A run's figures: one JSON line a step in metrics.jsonl, and a progress bar on stderr."""
+
+    def __init__(self, folder: Path, *, steps: int, shown: bool = True) -> None:
+        self.folder = folder
+        self.rows: list[dict[str, float]] = []
+        self._steps, self._shown = steps, shown
+        self._file: IO[str] | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=sys.stderr),
+            disable=not shown,
+        )
+
+    def __enter__(self) -> "Log":
+        if self._shown:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file = (self.folder / "metrics.jsonl").open("w")
+        self._bar.start()
+        self._job = self._bar.add_task("starting", total=self._steps, figures="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if self._file is not None:
+            self._file.close()
+
+    def note(self, doing: str) -> None:
+        """Say what is going on now."""
+        self._bar.update(self._job, description=doing)
+
+    def __call__(self, step: int, figures: Mapping[str, float]) -> None:
+        """Record one step; the line is on disk when this returns."""
+        self.rows.append(dict(figures))
+        if self._file is not None:
+            self._file.write(json.dumps({"step": step, **figures}) + "\n")
+            self._file.flush()
+        recent = [row["reward"] for row in self.rows[-5:]]
+        shown = f"reward {figures['reward']:.2f} (last 5: {sum(recent) / len(recent):.2f})"
+        self._bar.update(self._job, advance=1, figures=shown)
+
+    def summary(self) -> dict[str, Any]:
+        """Mean reward of the first and last five steps, and totals."""
+        rewards = [row["reward"] for row in self.rows]
+        calls = sum(row.get("rollout/tool_calls", 0.0) * row["rollouts/finished"] for row in self.rows)
+        return {
+            "reward_first": round(float(np.mean(rewards[:5])), 4) if rewards else None,
+            "reward_last": round(float(np.mean(rewards[-5:])), 4) if rewards else None,
+            "steps": len(self.rows),
+            "rollouts": int(sum(row["rollouts/started"] for row in self.rows)),
+            "tool_calls": round(calls),
+        }
+
+
+def _folder(recipe: str) -> Path:
+    return Path("runs") / recipe / datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def _cpu_seconds() -> float:
+    """Of this process and the children it has reaped, boxes included."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)

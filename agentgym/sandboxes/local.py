@@ -1,0 +1,273 @@
+"""Boxes without Docker: bubblewrap's namespaces, or, where it was asked for by name, a plain process."""
+
+import asyncio
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.base import RemoteBox
+from agentgym.sandboxes.pool import open_pool
+from agentgym.sandboxes.wire import Wire
+from agentgym.types import Boxes
+
+END_S = 3.0
+_log = logging.getLogger("agentgym.sandboxes")
+
+
+def image_folder() -> Path:
+    """What goes into a box: the copy that the wheel installed, else the checkout's `sandbox/`."""
+    installed = Path(__file__).parents[1] / "_image"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "sandbox"
+
+
+@functools.cache
+def _server() -> bytes:
+    return (image_folder() / "server.py").read_bytes()
+
+
+def server_digest() -> str:
+    """Twelve hex digits that change whenever the server does."""
+    return hashlib.sha256(_server()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bubblewrap:
+    """Boxes in namespaces of their own: no network, no host processes, the host's /usr read-only.
+
+    `memory_mb` and `disk_mb` bound one process and one folder: unlike with Docker, nothing bounds a
+    box's total memory. It needs bubblewrap 0.8 or newer and user namespaces. See sandbox/README.md.
+    """
+
+    memory_mb: int = 512
+    disk_mb: int = 128
+    pids: int = 128
+    python: str | None = None
+    """The interpreter inside; None takes /usr/bin/python3, else the one that runs this."""
+
+    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+        """At most `size` boxes, each started by its first lease in some 60 ms."""
+        return open_pool(self._start, size)
+
+    async def _start(self) -> RemoteBox:
+        limits = {
+            "AS": self.memory_mb << 20,
+            "NPROC": self.pids,
+            "NOFILE": 512,
+            "FSIZE": self.disk_mb << 20,
+            "CORE": 0,
+        }
+        config = {"work": "/tmp", "wipe": ["/tmp", "/dev/shm", "/dev/mqueue"], "limits": limits}
+        with memory_file(_server()) as server:
+            return await start_server(
+                [*self._command(server.fileno()), *_interpreter(self.python), "/agentgym/server.py"],
+                config,
+                digest=f"bubblewrap:{server_digest()}",
+                keep=[server.fileno()],
+            )
+
+    def _command(self, server: int) -> list[str]:
+        interpreter = _interpreter(self.python)[0]
+        return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, server)]
+
+
+@functools.cache
+def why_no_bubblewrap() -> str | None:
+    """Why bubblewrap boxes cannot run here; None where they can."""
+    if shutil.which("bwrap") is None:
+        return "bwrap is not installed (apt-get install bubblewrap)"
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        return "setpriv is not installed (apt-get install util-linux)"
+    with memory_file(b"") as nothing:
+        command = Bubblewrap()._command(nothing.fileno())
+        probe = subprocess.run([*command, "true"], capture_output=True, text=True, pass_fds=[nothing.fileno()])
+    return None if probe.returncode == 0 else f"bwrap cannot make a box: {probe.stderr.strip()[-300:]}"
+
+
+def _interpreter(python: str | None) -> list[str]:
+    system = "/usr/bin/python3"
+    return [python or (system if Path(system).exists() else os.path.realpath(sys.executable)), "-I", "-S", "-B"]
+
+
+def _drop_root() -> list[str]:
+    """As root, become nobody first: files of the host's root stay closed, and the process limit counts."""
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
+
+
+def _bwrap(interpreter: str, disk_bytes: int, server: int) -> list[str]:
+    size = str(disk_bytes)
+    # /dev and / are file systems in memory too: left writable, they would carry files past a reset.
+    return [
+        *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--as-pid-1"),
+        *("--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "box"),
+        *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
+        *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
+        *_read_only(interpreter),
+        *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--mqueue", "/dev/mqueue"),
+        *("--size", size, "--tmpfs", "/tmp", "--ro-bind-data", str(server), "/agentgym/server.py"),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"),
+    ]
+
+
+def _read_only(interpreter: str) -> list[str]:
+    """The host's programs and libraries, and the little of /etc that they need."""
+    binds = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        path = Path("/", name)
+        if path.is_symlink():
+            binds += ["--symlink", str(path.readlink()), str(path)]
+        elif path.exists():
+            binds += ["--ro-bind", str(path), str(path)]
+    for name in ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "passwd", "group", "ssl"):
+        binds += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    if not interpreter.startswith("/usr/"):
+        prefix = str(Path(interpreter).resolve().parents[1])
+        binds += ["--ro-bind", prefix, prefix]
+    return binds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """Boxes that are none: plain processes of this user, with this user's files, network and processes in reach.
+
+    Limits of time, memory and output hold against mistakes; nothing holds against intent.
+    """
+
+    unsafe: bool = False
+    memory_mb: int = 1024
+
+    def __post_init__(self) -> None:
+        if not self.unsafe:
+            raise ValueError(
+                "unsafe: a plain process isolates nothing (files, network and processes of this user are open to "
+                "the model's code); use Bubblewrap or Docker, or say Process(unsafe=True)"
+            )
+
+    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+        """At most `size` processes, each with a private working folder."""
+        _warn_once()
+        return open_pool(self._start, size)
+
+    async def _start(self) -> RemoteBox:
+        work = tempfile.mkdtemp(prefix="agentgym-box-")
+        limits = {"AS": self.memory_mb << 20, "NOFILE": 512, "CORE": 0}
+        environment = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": work,
+            "TMPDIR": work,
+            "LANG": "C.UTF-8",
+        }
+        try:
+            return await start_server(
+                [*_interpreter(sys.executable), str(image_folder() / "server.py")],
+                {"work": work, "wipe": [work], "limits": limits},
+                digest=f"process:{server_digest()}",
+                environment=environment,
+                scratch=work,
+            )
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+
+
+@functools.cache
+def _warn_once() -> None:
+    _log.warning("unsafe boxes: the model's code runs as this user, with nothing between it and this machine")
+
+
+def memory_file(content: bytes) -> Any:
+    """A file that exists in memory only, open at its start."""
+    file = os.fdopen(os.memfd_create("agentgym"), "w+b")
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+async def start_server(
+    command: Sequence[str],
+    config: Mapping[str, object],
+    *,
+    digest: str,
+    environment: Mapping[str, str] | None = None,
+    keep: Sequence[int] = (),
+    scratch: str | None = None,
+) -> RemoteBox:
+    """Start a server with one end of a socket pair as its wire; SandboxError with its last words where it fails."""
+    ours, theirs = socket.socketpair()
+    with theirs, memory_file(b"") as words:
+        try:
+            # In the loop's thread on purpose: --die-with-parent means the thread that forked.
+            process = subprocess.Popen(
+                [*command, json.dumps({**config, "fd": theirs.fileno()})],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                env=environment,
+                pass_fds=[theirs.fileno(), *keep],
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"the box did not start: {error}") from error
+        theirs.close()
+        ending = functools.partial(_end, process, scratch)
+        try:
+            wire = await Wire.over(ours)
+            return await _first_word(wire, digest, ending)
+        except BaseException as error:
+            ours.close()
+            await ending()
+            if isinstance(error, SandboxError):
+                words.seek(0)
+                said = words.read(2000).decode("utf-8", "replace").strip()
+                raise SandboxError(f"{error}{f': {said}' if said else ''}") from error.__cause__
+            raise
+
+
+async def _first_word(wire: Wire, digest: str, ending: Any) -> RemoteBox:
+    try:
+        return await RemoteBox.open(wire, digest=digest, end=ending)
+    except BaseException:
+        wire.close()
+        raise
+
+
+async def _end(process: "subprocess.Popen[bytes]", scratch: str | None) -> None:
+    """Return when the server is gone, killing it where it does not go; its wire is cut already."""
+    if process.poll() is None and not await _exits(process.pid, END_S):
+        process.kill()
+        await _exits(process.pid, END_S)
+    process.poll()
+    if scratch is not None:
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+
+
+async def _exits(pid: int, timeout_s: float) -> bool:
+    """Whether our child has ended within `timeout_s`."""
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+    fd = os.pidfd_open(pid)
+    loop.add_reader(fd, lambda: gone.done() or gone.set_result(None))
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(gone, timeout_s)
+            return True
+        return False
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

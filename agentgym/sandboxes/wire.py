@@ -1,0 +1,171 @@
+"""Frames over one stream socket: 4-byte big-endian length, a JSON envelope, and the raw body it announces."""
+
+import asyncio
+import json
+import socket
+import struct
+from collections import deque
+from typing import Any, NamedTuple
+
+from agentgym.errors import WireError
+
+MAX_ENVELOPE = 1 << 20
+MAX_BODY = 17 << 20
+_LENGTH = struct.Struct(">I")
+
+
+class Frame(NamedTuple):
+    """One message: a JSON object, and raw bytes beside it."""
+
+    envelope: dict[str, Any]
+    body: bytes
+
+
+def encode(envelope: dict[str, Any], body: bytes = b"") -> bytes:
+    """The bytes of one frame; WireError where it is larger than the other end takes."""
+    if body:
+        envelope = {**envelope, "body": len(body)}
+    head = json.dumps(envelope).encode()
+    if len(head) > MAX_ENVELOPE or len(body) > MAX_BODY:
+        raise WireError(f"a frame of {len(head)} + {len(body)} bytes is over {MAX_ENVELOPE} + {MAX_BODY}")
+    return _LENGTH.pack(len(head)) + head + body
+
+
+class Decoder:
+    """Bytes in as they come, whole frames out; WireError at the first that is malformed or too large."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._envelope: dict[str, Any] | None = None
+        self._needed = _LENGTH.size
+        self._in_head = False
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completed."""
+        self._data += data
+        frames: list[Frame] = []
+        while len(self._data) >= self._needed:
+            piece = bytes(memoryview(self._data)[: self._needed])
+            del self._data[: self._needed]
+            frame = self._take(piece)
+            if frame is not None:
+                frames.append(frame)
+        return frames
+
+    def _take(self, piece: bytes) -> Frame | None:
+        if self._envelope is None and not self._in_head:
+            (self._needed,) = _LENGTH.unpack(piece)
+            if self._needed > MAX_ENVELOPE:
+                raise WireError(f"an envelope of {self._needed} bytes")
+            self._in_head = True
+            return None
+        if self._envelope is None:
+            self._envelope = _envelope(piece)
+            self._in_head = False
+            self._needed = _body_size(self._envelope)
+            if self._needed:
+                return None
+            piece = b""
+        frame = Frame(self._envelope, piece)
+        self._envelope = None
+        self._needed = _LENGTH.size
+        return frame
+
+
+def _envelope(piece: bytes) -> dict[str, Any]:
+    try:
+        envelope = json.loads(piece)
+    except (ValueError, RecursionError) as error:
+        raise WireError("an envelope that is not JSON") from error
+    if not isinstance(envelope, dict):
+        raise WireError("an envelope that is not a JSON object")
+    return envelope
+
+
+def _body_size(envelope: dict[str, Any]) -> int:
+    size = envelope.get("body", 0)
+    if type(size) is not int or not 0 <= size <= MAX_BODY:
+        raise WireError(f"a body of {size!r} bytes")
+    return size
+
+
+class Wire(asyncio.Protocol):
+    """One end of a wire: `send` never waits, `receive` gives whole frames in order, and cancelling it loses none."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder()
+        self._frames: deque[Frame] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._error: WireError | None = None
+
+    @classmethod
+    async def over(cls, connection: socket.socket) -> "Wire":
+        """A wire over a connected socket, which it owns from now on."""
+        connection.setblocking(False)
+        try:
+            _, wire = await asyncio.get_running_loop().create_connection(cls, sock=connection)
+        except BaseException:
+            connection.close()
+            raise
+        return wire
+
+    def send(self, envelope: dict[str, Any], body: bytes = b"") -> None:
+        """Hand a frame to the socket; WireError when the wire is closed or the frame too large."""
+        if self._error is not None or self._transport is None:
+            raise WireError("the wire is closed") from self._error
+        self._transport.write(encode(envelope, body))
+
+    async def receive(self, deadline: float) -> Frame:
+        """The next frame; TimeoutError at `deadline` on the loop's clock, WireError when no more can come."""
+        while not self._frames:
+            if self._error is not None:
+                raise WireError(str(self._error)) from self._error
+            await self._news(deadline)
+        return self._frames.popleft()
+
+    async def _news(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        # Not asyncio.timeout: where the loop was held up past the deadline, a frame that is there must win.
+        timer = loop.call_at(deadline, _expire, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def close(self) -> None:
+        """Cut the wire at once; the server at its other end then ends everything below it."""
+        self._fail(WireError("the wire is closed"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._frames.extend(self._decoder.feed(data))
+        except WireError as error:
+            self._fail(error)
+            self.close()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(WireError(f"the wire was closed by the box{f': {exc}' if exc else ''}"))
+
+    def _fail(self, error: WireError) -> None:
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _expire(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError("the box did not answer in time"))

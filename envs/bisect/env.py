@@ -1,0 +1,82 @@
+"""Bisect: find a secret number with at most four guesses, asked from Python.
+
+The secret and the count of guesses stay in this process; the code in the box reaches them only through
+`guess(n)`, which is answered here.
+"""
+
+import random
+from typing import Annotated
+
+from pydantic import Field
+
+import agentgym as ag
+from agentgym.env import Split
+
+HELD_OUT = 1_000_000
+"""Tasks from this index on are for evaluation only."""
+HIGHEST = 15
+GUESSES = 4
+"""Just enough: four answers tell 15 secrets apart only when every guess halves what is left."""
+
+
+class BisectTask(ag.Task):
+    """A secret; the prompt is the same for all of them."""
+
+    secret: int = Field(ge=1, le=HIGHEST)
+
+
+def make_task(index: int) -> BisectTask:
+    """The task of an index, always the same."""
+    content = f"Find the secret in 1..{HIGHEST} with at most {GUESSES} calls of guess(n)."
+    prompt = ag.Message(role="user", content=content)
+    secret = random.Random(index).randint(1, HIGHEST)
+    return BisectTask(id=f"bisect-{index}", prompt=(prompt,), secret=secret)
+
+
+@ag.register("bisect")
+class Bisect(ag.ToolEnv[BisectTask]):
+    """Reward 1 for guessing the secret, less 0.1 for every malformed call."""
+
+    sandbox = ag.AnyBox()
+    limits = ag.Limits(turns=GUESSES, seconds=120)
+
+    def __init__(self, task: BisectTask) -> None:
+        super().__init__(task)
+        self.guesses = 0
+        self.is_found = False
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[BisectTask]:
+        start = 0 if split == "train" else HELD_OUT
+        return ag.Procedural(make_task, range(start, start + HELD_OUT))
+
+    @ag.tool(timeout_s=20)
+    async def python(self, code: Annotated[str, Field(max_length=500)]) -> str | ag.Stop:
+        """Run Python code; guess(n) answers higher, lower or correct."""
+        result = await self.box.python(code, functions={"guess": self._guess})
+        text = result.text(limit=200)
+        if self.is_found:
+            return ag.Stop("found", text)
+        return ag.Stop("out_of_guesses", text) if self.guesses >= GUESSES else text
+
+    def _guess(self, n: object) -> str:
+        if self.guesses >= GUESSES:
+            return "no guesses left"
+        # Counted before anything is said: an answer that costs nothing would be a free guess.
+        self.guesses += 1
+        if not isinstance(n, int | float):
+            return "not a number"
+        if n == self.task.secret:
+            self.is_found = True
+            return "correct"
+        return "higher" if n < self.task.secret else "lower"
+
+    @ag.reward
+    def found(self) -> float:
+        """Whether one of the guesses was the secret."""
+        return float(self.is_found)
+
+    @ag.reward(weight=-0.1)
+    def malformed(self) -> float:
+        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        return self.metrics["malformed_calls"]

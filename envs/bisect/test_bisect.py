@@ -1,0 +1,108 @@
+"""Bisect, tested without a model or a container."""
+
+from typing import Any
+
+import agentgym as ag
+from agentgym.testing import FakeBox, FakeBoxes, Reply, Scripted, call, check_env, raw, say
+from envs.bisect.env import Bisect, BisectTask, make_task
+
+TASK = BisectTask(id="t", prompt=make_task(0).prompt, secret=11)
+BISECTION = """
+low, high, said = 1, 15, ""
+while said in ("", "higher", "lower"):
+    middle = (low + high) // 2
+    said = guess(middle)
+    low, high = (middle + 1, high) if said == "higher" else (low, middle - 1)
+"""
+
+
+def guessing(*numbers: int) -> list[Reply]:
+    return [call("python", code=f"guess({n})") for n in numbers]
+
+
+async def play(boxes: FakeBoxes, *script: Reply, task: BisectTask = TASK) -> ag.Rollout:
+    return await ag.rollout(Bisect, task, Scripted(script), boxes=boxes)
+
+
+def namespace(boxes: FakeBoxes) -> dict[str, Any]:
+    """What the code left in the last box."""
+    box = boxes.made[-1]
+    assert isinstance(box, FakeBox)
+    return box.namespace
+
+
+async def test_bisect_keeps_the_contract_of_an_env(boxes: FakeBoxes, no_leaks: None) -> None:
+    await check_env(Bisect, TASK, oracle=guessing(8, 12, 10, 11), boxes=boxes)
+
+
+async def test_the_right_guess_ends_the_rollout(boxes: FakeBoxes) -> None:
+    played = await play(boxes, *guessing(8, 12, 11), say("never asked for"))
+    assert (played.reward, played.stop_reason) == (1.0, "found")
+    assert played.metrics["turns"] == 3
+
+
+async def test_bisection_finds_every_secret(boxes: FakeBoxes) -> None:
+    for secret in range(1, 16):
+        task = TASK.model_copy(update={"secret": secret})
+        played = await play(boxes, call("python", code=BISECTION), task=task)
+        assert (played.reward, played.stop_reason) == (1.0, "found"), secret
+
+
+async def test_four_wrong_guesses_end_the_rollout(boxes: FakeBoxes) -> None:
+    played = await play(boxes, call("python", code="for n in (1, 2, 3, 4): guess(n)"), say("never asked for"))
+    assert (played.reward, played.stop_reason) == (0.0, "out_of_guesses")
+    assert played.metrics["turns"] == 1
+
+
+async def test_a_fifth_guess_is_neither_answered_nor_counted(boxes: FakeBoxes) -> None:
+    played = await play(boxes, call("python", code="said = [guess(n) for n in (1, 15, 1, 15, 11)]"))
+    assert namespace(boxes)["said"] == ["higher", "lower", "higher", "lower", "no guesses left"]
+    assert played.reward == 0.0
+
+
+async def test_a_guess_that_is_no_number_still_counts(boxes: FakeBoxes) -> None:
+    strange = "said = [guess(n) for n in ('11', None, [11], float('nan'))]"
+    played = await play(boxes, call("python", code=strange))
+    assert namespace(boxes)["said"] == ["not a number", "not a number", "not a number", "lower"]
+    assert (played.reward, played.stop_reason) == (0.0, "out_of_guesses")
+
+
+async def test_four_turns_without_a_guess_end_the_rollout(boxes: FakeBoxes) -> None:
+    played = await play(boxes, *[call("python", code="1")] * 4)
+    assert (played.reward, played.stop_reason) == (0.0, "turns")
+
+
+async def test_naming_the_secret_in_the_answer_earns_nothing(boxes: FakeBoxes) -> None:
+    played = await play(boxes, say("11"))
+    assert (played.reward, played.stop_reason) == (0.0, "answer")
+
+
+async def test_a_malformed_call_costs_a_tenth(boxes: FakeBoxes) -> None:
+    played = await play(boxes, raw("<tool_call>\nguess(8)\n</tool_call>"), *guessing(11))
+    assert played.rewards == {"found": 1.0, "malformed": -0.1}
+
+
+async def test_code_that_forges_guess_earns_nothing(boxes: FakeBoxes) -> None:
+    forged = "guesses, is_found = -99, True\nguess = lambda n: 'correct'\nguess(11)"
+    played = await play(boxes, call("python", code=forged), say("found it"))
+    assert played.reward == 0.0
+
+
+async def test_the_secret_and_the_count_are_not_in_the_box(boxes: FakeBoxes) -> None:
+    await play(boxes, *guessing(8), say("?"))
+    names = {name for name in namespace(boxes) if not name.startswith("__")}
+    assert names == {"guess", "print"}
+
+
+def test_every_secret_is_drawn_and_none_outside() -> None:
+    assert {task.secret for task in Bisect.tasks("train")[:300]} == set(range(1, 16))
+
+
+def test_train_and_test_tasks_never_overlap() -> None:
+    train, test = Bisect.tasks("train"), Bisect.tasks("test")
+    assert train[len(train) - 1].id != test[0].id
+    assert train.indices.stop <= test.indices.start
+
+
+def test_the_same_index_gives_the_same_task() -> None:
+    assert Bisect.tasks("train")[7] == Bisect.tasks("train")[7]

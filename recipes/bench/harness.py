@@ -1,0 +1,133 @@
+"""What every benchmark shares: its arguments, its report, and honest CPU seconds and peak memory."""
+
+import argparse
+import gc
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypedDict, TypeVar
+
+T = TypeVar("T")
+
+
+class Goal(TypedDict):
+    """A figure, what it should be, and whether it is."""
+
+    value: float
+    goal: float
+    met: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a call took."""
+
+    cpu_s: float
+    """CPU seconds of this process, all threads; the least of the runs."""
+    peak_mib: float
+    """How far resident memory rose above what it was before the first run, MiB."""
+
+
+def arguments(doc: str, *, seed: int = 0) -> argparse.Namespace:
+    """`json` (bool), `workloads` (path or None) and `seed` from the command line."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")
+    parser.add_argument("--seed", type=int, default=seed)
+    return parser.parse_args()
+
+
+def load_workloads(path: Path | str | None) -> ModuleType:
+    """The workloads module at `path`, by default the one next to this file."""
+    path = Path(path) if path else Path(__file__).with_name("workloads.py")
+    spec = importlib.util.spec_from_file_location(f"bench_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"workloads: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def at_least(value: float, goal: float) -> Goal:
+    """A goal that a larger figure meets."""
+    return {"value": value, "goal": goal, "met": bool(value >= goal)}
+
+
+def at_most(value: float, goal: float) -> Goal:
+    """A goal that a smaller figure meets."""
+    return {"value": value, "goal": goal, "met": bool(value <= goal)}
+
+
+def report(
+    bench: str,
+    *,
+    figures: Mapping[str, float],
+    reference: Mapping[str, float | str],
+    goals: Mapping[str, Goal],
+    as_json: bool,
+) -> None:
+    """Print a table, and with `as_json` the same as one JSON object on the last line of stdout."""
+    out = sys.stderr if as_json else sys.stdout
+    print(f"{bench}", file=out)
+    for title, rows in (("figures", figures), ("reference", reference)):
+        for name, value in rows.items():
+            shown = value if isinstance(value, str) else f"{value:,.6g}"
+            print(f"  {title:<10}{name:<44}{shown:>16}", file=out)
+    for name, goal in goals.items():
+        verdict = "met" if goal["met"] else "MISSED"
+        print(f"  {'goal':<10}{name:<44}{goal['value']:>16,.6g}   goal {goal['goal']:,.6g}: {verdict}", file=out)
+    if as_json:
+        body = {"bench": bench, "figures": figures, "reference": reference, "goals": goals}
+        print(json.dumps(body), flush=True)
+
+
+def fresh(function: Callable[..., T], *values: Any) -> T:
+    """The function's answer from a new process, so that peaks of earlier work do not hide its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *values).result()
+
+
+def cost(function: Callable[[], object], *, runs: int = 3) -> Cost:
+    """CPU seconds and peak memory of calling it; its result is dropped before the next run."""
+    gc.collect()
+    before = _resident_mib()
+    _forget_peak()
+    seconds, peak = [], 0.0
+    for _ in range(runs):
+        began = time.process_time()
+        result = function()
+        seconds.append(time.process_time() - began)
+        peak = peak or _peak_mib() - before
+        del result
+    return Cost(cpu_s=min(seconds), peak_mib=peak)
+
+
+def _resident_mib() -> float:
+    return _status_mib("VmRSS")
+
+
+def _peak_mib() -> float:
+    return _status_mib("VmHWM")
+
+
+def _status_mib(name: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {name}: this measures on Linux only")
+
+
+def _forget_peak() -> None:
+    """Let the peak count from here (Linux); without it the peak may be an earlier one's, never too small."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        print("the peak memory may include the making of the workload", file=sys.stderr)

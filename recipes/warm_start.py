@@ -1,0 +1,211 @@
+"""Make a tiny checkpoint from a seed: tokenizer, model and a warm start on sloppy demonstrations.
+
+`python -m recipes.warm_start --env chase` takes about a minute on one core and writes the folder that
+`recipes/chase_grpo.py` starts from. Demonstrations are real rollouts of the env, played by its
+demonstrator, so the model sees exactly the tokens it will be trained on later.
+"""
+
+import asyncio
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+import agentgym as ag
+from agentgym.rollouts.chat import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.testing import FakeBoxes, Policy, Scripted
+from envs.bisect import demo as bisect_demo
+from envs.bisect.env import Bisect
+from envs.chase import demo as chase_demo
+from envs.chase.env import Chase, ChaseCompaction
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+DEMO_TASKS = 500_000
+"""Demonstrations are of tasks from this index on, which training does not reach."""
+
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """What `python -m recipes.warm_start` can be told."""
+
+    env: Literal["chase", "chase_compaction", "bisect"] = "chase"
+    out: Path | None = None
+    """Where the checkpoint goes; recipes/checkpoints/ENV without it."""
+    seed: int = 0
+    steps: int = 180
+    batch: int = 32
+    demos: int = 4000
+    context_weight: float = 0.1
+    """Loss weight of tokens the assistant did not write; its own weigh 1."""
+    muon_lr: float = 0.02
+    adamw_lr: float = 4e-3
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An env and who demonstrates it."""
+
+    env: type[ag.ToolEnv[Any]]
+    demonstrate: Callable[[Any, random.Random], Policy]
+
+
+SUBJECTS: dict[str, Subject] = {
+    "chase": Subject(Chase, chase_demo.demonstrate),
+    "chase_compaction": Subject(ChaseCompaction, chase_demo.demonstrate),
+    "bisect": Subject(Bisect, bisect_demo.demonstrate),
+}
+
+
+async def demonstrations(subject: Subject, tokenizer: ChatTokenizer, count: int, seed: int) -> list[ag.Rollout]:
+    """`count` rollouts of the demonstrator, in the given tokenizer's ids."""
+    tasks = subject.env.tasks("train")
+    played = []
+    for i in track(range(count), f"{count} demonstrations", console=console, transient=True):
+        task = tasks[DEMO_TASKS + i]
+        policy = subject.demonstrate(task, random.Random(f"demonstration {seed} {i}"))
+        played.append(await ag.rollout(subject.env, task, Scripted(policy, tokenizer=tokenizer), boxes=FakeBoxes()))
+    return played
+
+
+def make_tokenizer(texts: Sequence[str], vocabulary: int = 512) -> PreTrainedTokenizerFast:
+    """A byte-level BPE in which digits stand alone and the fixed text of a call merges into few tokens."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            # Copying a number is learnable when each digit is one token.
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split("\n", "isolated"),
+            # No word splitting: merges may cross spaces and punctuation, so JSON of a call is a few tokens.
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(MARKS),
+        special_tokens=SPECIAL,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    # The trainer does not split special tokens out of its texts: it would merge across them.
+    marks = "|".join(map(re.escape, SPECIAL + MARKS))
+    bpe.train_from_iterator([part for text in texts for part in re.split(marks, text) if part], trainer)
+    bpe.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
+    return tokenizer
+
+
+def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3 of about 0.4 M parameters with random weights."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        pad_token_id=0,
+        eos_token_id=2,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config).float()
+
+
+def optimizers(model: torch.nn.Module, config: WarmStart) -> list[torch.optim.Optimizer]:
+    """Muon on the hidden matrices, AdamW on embeddings and norms (Muon: Jordan et al., 2024)."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    hidden = [p for name, p in named if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+    others = [p for name, p in named if p.ndim != 2 or "embed" in name or "lm_head" in name]
+    return [
+        torch.optim.Muon(hidden, lr=config.muon_lr, momentum=0.9, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=config.adamw_lr, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def schedule(step: int, steps: int) -> float:
+    """Linear warm-up over 20 steps times a cosine from 1 to 0.05."""
+    return min(1.0, (step + 1) / 20) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def train(model: Qwen3ForCausalLM, data: list[tuple[torch.Tensor, torch.Tensor]], config: WarmStart) -> float:
+    """Next-token training on (ids, weights) rows; the last batch's loss on the assistant's tokens."""
+    order = random.Random(config.seed)
+    optimizer = optimizers(model, config)
+    rates = [[group["lr"] for group in o.param_groups] for o in optimizer]
+    for step in track(range(config.steps), f"{config.steps} steps", console=console, transient=True):
+        batch = order.sample(data, config.batch)
+        ids_BT = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in batch], batch_first=True)
+        weights_BT = torch.nn.utils.rnn.pad_sequence([weights for _, weights in batch], batch_first=True)[:, 1:]
+        hidden = model.model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
+        kept = weights_BT > 0
+        losses = functional.cross_entropy(model.lm_head(hidden[kept]), ids_BT[:, 1:][kept], reduction="none")
+        loss = (losses * weights_BT[kept]).sum() / weights_BT.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for o, base in zip(optimizer, rates, strict=True):
+            for group, rate in zip(o.param_groups, base, strict=True):
+                group["lr"] = rate * schedule(step, config.steps)
+            o.step()
+            o.zero_grad(set_to_none=True)
+    return float(losses.detach()[weights_BT[kept] == 1].mean())
+
+
+def rows(rollouts: Sequence[ag.Rollout], context_weight: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Every segment as ids and loss weights, cut after its last sampled token."""
+    made = []
+    for segment in (s for r in rollouts for s in r.segments):
+        stop = segment.turns[-1].stop
+        weights = torch.where(torch.tensor(segment.sampled[:stop]), 1.0, context_weight)
+        made.append((torch.tensor(segment.token_ids[:stop]), weights))
+    return made
+
+
+async def main(config: WarmStart) -> None:
+    torch.set_num_threads(1)
+    subject = SUBJECTS[config.env]
+    out = config.out or CHECKPOINTS / config.env
+    untrained = HuggingFaceTokenizer(make_tokenizer([], vocabulary=300))
+    spoken = await demonstrations(subject, untrained, 150, seed=config.seed + 1)
+    tokenizer = make_tokenizer([untrained.decode(s.token_ids.tolist()) for r in spoken for s in r.segments])
+    played = await demonstrations(subject, HuggingFaceTokenizer(tokenizer), config.demos, seed=config.seed)
+    model = make_model(len(tokenizer), config.seed)
+    loss = train(model, rows(played, config.context_weight), config)
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    lengths = [sum(len(s.token_ids) for s in r.segments) for r in played]
+    summary = {
+        "recipe": "warm_start",
+        "env": config.env,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "demonstrator_reward": sum(r.reward or 0.0 for r in played) / len(played),
+        "tokens_per_rollout": sum(lengths) / len(lengths),
+        "loss": loss,
+        "out": str(out),
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(tyro.cli(WarmStart)))

@@ -1,0 +1,1100 @@
+"""The inside of a box: a supervisor that holds the only wire to the host, and the workers it forks from itself.
+
+::
+
+    python3 -I -S -B server.py '{"connect": "/run/agentgym/box.sock", "work": "/tmp", "wipe": ["/tmp"], "limits": {}}'
+
+    frame    4-byte big-endian length | JSON envelope | as many raw bytes as the envelope's "body" says
+    host     {"id", "op": "python" | "exec" | "write" | "read" | "list" | "reset", ...}     a call, one at a time
+             {"id", "answer": k} + JSON body, {"id", "op": "cancel"}                        inside a running call
+    here     {"hello", "python"} once;  {"id", "ask": k} + JSON body;  {"id", ...}          the last one ends the call
+
+The supervisor alone says what happened: limits, signals, cut output and lost state are facts that it saw.
+Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
+the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
+
+Standard library only, Linux 5.3 and Python 3.9 or newer; nothing here is imported by the host.
+"""
+# ruff: noqa: PTH100, PTH101, PTH102, PTH106, PTH110, PTH112, PTH116, PTH119, PTH120, PTH123, PTH208, SIM105
+# Calls are relative to descriptors, which pathlib cannot; and each module imported here is paid for by every new box.
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import json
+import linecache
+import os
+import resource
+import select
+import signal
+import site
+import socket
+import stat
+import struct
+import sys
+import time
+import traceback
+import types
+from _ast import Expr, Expression, Module, PyCF_ONLY_AST
+from _thread import allocate_lock
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, NoReturn
+
+PROTOCOL = 1
+MAX_ENVELOPE = 1 << 20
+MAX_BODY = 17 << 20
+MAX_WORKER_ENVELOPE = 4096
+MAX_ASK = 1 << 20
+MAX_ASKS = 2000
+"""The host refuses politely at half of this; a worker that asks on is not ours any more."""
+KEEP = 32 << 10
+"""Bytes of output kept from the head and from the tail, per stream."""
+HARD_OUTPUT = 16 << 20
+GRACE_S = 0.3
+PATIENCE_S = 0.5
+"""How long a worker may take over one frame."""
+CHANNEL = 3
+"""The worker's end of its channel."""
+CHANNEL_LOST = 70
+"""The exit code of a worker that cannot answer any more."""
+ALONE = os.getpid() == 1
+"""In a process namespace of our own; only then may every process be signalled."""
+IPC_RMID = 0
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Broken(Exception):
+    """The other end sent what the protocol does not allow."""
+
+
+class Refused(Exception):
+    """A path or a size that the file calls do not take; the text goes to the host."""
+
+
+# ---------------------------------------------------------------------------------------------- frames
+
+
+def wait(fd: int, event: int, deadline: float | None) -> None:
+    """Return when `fd` is ready; TimeoutError at `deadline`."""
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
+
+
+def read_exactly(fd: int, size: int, deadline: float | None) -> bytearray:
+    """`size` bytes in a buffer of exactly that size; EOFError where the other end closed."""
+    data = bytearray(size)
+    view = memoryview(data)
+    got = 0
+    while got < size:
+        try:
+            count = os.readv(fd, [view[got:]])
+        except BlockingIOError:
+            wait(fd, select.POLLIN, deadline)
+            continue
+        except ConnectionResetError:
+            count = 0
+        if count == 0:
+            raise EOFError
+        got += count
+    return data
+
+
+def write_fully(fd: int, parts: Iterable[bytes | bytearray | memoryview], deadline: float | None) -> None:
+    """Write every part, in order."""
+    left = [memoryview(part) for part in parts if len(part)]
+    while left:
+        try:
+            count = os.writev(fd, left)
+        except BlockingIOError:
+            wait(fd, select.POLLOUT, deadline)
+            continue
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
+
+
+def read_frame(fd: int, deadline: float | None, max_envelope: int, max_body: int) -> tuple[dict[str, Any], bytearray]:
+    """One frame; Broken where it is malformed or too large, EOFError at the end of the wire."""
+    (size,) = struct.unpack(">I", read_exactly(fd, 4, deadline))
+    if size > max_envelope:
+        raise Broken
+    try:
+        envelope = json.loads(read_exactly(fd, size, deadline))
+    except (ValueError, RecursionError):
+        raise Broken from None
+    if type(envelope) is not dict:
+        raise Broken
+    length = envelope.get("body", 0)
+    if type(length) is not int or not 0 <= length <= max_body:
+        raise Broken
+    return envelope, read_exactly(fd, length, deadline)
+
+
+def write_frame(
+    fd: int,
+    envelope: dict[str, Any],
+    body: Iterable[bytes | bytearray | memoryview] = (),
+    deadline: float | None = None,
+) -> None:
+    """One frame; `body` is the parts of its body."""
+    parts = list(body)
+    if parts:
+        envelope["body"] = sum(len(part) for part in parts)
+    head = json.dumps(envelope).encode()
+    write_fully(fd, [struct.pack(">I", len(head)), head, *parts], deadline)
+
+
+def zero(buffer: bytearray) -> None:
+    """Overwrite in place, so that no later fork finds the content."""
+    buffer[:] = bytes(len(buffer))
+
+
+# ---------------------------------------------------------------------------------------------- worker
+
+
+class Worker:
+    """The process that runs Python cells; after the first cell nothing it says is trusted."""
+
+    def __init__(self, work: str, *, shadowing: bool) -> None:
+        self.pid = os.getpid()
+        self.call = 0
+        self.asked = 0
+        self.cells = 0
+        self.running = False
+        self.lock = allocate_lock()
+        self.proxies: dict[str, object] = {}
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"] = main
+        self.names = main.__dict__
+        # A verifier's `import re` must not find the re.py that the code under test left in the folder.
+        sys.path.insert(0 if shadowing else len(sys.path), work)
+
+    def serve(self) -> NoReturn:
+        """Run cells until the channel closes."""
+        while True:
+            try:
+                envelope, body = read_frame(CHANNEL, None, MAX_ENVELOPE, MAX_BODY)
+                if "functions" not in envelope:
+                    continue  # The answer to a question that was interrupted.
+                self.call = envelope["id"]
+                self.offer(envelope["functions"])
+                code = self.run(body.decode("utf-8", "replace"))
+                if os.getpid() != self.pid:
+                    os._exit(0)  # A forked child that fell out of the cell must not answer a second time.
+                write_frame(CHANNEL, {"id": self.call, "done": code})
+            except KeyboardInterrupt:
+                continue
+            except BaseException:
+                os._exit(CHANNEL_LOST)
+
+    def run(self, source: str) -> int:
+        """One cell; its exit code."""
+        self.cells += 1
+        signal.signal(signal.SIGINT, self.interrupt)
+        code = 1
+        try:
+            try:
+                self.running = True
+                code = self.execute(source, f"<cell {self.cells}>")
+            finally:
+                self.running = False
+                flush()
+        except BaseException as error:
+            report(error)
+        return code
+
+    def execute(self, source: str, filename: str) -> int:
+        try:
+            tree = compile(source, filename, "exec", PyCF_ONLY_AST, dont_inherit=True)
+            assert isinstance(tree, Module)
+            linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], Expr) else None
+            exec(compile(tree, filename, "exec", dont_inherit=True), self.names)
+            if isinstance(last, Expr):
+                value = eval(compile(Expression(last.value), filename, "eval", dont_inherit=True), self.names)
+                if value is not None:
+                    sys.stdout.write(repr(value) + "\n")
+        except SystemExit as leaving:
+            return exit_code(leaving)
+        return 0
+
+    def interrupt(self, _number: int, _frame: types.FrameType | None) -> None:
+        if self.running:
+            raise KeyboardInterrupt
+
+    def offer(self, names: list[str]) -> None:
+        """Bind this call's host functions and take back the last call's."""
+        for name, proxy in self.proxies.items():
+            if self.names.get(name) is proxy:
+                del self.names[name]
+        self.proxies = {name: self.proxy(name) for name in names}
+        self.names.update(self.proxies)
+
+    def proxy(self, name: str) -> Callable[..., object]:
+        def function(*args: object, **kwargs: object) -> object:
+            return self.ask(name, args, kwargs)
+
+        function.__name__ = function.__qualname__ = name
+        return function
+
+    def ask(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Call a function of the host; RuntimeError with the host's text where it failed."""
+        if not self.running or os.getpid() != self.pid:
+            raise RuntimeError(f"{name} can be called only from a running cell, in its own process")
+        body = json.dumps([name, args, kwargs]).encode()
+        if len(body) > MAX_ASK:
+            raise ValueError(f"{name}: arguments of {len(body)} bytes, the limit is {MAX_ASK}")
+        with self.lock:
+            self.asked += 1
+            write_frame(CHANNEL, {"id": self.call, "ask": self.asked}, [body])
+            while True:
+                envelope, answer = read_frame(CHANNEL, None, MAX_ENVELOPE, MAX_BODY)
+                if envelope.get("answer") == self.asked:
+                    break
+        said = json.loads(answer)
+        if "error" in said:
+            raise RuntimeError(said["error"])
+        return said["value"]
+
+
+def exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def report(error: BaseException) -> None:
+    """The traceback on stderr, without our own frames."""
+    try:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
+        flush()
+    except BaseException:
+        os.write(2, f"{type(error).__name__} (it could not be shown)\n".encode())
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+
+
+# ---------------------------------------------------------------------------------------------- processes
+
+
+class Child:
+    """A process that the supervisor forked, and the supervisor's ends of its pipes."""
+
+    def __init__(self, pid: int, out: int, err: int, channel: int | None) -> None:
+        self.pid, self.out, self.err, self.channel = pid, out, err, channel
+        self.pidfd = os.pidfd_open(pid)
+
+    def close(self) -> None:
+        for fd in (self.pidfd, self.out, self.err, self.channel):
+            if fd is not None:
+                os.close(fd)
+
+    def exited(self) -> int:
+        """Reap it, once it has ended; its exit code, or minus its signal."""
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            return -signal.SIGKILL  # Reaped among the leftovers of an earlier call.
+
+
+def start(run: Callable[[], object], work: str, limits: dict[str, int], *, channel: bool, sealed: bool) -> Child:
+    """Fork a process with pipes of its own that holds nothing of the host's wire, and `run` in it."""
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    ours, theirs = (end.detach() for end in socket.socketpair()) if channel else (None, None)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            enter(out_end, err_end, theirs, work, limits, sealed=sealed)
+            run()
+        finally:
+            os._exit(CHANNEL_LOST)
+    for fd in (out_end, err_end, theirs):
+        if fd is not None:
+            os.close(fd)
+    for fd in (out, err, ours):
+        if fd is not None:
+            os.set_blocking(fd, False)
+    return Child(pid, out, err, ours)
+
+
+def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, int], *, sealed: bool) -> None:
+    """Become a child: own session, own pipes, limits; every descriptor of the supervisor closed."""
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    if channel is not None:
+        os.dup2(channel, CHANNEL, inheritable=False)
+    os.closerange(CHANNEL + 1 if channel is not None else CHANNEL, 256)
+    for number in QUIET:
+        signal.signal(number, signal.SIG_DFL)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    write_text("/proc/self/oom_score_adj", "1000")
+    # Sealed against ptrace and /proc/<pid>/mem by other processes of the same user.
+    libc.prctl(PR_SET_DUMPABLE, 0 if sealed else 1, 0, 0, 0)
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    try:
+        os.chdir(work)
+    except OSError:
+        os.chdir("/")
+
+
+def write_text(path: str, text: str) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def children(pid: int) -> list[int]:
+    """The living children and unreaped zombies of a process, over all its threads."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def descendants(root: int) -> dict[int, int]:
+    """Every process below `root`, with its parent. As a subreaper we keep orphans, so none can hide."""
+    tree: dict[int, int] = {}
+    queue = [root]
+    for parent in queue:
+        for pid in children(parent):
+            if pid not in tree:
+                tree[pid] = parent
+                queue.append(pid)
+    return tree
+
+
+def send_signal(pid: int, parent: int, number: int) -> None:
+    """Signal a process that is still the child of `parent`: a number taken over by a stranger is spared."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if pid in children(parent):
+            signal.pidfd_send_signal(fd, number)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def reap() -> None:
+    """Collect what has ended, without waiting."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def kill_all_but(spare: set[int], patience_s: float = 2.0) -> bool:
+    """Kill our descendants outside `spare`; whether none is left."""
+    me = os.getpid()
+    end = time.monotonic() + patience_s
+    while True:
+        reap()
+        victims = {pid: parent for pid, parent in descendants(me).items() if pid not in spare}
+        if not victims:
+            return True
+        if time.monotonic() > end:
+            return False
+        for pid, parent in victims.items():
+            send_signal(pid, parent, signal.SIGKILL)
+        mine = [pid for pid, parent in victims.items() if parent == me]
+        for pid in mine:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue
+        if not mine:
+            time.sleep(0.0005)
+
+
+def kill_all() -> bool:
+    """Kill everything below us; whether nothing is left."""
+    if not ALONE:
+        return kill_all_but(set())
+    try:
+        os.kill(-1, signal.SIGKILL)  # One call: no fork can slip through.
+    except ProcessLookupError:
+        pass
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return not children(os.getpid())
+
+
+def stop_all() -> dict[int, int]:
+    """Stop everything below us; the stopped processes."""
+    if ALONE:
+        try:
+            os.kill(-1, signal.SIGSTOP)
+        except ProcessLookupError:
+            pass
+        return descendants(os.getpid())
+    stopped: dict[int, int] = {}
+    while True:
+        tree = descendants(os.getpid())
+        if tree.keys() <= stopped.keys():
+            return tree
+        for pid in tree.keys() - stopped.keys():
+            send_signal(pid, tree[pid], signal.SIGSTOP)
+        stopped.update(tree)
+
+
+# ---------------------------------------------------------------------------------------------- a call
+
+
+class Capture:
+    """The head and the tail of a stream, however long it is."""
+
+    def __init__(self) -> None:
+        self.head, self.tail = bytearray(KEEP), bytearray(KEEP)
+        self.total = 0
+
+    def read(self, fd: int) -> int:
+        """Take what one read gives; 0 at the end of the stream, BlockingIOError when there is nothing yet."""
+        count = os.readv(fd, [SCRATCH])
+        view = memoryview(SCRATCH)[:count]
+        room = max(0, KEEP - self.total)
+        self.head[self.total : self.total + len(view[:room])] = view[:room]
+        rest = view[room:]
+        if rest:
+            at = max(0, self.total - KEEP) % KEEP
+            first = rest[: KEEP - at]
+            self.tail[at : at + len(first)] = first
+            self.tail[: len(rest) - len(first)] = rest[len(first) :]
+        self.total += count
+        return count
+
+    @property
+    def cut(self) -> bool:
+        return self.total > 2 * KEEP
+
+    def parts(self) -> list[bytes | bytearray | memoryview]:
+        """What was kept, in order, with the cut named in the middle."""
+        if not self.cut:
+            return [memoryview(self.head)[: self.total], memoryview(self.tail)[: max(0, self.total - KEEP)]]
+        at = (self.total - KEEP) % KEEP
+        note = f"\n[... {self.total - 2 * KEEP} bytes cut ...]\n".encode()
+        return [self.head, note, memoryview(self.tail)[at:], memoryview(self.tail)[:at]]
+
+    def clear(self) -> None:
+        if self.total:
+            self.head[: min(self.total, KEEP)] = bytes(min(self.total, KEEP))
+        if self.total > KEEP:
+            zero(self.tail)
+        self.total = 0
+
+
+SCRATCH = bytearray(KEEP)
+OUT, ERR = Capture(), Capture()
+
+
+class Call:
+    """One program under a limit: drains its output, carries its questions to the host, says how it ended."""
+
+    def __init__(self, host: int, child: Child, envelope: dict[str, Any]) -> None:
+        self.host, self.child = host, child
+        self.id: int = envelope["id"]
+        self.began = time.monotonic()
+        self.deadline = self.began + envelope["timeout_s"]
+        self.status = ""
+        self.exit_code = 0
+        self.lost = False
+        self.interrupted = False
+        self.asks = 0
+        self.poll = select.poll()
+        self.hear: dict[int, Callable[[], object]] = {
+            child.out: lambda: self.drain(child.out, OUT),
+            child.err: lambda: self.drain(child.err, ERR),
+            host: self.hear_host,
+        }
+        if child.channel is not None:
+            self.hear[child.channel] = self.hear_worker
+        self.hear[child.pidfd] = self.hear_exit  # After the channel: an answer counts before an exit.
+        for fd in self.hear:
+            self.poll.register(fd, select.POLLIN)
+
+    def run(self) -> None:
+        """Return when it has ended, by itself or not; nothing is killed yet."""
+        while not self.status:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                self.expire()
+                continue
+            for fd, _ in self.poll.poll(left * 1000 + 1):
+                self.hear[fd]()
+                if self.status:
+                    break
+        for fd, capture in ((self.child.out, OUT), (self.child.err, ERR)):
+            while self.drain(fd, capture):
+                pass
+
+    def end(self, status: str, exit_code: int, *, lost: bool = False) -> None:
+        self.status, self.exit_code, self.lost = status, exit_code, lost
+
+    def expire(self) -> None:
+        """At the limit a cell is interrupted, to keep its state; a shell, and a cell that goes on, are killed."""
+        if self.child.channel is None or self.interrupted:
+            self.end("timeout", -signal.SIGKILL, lost=True)
+            return
+        self.interrupted = True
+        self.deadline += GRACE_S
+        os.kill(self.child.pid, signal.SIGINT)
+
+    def drain(self, fd: int, capture: Capture) -> bool:
+        """Whether there was something; over the hard limit the call ends."""
+        try:
+            count = capture.read(fd)
+        except BlockingIOError:
+            return False
+        if count == 0:
+            if not self.status:
+                self.poll.unregister(fd)
+            return False
+        if OUT.total + ERR.total <= HARD_OUTPUT:
+            return True
+        if self.status in ("", "ok", "error"):
+            self.end("output_limit", -signal.SIGKILL, lost=True)
+        return False
+
+    def hear_worker(self) -> None:
+        assert self.child.channel is not None
+        soon = time.monotonic() + PATIENCE_S
+        try:
+            envelope, body = read_frame(self.child.channel, soon, MAX_WORKER_ENVELOPE, MAX_ASK)
+        except EOFError:
+            self.poll.unregister(self.child.channel)
+            self.closed_channel(soon)
+            return
+        except (Broken, OSError):
+            self.end("protocol", -signal.SIGKILL, lost=True)
+            return
+        if envelope.get("id") == self.id and type(envelope.get("done")) is int and not body:
+            self.answered(envelope["done"])
+        elif envelope.get("id") == self.id and type(envelope.get("ask")) is int and self.asks < MAX_ASKS:
+            self.asks += 1
+            write_frame(self.host, {"id": self.id, "ask": envelope["ask"]}, [body])
+        else:
+            self.end("protocol", -signal.SIGKILL, lost=True)
+        zero(body)
+
+    def closed_channel(self, soon: float) -> None:
+        """The worker is ending, or the code closed the channel under it."""
+        try:
+            wait(self.child.pidfd, select.POLLIN, soon)
+        except TimeoutError:
+            self.end("protocol", -signal.SIGKILL, lost=True)
+        else:
+            self.hear_exit()
+
+    def answered(self, code: int) -> None:
+        if self.interrupted:
+            self.end("timeout", -signal.SIGINT)
+        else:
+            self.end("error" if code else "ok", code & 0xFF)
+
+    def hear_exit(self) -> None:
+        code = self.child.exited()
+        worker = self.child.channel is not None
+        if self.interrupted:
+            self.end("timeout", -signal.SIGINT, lost=True)
+        elif code < 0:
+            self.end("killed", code, lost=worker)
+        elif worker and code == CHANNEL_LOST:
+            self.end("protocol", code, lost=True)
+        elif worker:
+            self.end("error", code or 1, lost=True)  # It left without an answer: never a success.
+        else:
+            self.end("error" if code else "ok", code)
+
+    def hear_host(self) -> None:
+        envelope, body = read_frame(self.host, None, MAX_ENVELOPE, MAX_BODY)
+        if envelope.get("id") != self.id:
+            return
+        if envelope.get("op") == "cancel":
+            self.end("killed", -signal.SIGKILL, lost=True)
+        elif self.child.channel is not None and not self.interrupted:
+            try:
+                soon = time.monotonic() + PATIENCE_S
+                write_frame(self.child.channel, {"answer": envelope["answer"]}, [body], soon)
+            except OSError:
+                self.end("protocol", -signal.SIGKILL, lost=True)
+        zero(body)
+
+    def answer(self) -> tuple[dict[str, Any], list[bytes | bytearray | memoryview]]:
+        out, err = OUT.parts(), ERR.parts()
+        return {
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "state_lost": self.lost,
+            "truncated": OUT.cut or ERR.cut,
+            "seconds": round(time.monotonic() - self.began, 6),
+            "stdout": sum(map(len, out)),
+            "stderr": sum(map(len, err)),
+        }, out + err
+
+
+class OomCounter:
+    """How many processes of this box the kernel has killed for want of memory; always 0 without a cgroup."""
+
+    FILES = (("/sys/fs/cgroup/memory.events", b"oom_kill "), ("/sys/fs/cgroup/memory/memory.oom_control", b"oom_kill "))
+
+    def __init__(self) -> None:
+        self.fd: int | None = None
+        for path, key in self.FILES:
+            try:
+                self.fd, self.key = os.open(path, os.O_RDONLY), key
+                break
+            except OSError:
+                continue
+
+    def read(self) -> int:
+        if self.fd is None:
+            return 0
+        for line in os.pread(self.fd, 4096, 0).splitlines():
+            if line.startswith(self.key):
+                return int(line.split()[1])
+        return 0
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def parts_of(path: str, work: str) -> list[str]:
+    """The names below the working folder that lead to `path`; Refused where it leads out."""
+    if path.startswith("/"):
+        if path != work and not path.startswith(work.rstrip("/") + "/"):
+            raise Refused(f"{path!r} is outside of the working folder {work}")
+        path = path[len(work) :]
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in path:
+        raise Refused(f"{path!r} is outside of the working folder {work}")
+    return parts
+
+
+def open_below(work: str, parts: list[str], *, make: bool = False) -> int:
+    """A descriptor of the folder, following no link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    fd = os.open(work, flags)
+    for part in parts:
+        if make:
+            try:
+                os.mkdir(part, 0o755, dir_fd=fd)
+            except FileExistsError:
+                pass
+        try:
+            inner = os.open(part, flags, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+def open_file(work: str, path: str, flags: int) -> int:
+    """A descriptor of a regular file; Refused for links, pipes and devices."""
+    parts = parts_of(path, work)
+    if not parts:
+        raise Refused(f"{path!r} is a folder")
+    folder = open_below(work, parts[:-1], make=bool(flags & os.O_CREAT))
+    try:
+        # O_NONBLOCK: a pipe left under this name must not hold up the supervisor.
+        fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Refused(f"{path!r} is a link") from None
+        raise
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Refused(f"{path!r} is not a file")
+    return fd
+
+
+def write_file(work: str, path: str, data: memoryview) -> None:
+    fd = open_file(work, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_fully(fd, [data], None)
+    finally:
+        os.close(fd)
+
+
+def read_file(work: str, path: str, limit: int) -> bytearray:
+    fd = open_file(work, path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        if size > limit:
+            raise Refused(f"{path!r} has {size} bytes, the limit is {limit}")
+        data = bytearray(size)
+        return data[: os.readv(fd, [data])] if size else data
+    finally:
+        os.close(fd)
+
+
+def list_folder(work: str, path: str) -> list[bytes]:
+    fd = open_below(work, parts_of(path, work))
+    try:
+        with os.scandir(fd) as entries:
+            return sorted(
+                os.fsencode(entry.name) + (b"/" if entry.is_dir(follow_symlinks=False) else b"") for entry in entries
+            )
+    finally:
+        os.close(fd)
+
+
+def open_to_empty(name: str, folder: int) -> int:
+    """A descriptor of a sub-folder that may be emptied, whatever its mode was; follows no link."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
+    finally:
+        os.close(handle)
+
+
+def remove_file(name: str, folder: int) -> bool:
+    """Whether it was one, and is gone."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        return False
+    return True
+
+
+def empty_folder(path: str) -> None:
+    """Remove everything below `path`: any depth, any mode, no link followed.
+
+    Each sub-folder's folders are lifted to the top before it is removed, so no path ever grows long.
+    """
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    lifted = 0
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if remove_file(name, top):
+                    continue
+                folder = open_to_empty(name, top)
+                try:
+                    for inner in os.listdir(folder):
+                        if not remove_file(inner, folder):
+                            os.close(open_to_empty(inner, folder))
+                            lifted += 1
+                            os.rename(inner, f".lifted-{os.getpid()}-{lifted}", src_dir_fd=folder, dst_dir_fd=top)
+                finally:
+                    os.close(folder)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def empty_ipc() -> None:
+    """Remove the System V objects of our namespace."""
+    removers: dict[str, Callable[[int], object]] = {
+        "shm": lambda number: libc.shmctl(number, IPC_RMID, None),
+        "msg": lambda number: libc.msgctl(number, IPC_RMID, None),
+        "sem": lambda number: libc.semctl(number, 0, IPC_RMID),
+    }
+    for kind, remove in removers.items():
+        try:
+            with open(f"/proc/sysvipc/{kind}", "rb") as file:
+                rows = file.read().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            remove(int(row.split()[1]))
+
+
+# ---------------------------------------------------------------------------------------------- supervisor
+
+
+class Supervisor:
+    """Answers the host's calls one by one; the only process here that the host listens to."""
+
+    def __init__(self, host: int, config: dict[str, Any]) -> None:
+        self.host = host
+        self.work: str = config["work"]
+        self.wipe: list[str] = config["wipe"]
+        self.limits: dict[str, int] = config["limits"]
+        self.shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+        self.modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in self.wipe}
+        self.oom = OomCounter()
+        self.worker = self.new_worker()
+        self.operations = {
+            "python": self.python,
+            "exec": self.exec,
+            "write": self.write,
+            "read": self.read,
+            "list": self.list,
+            "reset": self.reset,
+        }
+
+    def serve(self) -> None:
+        """Answer until the wire closes."""
+        write_frame(self.host, {"hello": PROTOCOL, "python": sys.version.split()[0]})
+        while True:
+            envelope, body = read_frame(self.host, None, MAX_ENVELOPE, MAX_BODY)
+            operation = self.operations.get(envelope.get("op", ""))
+            if operation is not None:  # Else an answer or a cancel that crossed the end of its call.
+                answer, parts = self.attempt(operation, envelope, body)
+                write_frame(self.host, {"id": envelope["id"], **answer}, parts)
+            zero(body)
+            OUT.clear()
+            ERR.clear()
+            zero(SCRATCH)
+
+    def attempt(self, operation: Callable[..., Any], envelope: dict[str, Any], body: bytearray) -> Any:
+        try:
+            return operation(envelope, body)
+        except Refused as error:
+            return {"error": str(error)}, []
+        except OSError as error:
+            return {"error": error.strerror or str(error), "errno": error.errno}, []
+
+    def new_worker(self, *, fresh: bool = False) -> Child:
+        def run() -> None:
+            gc.enable()
+            Worker(self.work, shadowing=not fresh).serve()
+
+        return start(run, self.work, self.limits, channel=True, sealed=fresh)
+
+    def restart(self) -> bool:
+        """Kill everything and start a new session; whether nothing of the old one is left."""
+        self.worker.close()
+        clean = kill_all()
+        self.worker = self.new_worker()
+        return clean
+
+    def python(self, envelope: dict[str, Any], body: bytearray) -> Any:
+        """Run a cell in the session, or in a worker that earlier code never touched."""
+        if envelope["fresh"]:
+            return self.python_fresh(envelope, body)
+        lost = self.revive()
+        call = self.cell(self.worker, envelope, body)
+        if call.lost:
+            self.restart()
+        else:
+            reap()
+        call.lost |= lost
+        return call.answer()
+
+    def revive(self) -> bool:
+        """Whether the session had to be started anew: it ended, or wrote to its channel, between two calls."""
+        assert self.worker.channel is not None
+        poll = select.poll()
+        poll.register(self.worker.pidfd, select.POLLIN)
+        poll.register(self.worker.channel, select.POLLIN)
+        if not poll.poll(0):
+            return False
+        self.restart()
+        return True
+
+    def python_fresh(self, envelope: dict[str, Any], body: bytearray) -> Any:
+        bystanders = stop_all()
+        worker = self.new_worker(fresh=True)
+        call = self.cell(worker, envelope, body)
+        worker.close()
+        call.lost = not kill_all_but(set(bystanders))
+        if call.lost:
+            self.restart()
+        for pid, parent in bystanders.items():
+            send_signal(pid, parent, signal.SIGCONT)
+        return call.answer()
+
+    def cell(self, worker: Child, envelope: dict[str, Any], body: bytearray) -> Call:
+        assert worker.channel is not None
+        for fd in (worker.out, worker.err):
+            self.discard(fd)
+        killed = self.oom.read()
+        call = Call(self.host, worker, envelope)
+        try:
+            head = {"id": call.id, "functions": envelope["functions"]}
+            write_frame(worker.channel, head, [body], time.monotonic() + PATIENCE_S)
+        except OSError:
+            call.end("protocol", -signal.SIGKILL, lost=True)
+        call.run()
+        self.note_oom(call, killed)
+        return call
+
+    def discard(self, fd: int) -> None:
+        """Drop what was written between two calls: an answer holds its own call's output only."""
+        try:
+            for _ in range(64):
+                if not os.readv(fd, [SCRATCH]):
+                    return
+        except BlockingIOError:
+            return
+
+    def note_oom(self, call: Call, before: int) -> None:
+        if call.status in ("error", "killed") and self.oom.read() > before:
+            call.status = "oom"
+
+    def exec(self, envelope: dict[str, Any], body: bytearray) -> Any:
+        """Run a shell command; what it started ends with the call."""
+
+        def run() -> None:
+            try:
+                os.execv(self.shell, [self.shell.encode(), b"-c", bytes(body)])
+            except (OSError, ValueError) as error:
+                os.write(2, f"the shell cannot start: {error}\n".encode())
+                os._exit(126)
+
+        before = set(descendants(os.getpid()))
+        killed = self.oom.read()
+        child = start(run, self.work, self.limits, channel=False, sealed=False)
+        call = Call(self.host, child, envelope)
+        call.run()
+        child.close()
+        self.note_oom(call, killed)
+        call.lost = not kill_all_but(before | descendants(self.worker.pid).keys())
+        if call.lost:
+            self.restart()
+        return call.answer()
+
+    def write(self, envelope: dict[str, Any], body: bytearray) -> Any:
+        at = 0
+        for path, size in envelope["files"]:
+            write_file(self.work, path, memoryview(body)[at : at + size])
+            at += size
+        return {}, []
+
+    def read(self, envelope: dict[str, Any], _body: bytearray) -> Any:
+        return {}, [read_file(self.work, envelope["path"], envelope["limit"])]
+
+    def list(self, envelope: dict[str, Any], _body: bytearray) -> Any:
+        names = b"\0".join(list_folder(self.work, envelope["path"]))
+        if len(names) > MAX_BODY:
+            raise Refused(f"{envelope['path']!r} holds too many names")
+        return {}, [names]
+
+    def reset(self, _envelope: dict[str, Any], _body: bytearray) -> Any:
+        """Nothing of before is left, or `clean` is false."""
+        self.worker.close()
+        clean = kill_all()
+        for path in self.wipe:
+            self.empty(path)
+        if ALONE:
+            empty_ipc()
+        clean = clean and not any(os.listdir(path) for path in self.wipe)
+        self.worker = self.new_worker()
+        clean = clean and children(os.getpid()) == [self.worker.pid]
+        return {"clean": clean}, []
+
+    def empty(self, path: str) -> None:
+        try:
+            if stat.S_IMODE(os.lstat(path).st_mode) != self.modes[path]:
+                os.chmod(path, self.modes[path])
+        except FileNotFoundError:
+            os.mkdir(path, self.modes[path])
+        empty_folder(path)
+
+    def leave(self) -> None:
+        """End everything below us; as pid 1 the kernel does it."""
+        if not ALONE:
+            kill_all()
+            for path in self.wipe:
+                empty_folder(path)
+                os.rmdir(path)
+
+
+# Ignored, not handled: a handler would make pid 1 open to signals from inside.
+QUIET = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
+
+
+def connect(config: dict[str, Any]) -> int:
+    """The host's wire: inherited, or connected to once."""
+    if "fd" in config:
+        fd = int(config["fd"])
+    else:
+        wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        wire.connect(config["connect"])
+        fd = wire.detach()
+    os.set_blocking(fd, False)
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def prepare() -> None:
+    """Make this process a zygote that its children cannot reach into."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        raise SystemExit("the kernel does not list the children of a process in /proc")
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    for number in QUIET:
+        signal.signal(number, signal.SIG_IGN)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.umask(0o022)
+    sys.argv[:] = [""]
+    sys.path[:] = [path for path in sys.path if path and path != os.path.dirname(os.path.abspath(__file__))]
+    # Found by path and not by `site.main`: no .pth file and no sitecustomize runs.
+    sys.path += [path for path in site.getsitepackages() if path not in sys.path and os.path.isdir(path)]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def main() -> NoReturn:
+    config = json.loads(sys.argv[1])
+    if not ALONE:
+        for path in config["wipe"]:
+            if not os.path.basename(path).startswith("agentgym-"):
+                raise SystemExit(f"{path!r} is not a folder of ours to wipe")
+    host = connect(config)
+    prepare()
+    os.chdir("/")
+    supervisor = Supervisor(host, config)
+    try:
+        supervisor.serve()
+    except (EOFError, BrokenPipeError):
+        pass  # The host is gone.
+    finally:
+        try:
+            supervisor.leave()
+        finally:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Baselines count rollouts; samples carry each sampled token once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentgym.samples import Estimator, SampleBatch, advantages, merge, samples
+from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
+
+
+def segment(index: int, *parts: tuple[str, Sequence[int]], version: int = 0) -> Segment:
+    """A segment of ("context", ids) and ("turn", ids) parts."""
+    ids: list[int] = []
+    sampled: list[bool] = []
+    turns: list[Turn] = []
+    for kind, more in parts:
+        if kind == "turn":
+            turns.append(
+                Turn(
+                    start=len(ids),
+                    stop=len(ids) + len(more),
+                    finish_reason="stop",
+                    versions=(Version(0, version + len(turns)),),
+                    message={"role": "assistant", "content": ""},
+                )
+            )
+        ids += more
+        sampled += [kind == "turn"] * len(more)
+    return Segment(
+        index=index,
+        parent=None if index == 0 else 0,
+        kind="root" if index == 0 else "fork",
+        token_ids=ids,  # type: ignore[arg-type]
+        sampled=sampled,  # type: ignore[arg-type]
+        logprobs=-np.array(ids, np.float32) / 10 * np.array(sampled),
+        turns=tuple(turns),
+    )
+
+
+def rollout(name: str, reward: float | None, *segments: Segment, group: str = "g") -> Rollout:
+    return Rollout(
+        rollout_id=name,
+        group_id=group,
+        segments=segments or (segment(0, ("context", [1, 2]), ("turn", [3])),),
+        reward=reward,
+        stop_reason="error" if reward is None else "done",
+        error="the box died" if reward is None else None,
+    )
+
+
+def group(*rollouts: Rollout, name: str = "g") -> Group:
+    return Group(group_id=name, rollouts=rollouts)
+
+
+def step(
+    prompt: list[int], response: list[int], logprobs: list[float] | None = None, *, at: int = 0, **more: Any
+) -> Sample:
+    fields: dict[str, Any] = {
+        "group_id": "g",
+        "rollout_id": "r",
+        "segment": 0,
+        "step": at,
+        "prompt_ids": prompt,
+        "response_ids": response,
+        "loss_mask": [True] * len(response),
+        "logprobs": logprobs or [-1.0] * len(response),
+        "advantages": [1.0] * len(response),
+        "weight": 0.25,
+        "policy_version": 7 - at,
+        "is_last": False,
+    }
+    return Sample(**(fields | more))
+
+
+def ids_and_masks(rows: SampleBatch) -> list[tuple[list[int], list[int], list[int]]]:
+    return [(r.prompt_ids.tolist(), r.response_ids.tolist(), r.loss_mask.astype(int).tolist()) for r in rows]
+
+
+# Baselines
+
+
+def test_a_rollout_counts_once_in_its_baseline() -> None:
+    got = advantages([1, 3, 3, 5, 11], [0, 1, 1, 2, 3], [0, 0, 0, 1, 1], estimator="dr_grpo")
+    np.testing.assert_array_equal(got, [-1, 1, 1, -3, 3])
+    got = advantages([1, 3, 3, 5, 11], [0, 1, 1, 2, 3], [0, 0, 0, 1, 1], estimator="grpo")
+    np.testing.assert_allclose(got, np.array([-1, 1, 1, -1, 1]) / np.sqrt(2), atol=1e-6)
+
+
+def test_string_ids_group_as_int_ids_do() -> None:
+    rewards, rollouts, groups = [1, 3, 3, 5, 11], [0, 1, 1, 2, 3], [0, 0, 0, 1, 1]
+    named = advantages(rewards, [f"r{i}" for i in rollouts], [f"g{i}" for i in groups])
+    far_apart = advantages(rewards, np.array(rollouts) * 10**9, -np.array(groups) * 10**9)
+    plain = advantages(rewards, np.array(rollouts), np.array(groups))
+    np.testing.assert_array_equal(named, plain)
+    np.testing.assert_array_equal(far_apart, plain)
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 1], ["a", "b", "b"], np.array([0, 1, 1])])
+def test_unequal_sibling_rewards_name_the_rollout_and_its_rows(ids: Any) -> None:
+    with pytest.raises(ValueError, match=r"rollout .*[1b].*: unequal rewards \[2.0, 6.0\] in its rows \[1, 2\]"):
+        advantages([0, 2, 6], ids, [0, 0, 0])
+
+
+def test_a_sibling_without_a_reward_is_unequal_too() -> None:
+    with pytest.raises(ValueError, match="unequal rewards"):
+        advantages([2, None], ["a", "a"], [0, 0])
+
+
+def test_a_rollout_in_two_groups_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"rollout 5: unequal groups .* in its rows \[0, 2\]"):
+        advantages([1, 2, 1], [5, 6, 5], [0, 0, 1])
+
+
+@pytest.mark.parametrize("which", ["rollout", "group"])
+def test_a_missing_id_is_an_error_and_never_one_merged_rollout(which: str) -> None:
+    ids = (
+        {"rollout": [1, None, None], "group": [0, 0, 0]}
+        if which == "rollout"
+        else {
+            "rollout": [1, 2, 3],
+            "group": [0, None, None],
+        }
+    )
+    with pytest.raises(ValueError, match=f"{which} id: None in row 1"):
+        advantages([1, 2, 2], ids["rollout"], ids["group"])  # type: ignore[arg-type]
+
+
+def test_float_ids_are_refused() -> None:
+    with pytest.raises(ValueError, match="group id"):
+        advantages([1.0, 2.0], [1, 2], np.array([0.0, 0.0]))
+
+
+def test_interleaved_groups_keep_their_own_baselines() -> None:
+    got = advantages([0, 10, 2, 14], [0, 1, 2, 3], [0, 1, 0, 1], estimator="dr_grpo")
+    np.testing.assert_array_equal(got, [-1, -2, 1, 2])
+
+
+def test_uneven_groups_never_share_one_global_mean() -> None:
+    got = advantages([5, 5, 5, 0, 1], [0, 1, 2, 3, 4], [0, 0, 0, 1, 1], estimator="dr_grpo")
+    np.testing.assert_array_equal(got, [0, 0, 0, -0.5, 0.5])
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
+def test_a_group_of_one_gets_zero_and_never_nan(estimator: Estimator) -> None:
+    np.testing.assert_array_equal(advantages([7.5], ["a"], ["g"], estimator=estimator), [0])
+
+
+def test_a_failed_rollout_is_outside_the_baseline_and_has_no_advantage() -> None:
+    got = advantages([100, None, 50], [0, 1, 2], [0, 0, 0], estimator="dr_grpo")
+    np.testing.assert_array_equal(got, [25, np.nan, -25])
+
+
+def test_leave_one_out_takes_the_mean_of_the_others() -> None:
+    got = advantages([6, 3, 9, 12, 1], [0, 1, 2, 3, 4], [0, 0, 1, 1, 2], estimator="rloo")
+    np.testing.assert_allclose(got, [3, -3, -3, 3, 0])
+
+
+def test_without_std_the_advantage_is_the_distance_to_the_mean() -> None:
+    got = advantages([6, 3, 9, 12], [0, 1, 2, 3], [0, 0, 1, 1], estimator="dr_grpo")
+    np.testing.assert_array_equal(got, [1.5, -1.5, -1.5, 1.5])
+
+
+def test_one_row_a_rollout_equals_the_plain_reshape() -> None:
+    rewards = np.random.default_rng(0).normal(size=(32, 8))
+    plain = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-6)
+    got = advantages(rewards.ravel(), np.arange(256), np.arange(32).repeat(8))
+    np.testing.assert_allclose(got, plain.ravel(), rtol=1e-12, atol=1e-12)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_the_order_of_rows_means_nothing(fan_out: list[int], random: Any) -> None:
+    rows = [(float(r % 3), r, r // 3) for r, k in enumerate(fan_out) for _ in range(k)]
+    mixed = random.sample(rows, len(rows))
+    first = dict(zip((r[1] for r in rows), advantages(*zip(*rows, strict=True)).tolist(), strict=True))
+    again = dict(zip((r[1] for r in mixed), advantages(*zip(*mixed, strict=True)).tolist(), strict=True))
+    assert first == pytest.approx(again, abs=1e-12)
+
+
+def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rewards, 1 rollout ids, 1 group ids"):
+        advantages([1, 2], [0], [0])
+    with pytest.raises(ValueError, match="not finite in row 1"):
+        advantages([0, np.inf], [0, 1], [0, 0])
+    with pytest.raises(ValueError, match="estimator"):
+        advantages([0, 1], [0, 1], [0, 0], estimator="gae")  # type: ignore[arg-type]
+
+
+def test_no_rows_have_no_advantages() -> None:
+    assert len(advantages([], [], [])) == len(advantages([], np.zeros(0, int), np.zeros(0, int))) == 0
+
+
+# Rollouts to samples
+
+
+TWO_TURNS = segment(0, ("context", [1, 2]), ("turn", [3, 4]), ("context", [5]), ("turn", [6]), version=4)
+
+
+def test_a_turn_is_a_sample_and_its_prompt_all_before_it() -> None:
+    rows = samples([group(rollout("a", 2.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
+    assert ids_and_masks(rows)[:2] == [([1, 2], [3, 4], [1, 1]), ([1, 2, 3, 4, 5], [6], [1])]
+    assert [row.advantages.tolist() for row in rows] == [[1, 1], [1], [-1]]
+    assert [row.weight for row in rows] == pytest.approx([2 / 3, 1 / 3, 1])
+    assert [row.is_last for row in rows] == [False, True, True]
+    assert [row.policy_version for row in rows] == [4, 5, 0]
+
+
+def test_merged_turns_are_one_sample_with_the_context_between_them_masked() -> None:
+    rows = samples([group(rollout("a", 2.0, TWO_TURNS), rollout("b", 0.0))])
+    assert ids_and_masks(rows)[0] == ([1, 2], [3, 4, 5, 6], [1, 1, 0, 1])
+    assert rows[0].advantages.tolist() == [1, 1, 0, 1]
+    np.testing.assert_allclose(rows[0].logprobs, [-0.3, -0.4, 0, -0.6])
+    assert (rows[0].weight, rows[0].policy_version, rows[0].is_last) == (1.0, 4, True)
+
+
+def test_a_childs_carried_prefix_is_never_trained() -> None:
+    child = segment(1, ("context", [1, 2, 3, 4]), ("turn", [9, 9]))
+    rows = samples([group(rollout("a", 1.0, TWO_TURNS, child), rollout("b", 0.0))])
+    assert ids_and_masks(rows)[1] == ([1, 2, 3, 4], [9, 9], [1, 1])
+    assert [row.weight for row in rows] == pytest.approx([3 / 5, 2 / 5, 1])
+    assert [row.is_last for row in rows] == [False, True, True]
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_every_segment_gets_its_rollouts_advantage_once_in_the_baseline(merged: bool) -> None:
+    fan = [segment(i, ("context", [1]), ("turn", [2]), ("context", [3]), ("turn", [4])) for i in range(5)]
+    rows = samples([group(rollout("a", 3.0, *fan), rollout("b", 1.0))], merge=merged)
+    trained = {
+        name: {float(a) for r in rows if r.rollout_id == name for a in r.advantages[r.loss_mask]} for name in "ab"
+    }
+    assert trained == {"a": {1.0}, "b": {-1.0}}
+
+
+def test_a_failed_rollout_leaves_baseline_and_loss_and_is_counted() -> None:
+    rows = samples([group(rollout("a", 100.0), rollout("b", None), rollout("c", 50.0))])
+    assert [(row.rollout_id, row.advantages.tolist()) for row in rows] == [("a", [25.0]), ("c", [-25.0])]
+    assert (rows.rollouts, rows.rollouts_failed, rows.rollouts_trained) == (3, 1, 2)
+
+
+def test_groups_without_signal_leave_the_batch_and_are_counted() -> None:
+    groups = [
+        group(rollout("a", 1.0), rollout("b", 1.0)),
+        group(rollout("c", 1.0, group="h"), rollout("d", 0.0, group="h"), name="h"),
+        group(rollout("e", None, group="i"), rollout("f", 1.0, group="i"), name="i"),
+        group(rollout("k", None, group="j"), name="j"),
+    ]
+    rows = samples(groups)
+    assert {row.rollout_id for row in rows} == {"c", "d"}
+    assert (rows.groups, rows.groups_without_signal, rows.rollouts, rows.rollouts_failed) == (4, 3, 7, 2)
+    assert rows.trained_tokens == 2
+    assert rows.metrics()["samples/groups_without_signal"] == 3
+
+
+def test_no_groups_are_no_samples() -> None:
+    rows = samples([])
+    assert len(rows) == 0
+    assert set(rows.metrics().values()) == {0.0}
+
+
+def test_a_rollout_id_in_two_groups_is_an_error() -> None:
+    with pytest.raises(ValueError, match="rollout 'a'"):
+        samples([group(rollout("a", 1.0)), group(rollout("a", 1.0, group="h"), name="h")])
+
+
+def test_a_sample_is_a_view_of_its_segment() -> None:
+    rows = samples([group(rollout("a", 1.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
+    for mine, theirs in [(rows[1].prompt_ids, TWO_TURNS.token_ids), (rows[1].logprobs, TWO_TURNS.logprobs)]:
+        assert np.shares_memory(mine, theirs)
+
+
+def test_a_batch_of_samples_is_a_sequence() -> None:
+    rows = samples([group(rollout("a", 1.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
+    assert [row.step for row in rows] == [0, 1, 0]
+    assert [row.step for row in rows[:2]] == [0, 1]
+
+
+# Merging
+
+
+def test_steps_whose_prefix_holds_merge_into_one() -> None:
+    (row,) = merge([step([10], [20], [-0.5]), step([10, 20, 30], [40, 41], [-0.3, -0.4], at=1, is_last=True)])
+    assert (row.prompt_ids.tolist(), row.response_ids.tolist()) == ([10], [20, 30, 40, 41])
+    assert row.loss_mask.astype(int).tolist() == [1, 0, 1, 1]
+    np.testing.assert_allclose(row.logprobs, [-0.5, 0, -0.3, -0.4])
+    np.testing.assert_array_equal(row.advantages, [1, 0, 1, 1])
+    assert (row.weight, row.step, row.policy_version, row.is_last) == (0.5, 0, 6, True)
+
+
+def test_a_prompt_that_does_not_extend_the_last_step_starts_a_new_sample() -> None:
+    rows = merge([step([10], [20]), step([99, 88], [40, 41], at=1), step([99, 88, 40, 41], [5], at=2)])
+    assert [(r.prompt_ids.tolist(), r.response_ids.tolist()) for r in rows] == [([10], [20]), ([99, 88], [40, 41, 5])]
+
+
+def test_a_prompt_that_drifts_inside_the_last_response_starts_a_new_sample() -> None:
+    rows = merge([step([10], [20, 21]), step([10, 20, 99, 30], [40], at=1)])
+    assert len(rows) == 2
+
+
+def test_three_turns_merge_into_one_row() -> None:
+    steps = [step([1], [2]), step([1, 2, 3], [4], at=1), step([1, 2, 3, 4, 5], [6], at=2)]
+    for order in (steps, steps[::-1]):  # neighbours are found by step, not by row
+        (row,) = merge(order)
+        assert row.response_ids.tolist() == [2, 3, 4, 5, 6]
+        assert row.loss_mask.astype(int).tolist() == [1, 0, 1, 0, 1]
+
+
+def test_steps_of_other_rollouts_or_segments_never_merge() -> None:
+    rows = merge([step([1], [2]), step([1, 2], [3], at=1, rollout_id="s"), step([1, 2], [3], at=1, segment=1)])
+    assert len(rows) == 3
+
+
+def test_a_sample_merged_on_its_own_is_itself() -> None:
+    row = step([1], [2])
+    assert merge([row]) == [row]
+
+
+parts = st.lists(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4), min_size=1, max_size=3
+)
+
+
+@given(parts)
+@settings(max_examples=50, deadline=None)
+def test_merging_steps_gives_what_cutting_merged_gives(shape: list[list[tuple[int, int]]]) -> None:
+    count = iter(range(10_000))
+    segments = [
+        segment(
+            i,
+            *(
+                (kind, [next(count) for _ in range(n)])
+                for pair in turns
+                for kind, n in zip(("context", "turn"), pair, strict=True)
+            ),
+        )
+        for i, turns in enumerate(shape)
+    ]
+    groups = [group(rollout("a", 1.0, *segments), rollout("b", 0.0))]
+    stepped, merged = samples(groups, merge=False), samples(groups)
+    for mine, theirs in zip(merge(stepped), merged, strict=True):
+        for name in ("prompt_ids", "response_ids", "loss_mask", "logprobs", "advantages"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+        assert mine.weight == pytest.approx(theirs.weight)
+        assert (mine.step, mine.segment, mine.is_last) == (theirs.step, theirs.segment, theirs.is_last)
+    for rows in (stepped, merged):
+        trained = [i for r in rows if r.rollout_id == "a" for i in r.response_ids[r.loss_mask].tolist()]
+        assert sorted(trained) == [i for s in segments for i in s.token_ids[s.sampled].tolist()]
+        assert sum(r.weight for r in rows if r.rollout_id == "a") == pytest.approx(1)
+
+
+def test_a_sample_batch_cannot_be_changed() -> None:
+    rows = samples([group(rollout("a", 1.0), rollout("b", 0.0))])
+    assert replace(rows, groups=5).groups == 5
+    with pytest.raises(AttributeError):
+        rows.groups = 5  # type: ignore[misc]

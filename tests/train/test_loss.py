@@ -1,0 +1,222 @@
+"""The loss by hand, and its indifference to how the batch was cut."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agentgym.samples import merge, samples
+from agentgym.train.batch import Batch, collate
+from agentgym.train.logprobs import response_logprobs
+from agentgym.train.loss import Normalise, denominator, loss_sums, policy_loss, weighted_sum
+from agentgym.train.model import PolicyModel, load_policy
+from agentgym.types import Group, Sample
+
+
+def one_row(logprobs: list[float], advantages: list[float], mask: list[int], *, weight: float = 1.0) -> Sample:
+    n = len(logprobs)
+    return Sample(
+        group_id="g",
+        rollout_id=f"r{weight}",
+        segment=0,
+        step=0,
+        prompt_ids=np.array([1]),
+        response_ids=np.arange(n) + 1,
+        loss_mask=np.array(mask, np.bool_),
+        logprobs=np.array(logprobs, np.float32),
+        advantages=np.array(advantages, np.float32),
+        weight=weight,
+        policy_version=0,
+        is_last=True,
+    )
+
+
+def clipped(logprobs: Tensor, batch: Batch, normalise: Normalise = "token", total: float = 1.0) -> Tensor:
+    return policy_loss(logprobs, batch, clip_low=0.2, clip_high=0.2, normalise=normalise, denominator=total)
+
+
+# Means
+
+
+def test_the_token_mean_counts_trained_tokens_only() -> None:
+    values, mask = torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
+    assert float(weighted_sum(values, mask, torch.ones(2), "token") / 5) == pytest.approx(3.6)
+
+
+def test_two_micro_batches_are_divided_by_the_denominator_of_both() -> None:
+    parts = [torch.full((1, 100), 2.0), torch.full((1, 900), 0.5)]
+    sums = [weighted_sum(part, torch.ones_like(part).bool(), torch.ones(1), "token") / 1000 for part in parts]
+    assert float(sum(sums)) == pytest.approx(0.65)  # the mean of the two means would be 1.25
+
+
+def test_the_sample_mean_gives_each_sample_the_same_weight() -> None:
+    values, mask = torch.tensor([[1.0, 3, 9], [4, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]]).bool()
+    assert float(weighted_sum(values, mask, torch.tensor([0.1, 0.9]), "sample") / 2) == pytest.approx(3.0)
+
+
+def test_the_rollout_mean_gives_a_rollout_the_same_weight_however_many_samples_it_has() -> None:
+    # Rollout A: three tokens of 2, 2 and 8 in two samples, mean 4. Rollout B: one token of 10.
+    values = torch.tensor([[2.0, 2], [0, 8], [0, 10]])
+    mask = torch.tensor([[1, 1], [0, 1], [0, 1]]).bool()
+    weight = torch.tensor([2 / 3, 1 / 3, 1])
+    assert float(weighted_sum(values, mask, weight, "rollout") / 2) == pytest.approx(7.0)
+
+
+def test_the_denominator_counts_only_what_is_trained() -> None:
+    rows = [one_row([0] * 3, [1] * 3, [1, 0, 1]), one_row([0] * 2, [1] * 2, [0, 0]), one_row([0], [1], [1], weight=0.5)]
+    assert denominator(rows, "token") == 3
+    assert denominator(rows, "sample") == 2
+    assert denominator(rows, "rollout") == 2
+    assert denominator(rows, 640.0) == 640
+    for wrong in ("mean", 0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="normalise"):
+            denominator(rows, wrong)  # type: ignore[arg-type]
+
+
+# The clipped objective
+
+
+def test_the_loss_by_hand() -> None:
+    # Ratios e^.1, e^.5, e^-.5, e^-.5; the second is clipped to 1.2, the fourth to .8.
+    batch = collate([one_row([-1.0] * 4, [1, 1, 1, -1], [1, 1, 1, 1])], pad_id=0)
+    loss = clipped(torch.tensor([[-0.9, -0.5, -1.5, -1.5]]), batch, total=4)
+    by_hand = -(math.exp(0.1) + 1.2 + math.exp(-0.5) - 0.8) / 4
+    assert float(loss) == pytest.approx(by_hand)
+
+
+def test_a_clipped_token_has_no_gradient() -> None:
+    batch = collate([one_row([-1.0] * 3, [1, 1, -1], [1, 1, 1])], pad_id=0)
+    logprobs = torch.tensor([[-1.0, -0.5, -1.5]], requires_grad=True)
+    clipped(logprobs, batch).backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[-1.0, 0.0, 0.0]]
+
+
+def test_a_masked_column_has_no_part_whatever_stands_in_it() -> None:
+    batch = collate([one_row([-1.0, 0.0], [2, 0], [1, 0])], pad_id=0)
+    logprobs = torch.tensor([[-1.0, 1e30]], requires_grad=True)
+    loss = clipped(logprobs, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == -2.0
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[-2.0, 0.0]]
+
+
+def test_the_figures_by_hand() -> None:
+    batch = collate([one_row([-1.0, -1.0, 0.0], [1, 1, 0], [1, 1, 0])], pad_id=0)
+    logprobs, entropy = torch.tensor([[-0.5, -1.1, -9.0]]), torch.tensor([[1.0, 2.0, 9.0]])
+    got = loss_sums(torch.tensor(3.0), logprobs, entropy, batch, clip_low=0.2, clip_high=0.2)
+    assert (got.loss, got.tokens, got.clipped, got.entropy) == (3.0, 2, 1.0, 3.0)
+    assert got.gap == pytest.approx(0.5)
+    assert got.kl == pytest.approx(math.exp(0.5) - 1.5 + math.exp(-0.1) - 0.9, rel=1e-5)
+
+
+def test_the_figures_of_nothing_are_zero() -> None:
+    batch = collate([one_row([-1.0], [1], [1])], pad_id=0, masked=True)
+    got = loss_sums(torch.tensor(0.0), torch.zeros(1, 1), torch.zeros(1, 1), batch, clip_low=0.2, clip_high=0.2)
+    assert (got.tokens, got.gap, got.kl) == (0, 0.0, 0.0)
+
+
+# Log-probabilities
+
+
+def test_a_token_is_scored_by_the_state_before_it_at_its_temperature() -> None:
+    hidden = torch.tensor([[[9.0, 9.0], [1.0, 0.0], [0.0, 2.0], [9.0, 9.0]]])
+    ids, mask = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[True, True]])
+    logprobs, entropy = response_logprobs(hidden, torch.nn.Identity(), ids, mask, temperature=0.5)
+    log_z = [math.log(math.exp(2) + 1), math.log(math.exp(4) + 1)]
+    assert logprobs.tolist()[0] == pytest.approx([2 - log_z[0], 4 - log_z[1]], rel=1e-5)
+    p = math.exp(2 - log_z[0])
+    assert float(entropy[0, 0]) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)), rel=1e-5)
+
+
+def test_temperature_zero_is_scored_as_one() -> None:
+    hidden, ids, mask = torch.randn(2, 5, 3), torch.randint(0, 3, (2, 5)), torch.ones(2, 4).bool()
+    at = [response_logprobs(hidden, torch.nn.Identity(), ids, mask, temperature=t)[0] for t in (0.0, 1.0)]
+    assert torch.equal(*at)
+
+
+def test_only_the_states_of_trained_tokens_pass_the_output_layer() -> None:
+    seen: list[int] = []
+
+    def head(states: Tensor) -> Tensor:
+        seen.append(len(states))
+        return states
+
+    mask = torch.tensor([[False, True, False], [True, True, False]])
+    response_logprobs(torch.randn(2, 9, 4), head, torch.zeros(2, 9).long(), mask)
+    assert seen == [3]
+
+
+# The gradient does not depend on how the batch was cut
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_model: Path) -> PolicyModel:
+    policy = load_policy(tiny_model, dtype=torch.float32, rank=4, alpha=8, seed=1)
+    torch.manual_seed(2)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:  # zero at the start, and A would have no gradient
+            torch.nn.init.normal_(weight, std=0.1)
+    return policy
+
+
+def gradient(policy: PolicyModel, rows: list[Sample], normalise: Normalise, size: int, pad_id: int = 0) -> Tensor:
+    """The whole gradient as one vector, by micro-batches of `size` rows."""
+    policy.zero_grad()
+    total = denominator(rows, normalise)
+    for start in range(0, len(rows), size):
+        batch = collate(rows[start : start + size], pad_id=pad_id)
+        logprobs, _ = policy(batch.input_ids_BT, batch.attention_BT, batch.positions_BT, batch.loss_mask_BR)
+        clipped(logprobs, batch, normalise, total).backward()  # type: ignore[no-untyped-call]
+    return torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
+    assert float(expected.norm()) > 1e-3
+    assert float((got - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("normalise", ["token", "sample", "rollout", 100.0])
+def test_micro_batches_of_one_two_and_all_give_the_same_gradient(
+    policy: PolicyModel, groups_of: Callable[..., list[Group]], normalise: Normalise
+) -> None:
+    rows = list(samples(groups_of(1), merge=False))
+    whole = gradient(policy, rows, normalise, len(rows))
+    for size in (1, 2):
+        assert_same(gradient(policy, rows, normalise, size), whole)
+
+
+@pytest.mark.parametrize("normalise", ["token", "rollout", 100.0])
+def test_merged_and_per_turn_samples_give_the_same_gradient(
+    policy: PolicyModel, groups_of: Callable[..., list[Group]], normalise: Normalise
+) -> None:
+    steps, merged = list(samples(groups_of(2), merge=False)), list(samples(groups_of(2)))
+    assert len(steps) > len(merged)
+    whole = gradient(policy, steps, normalise, len(steps))
+    assert_same(gradient(policy, merged, normalise, len(merged)), whole)
+    assert_same(gradient(policy, merge(steps), normalise, 2), whole)
+
+
+def test_the_order_of_rows_and_the_padding_id_change_nothing(
+    policy: PolicyModel, groups_of: Callable[..., list[Group]]
+) -> None:
+    rows = list(samples(groups_of(3), merge=False))
+    mixed = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    assert_same(gradient(policy, mixed, "rollout", 4, pad_id=7), gradient(policy, rows, "rollout", 4))
+
+
+def test_log_probabilities_equal_the_full_models(policy: PolicyModel, groups_of: Callable[..., list[Group]]) -> None:
+    rows = list(samples(groups_of(4), merge=False))
+    batch = collate(rows, pad_id=0)
+    with torch.no_grad():
+        got, _ = policy(batch.input_ids_BT, batch.attention_BT, batch.positions_BT, batch.loss_mask_BR)
+        for i, row in enumerate(rows):
+            ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]))[None]
+            full = policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+            expected = full.gather(-1, ids[0, 1:, None])[-len(row.response_ids) :, 0]
+            np.testing.assert_allclose(got[i, -len(row.response_ids) :], expected, atol=1e-5)
