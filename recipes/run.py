@@ -17,7 +17,10 @@ def main(recipe: type[ag.Run]) -> None:
         summary = asyncio.run(ag.learn(run))
     except KeyboardInterrupt:
         again = " ".join([sys.executable, "-m", f"recipes.{run.recipe}", *sys.argv[1:]])
-        print(f"\nInterrupted; metrics and the adapter so far are in the run's folder. Run again: {again}", file=sys.stderr)
+        print(
+            f"\nInterrupted; metrics and the adapter so far are in the run's folder. Run again: {again}",
+            file=sys.stderr,
+        )
         raise SystemExit(130) from None
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(summary))

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 DEMO_TASKS = 500_000
-"""Demonstrations are of tasks from this index on, which training does not reach."""
+"""Demonstrations are of held-out tasks from this one on, far behind those that evaluation uses."""
 
 console = Console(stderr=True)
 
@@ -67,14 +68,16 @@ class Subject:
 
 SUBJECTS: dict[str, Subject] = {
     "chase": Subject(Chase, chase_demo.demonstrate),
-    "chase_compaction": Subject(ChaseCompaction, chase_demo.demonstrate),
+    "chase_compaction": Subject(
+        ChaseCompaction, partial(chase_demo.demonstrate, sloppiness=chase_demo.Sloppiness(guess=0.35))
+    ),
     "bisect": Subject(Bisect, bisect_demo.demonstrate),
 }
 
 
 async def demonstrations(subject: Subject, tokenizer: ChatTokenizer, count: int, seed: int) -> list[ag.Rollout]:
     """`count` rollouts of the demonstrator, in the given tokenizer's ids."""
-    tasks = subject.env.tasks("train")
+    tasks = subject.env.tasks("test")
     played = []
     for i in track(range(count), f"{count} demonstrations", console=console, transient=True):
         task = tasks[DEMO_TASKS + i]

@@ -1,0 +1,58 @@
+"""A sloppy demonstrator of bisect: it knows the format; some of its rollouts bisect, most guess blindly.
+
+What it leaves to be learned is what reinforcement learning then has to find: halve what is left, every time.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+
+from agentgym.testing import Policy, Reply, call, raw, say
+from envs.bisect.env import HIGHEST, BisectTask
+
+_GUESS = re.compile(r'"guess\((\d+)\)"')
+_ANSWER = re.compile(r"'(higher|lower)'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sloppiness:
+    """Chances of each style, per rollout (the rest guesses consistently), and of each fault, per turn."""
+
+    bisects: float = 0.25
+    blind: float = 0.6
+    malformed: float = 0.05
+    gives_up: float = 0.05
+
+
+def demonstrate(task: BisectTask, rng: random.Random, sloppiness: Sloppiness | None = None) -> Policy:
+    """The policy of one rollout, in one style throughout."""
+    chances = sloppiness or Sloppiness()
+    style = rng.random()
+
+    def guess(low: int, high: int) -> int:
+        if style < chances.bisects:
+            return (low + high) // 2
+        if style < chances.bisects + chances.blind:
+            return rng.randint(1, HIGHEST)
+        return rng.randint(low, high)
+
+    def reply(text: str) -> Reply:
+        fault = rng.random()
+        if fault < chances.gives_up:
+            return say("I give up.")
+        if fault < chances.gives_up + chances.malformed:
+            return raw(f"<tool_call>\nguess({rng.randint(1, HIGHEST)})\n</tool_call>")
+        return call("python", code=f"guess({guess(*_what_is_left(text))})")
+
+    return reply
+
+
+def _what_is_left(text: str) -> tuple[int, int]:
+    """The lowest and highest number that the answers so far allow."""
+    low, high = 1, HIGHEST
+    for guessed, answer in zip(_GUESS.findall(text), _ANSWER.findall(text), strict=True):
+        if answer == "higher":
+            low = max(low, int(guessed) + 1)
+        else:
+            high = min(high, int(guessed) - 1)
+    return low, high
