@@ -56,6 +56,8 @@ KEEP = 32 << 10
 """Bytes of output kept from the head and from the tail, per stream."""
 HARD_OUTPUT = 16 << 20
 GRACE_S = 0.3
+KILL_S = 1.0
+"""How long one process after the other is killed; whoever forks faster is met by killing all at once."""
 PATIENCE_S = 0.5
 """How long a worker may take over one frame."""
 CHANNEL = 3
@@ -176,6 +178,8 @@ class Worker:
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main
         self.names = main.__dict__
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)  # As every Python has them: OSError rather than death.
         # A verifier's `import re` must not find the re.py that the code under test left in the folder.
         sys.path.insert(0 if shadowing else len(sys.path), work)
 
@@ -279,10 +283,13 @@ def exit_code(leaving: SystemExit) -> int:
 def report(error: BaseException) -> None:
     """The traceback on stderr, without our own frames."""
     try:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        traceback.print_exception(type(error), error, trace)
+        shown: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+        assert shown is not None
+        lines = shown
+        while shown is not None:
+            shown.stack[:] = [frame for frame in shown.stack if frame.filename != __file__]
+            shown = shown.__cause__ or shown.__context__
+        sys.stderr.write("".join(lines.format()))
         flush()
     except BaseException:
         os.write(2, f"{type(error).__name__} (it could not be shown)\n".encode())
@@ -319,12 +326,38 @@ class Child:
             return -signal.SIGKILL  # Reaped among the leftovers of an earlier call.
 
 
-def start(run: Callable[[], object], work: str, limits: dict[str, int], *, channel: bool, sealed: bool) -> Child:
+def fork(patience_s: float) -> int:
+    """os.fork, tried again while the box is full of processes: a control group counts the dead a little longer."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.002)
+
+
+def start(
+    run: Callable[[], object],
+    work: str,
+    limits: dict[str, int],
+    patience_s: float,
+    *,
+    channel: bool,
+    sealed: bool,
+) -> Child:
     """Fork a process with pipes of its own that holds nothing of the host's wire, and `run` in it."""
     out, out_end = os.pipe()
     err, err_end = os.pipe()
     ours, theirs = (end.detach() for end in socket.socketpair()) if channel else (None, None)
-    pid = os.fork()
+    try:
+        pid = fork(patience_s)
+    except OSError:
+        for fd in (out, out_end, err, err_end, ours, theirs):
+            if fd is not None:
+                os.close(fd)
+        raise
     if pid == 0:
         try:
             enter(out_end, err_end, theirs, work, limits, sealed=sealed)
@@ -422,10 +455,10 @@ def reap() -> None:
         pass
 
 
-def kill_all_but(spare: set[int], patience_s: float = 2.0) -> bool:
+def kill_all_but(spare: set[int]) -> bool:
     """Kill our descendants outside `spare`; whether none is left."""
     me = os.getpid()
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + KILL_S
     while True:
         reap()
         victims = {pid: parent for pid, parent in descendants(me).items() if pid not in spare}
@@ -764,7 +797,9 @@ def read_file(work: str, path: str, limit: int) -> bytearray:
         if size > limit:
             raise Refused(f"{path!r} has {size} bytes, the limit is {limit}")
         data = bytearray(size)
-        return data[: os.readv(fd, [data])] if size else data
+        if size:
+            del data[os.readv(fd, [data]) :]
+        return data
     finally:
         os.close(fd)
 
@@ -875,10 +910,11 @@ class Supervisor:
             if operation is not None:  # Else an answer or a cancel that crossed the end of its call.
                 answer, parts = self.attempt(operation, envelope, body)
                 write_frame(self.host, {"id": envelope["id"], **answer}, parts)
-            zero(body)
+            for buffer in (body, SCRATCH, *parts):
+                if type(buffer) is bytearray:
+                    zero(buffer)
             OUT.clear()
             ERR.clear()
-            zero(SCRATCH)
 
     def attempt(self, operation: Callable[..., Any], envelope: dict[str, Any], body: bytearray) -> Any:
         try:
@@ -888,19 +924,30 @@ class Supervisor:
         except OSError as error:
             return {"error": error.strerror or str(error), "errno": error.errno}, []
 
-    def new_worker(self, *, fresh: bool = False) -> Child:
+    def new_worker(self, patience_s: float = KILL_S, *, fresh: bool = False) -> Child:
         def run() -> None:
             gc.enable()
             Worker(self.work, shadowing=not fresh).serve()
 
-        return start(run, self.work, self.limits, channel=True, sealed=fresh)
+        return start(run, self.work, self.limits, patience_s, channel=True, sealed=fresh)
 
     def restart(self) -> bool:
         """Kill everything and start a new session; whether nothing of the old one is left."""
         self.worker.close()
         clean = kill_all()
-        self.worker = self.new_worker()
+        try:
+            self.worker = self.new_worker()
+        except OSError as error:
+            raise SystemExit(1) from error  # Without a session there is no box: the host starts another.
         return clean
+
+    def make_room(self, start: Callable[[float], Child]) -> tuple[Child, bool]:
+        """Fork; where the box is full of processes they are killed first, and the session is lost: the second value."""
+        try:
+            return start(0.0), False
+        except BlockingIOError:
+            self.restart()
+            return start(KILL_S), True
 
     def python(self, envelope: dict[str, Any], body: bytearray) -> Any:
         """Run a cell in the session, or in a worker that earlier code never touched."""
@@ -927,12 +974,14 @@ class Supervisor:
         return True
 
     def python_fresh(self, envelope: dict[str, Any], body: bytearray) -> Any:
+        """Everything else in the box is stopped meanwhile, and goes on afterwards."""
         bystanders = stop_all()
-        worker = self.new_worker(fresh=True)
+        worker, lost = self.make_room(lambda patience_s: self.new_worker(patience_s, fresh=True))
         call = self.cell(worker, envelope, body)
         worker.close()
-        call.lost = not kill_all_but(set(bystanders))
-        if call.lost:
+        call.lost = lost
+        if not kill_all_but({*bystanders, self.worker.pid}):
+            call.lost = True
             self.restart()
         for pid, parent in bystanders.items():
             send_signal(pid, parent, signal.SIGCONT)
@@ -949,6 +998,7 @@ class Supervisor:
             write_frame(worker.channel, head, [body], time.monotonic() + PATIENCE_S)
         except OSError:
             call.end("protocol", -signal.SIGKILL, lost=True)
+        zero(body)  # Before any fork that follows the call.
         call.run()
         self.note_oom(call, killed)
         return call
@@ -978,13 +1028,18 @@ class Supervisor:
 
         before = set(descendants(os.getpid()))
         killed = self.oom.read()
-        child = start(run, self.work, self.limits, channel=False, sealed=False)
+
+        def fork_shell(patience_s: float) -> Child:
+            return start(run, self.work, self.limits, patience_s, channel=False, sealed=False)
+
+        child, lost = self.make_room(fork_shell)
         call = Call(self.host, child, envelope)
         call.run()
         child.close()
         self.note_oom(call, killed)
-        call.lost = not kill_all_but(before | descendants(self.worker.pid).keys())
-        if call.lost:
+        call.lost = lost
+        if not kill_all_but({*before, self.worker.pid, *descendants(self.worker.pid)}):
+            call.lost = True
             self.restart()
         return call.answer()
 

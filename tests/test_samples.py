@@ -262,9 +262,10 @@ def test_no_groups_are_no_samples() -> None:
     assert set(rows.metrics().values()) == {0.0}
 
 
-def test_a_rollout_id_in_two_groups_is_an_error() -> None:
-    with pytest.raises(ValueError, match="rollout 'a'"):
-        samples([group(rollout("a", 1.0)), group(rollout("a", 1.0, group="h"), name="h")])
+def test_a_rollout_id_that_appears_twice_is_an_error() -> None:
+    for other in (group(rollout("a", 1.0, group="h"), name="h"), group(rollout("a", 1.0))):
+        with pytest.raises(ValueError, match="rollout 'a': appears 2 times"):
+            samples([group(rollout("a", 1.0)), other])
 
 
 def test_a_sample_is_a_view_of_its_segment() -> None:

@@ -1,6 +1,7 @@
 """Tools: one signature gives schema, validation and call; a tool's failure is an answer the model reads."""
 
 import asyncio
+import re
 import threading
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel, Field
 
 import agentgym as ag
 from agentgym.errors import SandboxError
-from agentgym.tools import ToolResult, dispatch, tools_of
+from agentgym.tools import ToolResult, dispatch
 
 
 class Point(BaseModel):
@@ -104,75 +105,8 @@ async def run(name: str, arguments: Any) -> ToolResult:
     return await dispatch(Desk(), name, arguments)
 
 
-def schema(name: str) -> dict[str, Any]:
-    made: dict[str, Any] = tools_of(Desk)[name].schema["function"]
-    return made
-
-
-def test_the_signature_is_the_schema() -> None:
-    assert schema("search") == {
-        "name": "search",
-        "description": "Search somewhere.",
-        "parameters": {
-            "type": "object",
-            "required": ["query"],
-            "properties": {
-                "query": {"type": "string", "maxLength": 5, "description": "what to find"},
-                "where": {"type": "string", "enum": ["web", "disk"], "default": "web"},
-                "limit": {"type": "integer", "minimum": 1, "default": 3},
-                "title": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
-            },
-        },
-    }
-
-
-def test_a_tool_without_parameters_takes_an_empty_object() -> None:
-    assert schema("greet")["parameters"] == {"type": "object", "properties": {}}
-
-
-def test_a_schema_has_no_generated_titles() -> None:
-    assert "'title': 'Point'" not in str(schema("plot"))
-    assert "'title': 'X'" not in str(schema("plot"))
-
-
-def test_a_tool_may_have_a_name_of_its_own_and_the_order_is_that_of_the_class() -> None:
-    assert list(tools_of(Desk))[:3] == ["search", "add", "plot"]
-    assert "submit" in tools_of(Desk)
-    assert "finish" not in tools_of(Desk)
-
-
-@pytest.mark.parametrize("parameter", ["json", "copy", "schema"])
-@pytest.mark.parametrize("prefix", ["", "_", "model_"])
-async def test_a_parameter_may_have_any_name(parameter: str, prefix: str) -> None:
-    name, made = prefix + parameter, {}
-    exec(f"async def echo(self, {name}: str) -> str:\n    'Echo.'\n    return {name}", made)
-    owner = type("Owner", (), {"echo": ag.tool(made["echo"])})
-    assert (await dispatch(owner(), "echo", {name: "said"})).content == "said"
-    assert list(tools_of(owner)["echo"].schema["function"]["parameters"]["properties"]) == [name]
-
-
-def silent(self: object) -> None: ...
-
-
-def untyped(self: object, x) -> None:  # type: ignore[no-untyped-def]
-    """Take anything."""
-
-
-def many(self: object, *xs: int) -> None:
-    """Take many."""
-
-
-@pytest.mark.parametrize(
-    ("function", "why"), [(silent, "docstring"), (untyped, "'x' needs a type"), (many, "'xs' must be named")]
-)
-def test_a_tool_the_model_could_not_call_is_refused_by_name(function: Any, why: str) -> None:
-    owner = type("Owner", (), {"broken": ag.tool(function)})
-    with pytest.raises(ValueError, match=f"tool 'broken' of Owner: .*{why}"):
-        tools_of(owner)
-
-
 def test_a_time_limit_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="^timeout_s: "):
+    with pytest.raises(ValueError, match=r"^timeout_s: "):
         ag.tool(timeout_s=0)
 
 
@@ -190,8 +124,7 @@ def test_a_time_limit_must_be_positive() -> None:
 async def test_wrong_arguments_come_back_as_a_message_that_names_the_field(arguments: Any, field: str) -> None:
     result = await run("search", arguments)
     assert result.malformed
-    with pytest.raises(AssertionError, match=f"wrong arguments for tool 'search': {field}"):
-        raise AssertionError(result.content)
+    assert re.search(f"wrong arguments for tool 'search': {field}", result.content)
 
 
 async def test_a_code_string_for_an_array_stays_a_string_and_nothing_is_executed() -> None:
@@ -216,29 +149,27 @@ async def test_bad_empty_or_missing_json_is_answered_as_invalid_json_with_the_na
     assert "invalid JSON in the call of tool 'search'" in result.content
 
 
-async def test_arguments_that_are_json_text_are_read() -> None:
-    assert (await run("search", '{"query": "a"}')).content == "a web 3 None"
-
-
-async def test_nested_models_reach_the_tool_built_and_return_as_json() -> None:
-    desk = Desk()
-    assert (await dispatch(desk, "plot", {"at": {"x": 3}})).content == '{"x":3}'
-    assert desk.ran == [Point(x=3)]
-
-
-async def test_what_a_tool_returns_is_read_as_json_without_escapes() -> None:
-    assert (await run("greet", {})).content == '{"hello": "wörld"}'
-
-
-async def test_a_tool_that_raises_is_answered_with_its_name_and_the_cause_without_a_traceback() -> None:
-    result = await run("explode", {})
-    assert result.content == "error: tool 'explode' failed: KeyError: 'fuse'"
-    assert result.error
+@pytest.mark.parametrize(
+    ("name", "arguments", "content"),
+    [
+        pytest.param("search", '{"query": "a"}', "a web 3 None", id="arguments_that_are_json_text_are_read"),
+        pytest.param("plot", {"at": {"x": 3}}, '{"x":3}', id="a_nested_model_arrives_built_and_returns_as_json"),
+        pytest.param("greet", {}, '{"hello": "wörld"}', id="what_is_no_text_is_json_without_escapes"),
+        pytest.param(
+            "explode", {}, "error: tool 'explode' failed: KeyError: 'fuse'", id="an_exception_is_its_cause_no_traceback"
+        ),
+        pytest.param("refuse", {}, "error: no such file; list the folder first", id="a_tool_error_is_its_text"),
+        pytest.param("sleep", {}, "error: tool 'sleep' timed out after 0.01 s", id="a_late_async_tool_timed_out"),
+        pytest.param(
+            "impatient", {}, "error: tool 'impatient' failed: TimeoutError: no route", id="a_time_out_of_its_own_is_not"
+        ),
+    ],
+)
+async def test_the_model_reads(name: str, arguments: Any, content: str) -> None:
+    result = await run(name, arguments)
+    assert result.content == content
+    assert result.error == content.startswith("error: ")
     assert not result.malformed
-
-
-async def test_a_tool_error_is_its_text() -> None:
-    assert (await run("refuse", {})).content == "error: no such file; list the folder first"
 
 
 async def test_a_dead_box_is_no_answer() -> None:
@@ -252,7 +183,7 @@ async def test_stop_ends_with_its_reason_and_last_words() -> None:
 
 
 def test_a_stop_has_a_reason() -> None:
-    with pytest.raises(ValueError, match="^reason: "):
+    with pytest.raises(ValueError, match=r"^reason: "):
         ag.Stop("")
 
 
@@ -268,23 +199,16 @@ async def test_a_plain_tool_never_blocks_the_loop() -> None:
     assert waiting.result().content == "lit"
 
 
-async def test_an_async_tool_past_its_limit_is_answered_as_timed_out() -> None:
-    result = await run("sleep", {})
-    assert result.content == "error: tool 'sleep' timed out after 0.01 s"
-    assert result.error
-
-
 async def test_a_plain_tool_that_hangs_is_answered_as_timed_out_and_its_late_end_harms_nothing() -> None:
-    desk = Desk()
+    desk, complaints = Desk(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, complaint: complaints.append(complaint))
     result = await dispatch(desk, "hang", {})
     assert result.content == "error: tool 'hang' timed out after 0.01 s"
     assert desk.thread is not None
     desk.free.set()
     await asyncio.to_thread(desk.thread.join)
-
-
-async def test_a_time_out_inside_a_tool_is_told_from_the_limit_of_the_tool() -> None:
-    assert (await run("impatient", {})).content == "error: tool 'impatient' failed: TimeoutError: no route"
+    await asyncio.sleep(0)
+    assert complaints == []
 
 
 async def test_a_plain_tool_that_raises_stop_iteration_is_answered_at_once() -> None:

@@ -175,7 +175,8 @@ class LocalEngine:
             raise ValueError("token_ids: must be a sequence of at least one integer")
         bad = np.flatnonzero((ids < 0) | (ids >= vocabulary))
         if len(bad):
-            raise ValueError(f"token_ids: id {ids[bad[0]]} at position {bad[0]} is not in the vocabulary of {vocabulary}")
+            where = int(bad[0])
+            raise ValueError(f"token_ids: id {ids[where]} at position {where} is not in the vocabulary of {vocabulary}")
         return ids.astype(np.int64)
 
     def _post(self, run: Callable[["Batcher"], object], settle: Callable[[object], None]) -> None:

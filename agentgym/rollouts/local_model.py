@@ -43,8 +43,8 @@ def _as_set(ids: int | list[int] | None) -> set[int]:
 class SlotCache:
     """Keys and values of every slot, each row written at its own column; stands in for transformers' Cache.
 
-    One tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read: padding and
-    the idle rows inside a span write there.
+    One tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read: the idle rows
+    inside a span write there.
     """
 
     is_compileable = False
@@ -110,15 +110,13 @@ class Policy:
 
         ::
 
-            rows     2  5      ids    a b c    width 3      written at  start start+1 start+2
-                                      d e .          2                  start start+1 unread
+            rows 2  ids a b c  width 3
+             5      d e .        2      . is padding: its KV lies past the row's end, where the next ids' will be
 
-        `rows` rise; `ids` is [rows, max width]; what stands past a row's width is padding.
+        `rows` rise; `ids` is [rows, max width].
         """
-        steps = np.arange(ids.shape[1])
-        position = start[:, None] + steps
-        column = np.where(steps < width[:, None], position, self.context)
-        position = np.minimum(position, self.context - 1)
+        column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
+        position = np.minimum(column, self.context - 1)
         low, high = int(rows[0]), int(rows[-1]) + 1
         # A span is read in place, idle rows and all; a gather copies every row's KV at every layer.
         if high - low <= (2 * len(rows) if ids.shape[1] == 1 else len(rows)):
@@ -176,8 +174,8 @@ class Policy:
         scale = np.full(1, temperature or 1.0, np.float32)
         targets = tokens[0, 1:, None]
         # In pieces: logits over a whole context of a large vocabulary are bigger than the model's activations.
-        parts = zip(hidden.split(_SCORED_AT_ONCE), targets.split(_SCORED_AT_ONCE), strict=True)
-        scores = [self._logprobs(part, scale).gather(-1, target)[:, 0] for part, target in parts]
+        pieces = [slice(i, i + _SCORED_AT_ONCE) for i in range(0, len(targets), _SCORED_AT_ONCE)]
+        scores = [self._logprobs(hidden[i], scale).gather(-1, targets[i])[:, 0] for i in pieces]
         return torch.cat(scores).cpu().numpy()
 
     def copy(self, source: int, target: int, columns: slice) -> None:
@@ -194,7 +192,7 @@ class Policy:
 
     @torch.inference_mode()
     def _refuse_a_stranger(self) -> None:
-        """Compare with the model's own logits: some scale or cap them after the head, some mask in ways of their own."""
+        """Raise ValueError where the model's own logits are others: some scale them, some cap them, some mask oddly."""
         ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
         half = ids.shape[1] // 2
         row, zero = np.zeros(1, np.int64), np.zeros(1, np.int64)

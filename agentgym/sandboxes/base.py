@@ -22,7 +22,7 @@ RESET_S = 10.0
 START_S = 30.0
 MAX_CODE = 1 << 20
 MAX_FILE = 16 << 20
-MAX_BATCH = 500
+MAX_BATCH = 200
 MAX_ASKS = 1000
 STATUSES = frozenset(get_args(Status))
 
@@ -181,9 +181,7 @@ class RemoteBox:
             if number == call:
                 return frame
 
-    async def _serve(
-        self, ask: Frame, call: int, deadline: float, serve: Mapping[str, HostFunction] | None
-    ) -> Frame:
+    async def _serve(self, ask: Frame, call: int, deadline: float, serve: Mapping[str, HostFunction] | None) -> Frame:
         """Answer one question; the next frame of the call, which may come before the function has ended."""
         working = asyncio.ensure_future(self._run_function(ask.body, serve))
         hearing = asyncio.ensure_future(self._next(call, deadline))
@@ -233,9 +231,9 @@ def _question(body: bytes) -> tuple[str, list[Any], dict[str, Any]]:
     try:
         name, args, kwargs = json.loads(body)
     except (ValueError, TypeError, RecursionError) as error:
-        raise WireError("a question that is not JSON") from error
+        raise ToolError("a question that is not JSON") from error
     if not (isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict)):
-        raise WireError("a question that is not a name and its arguments")
+        raise ToolError("a question that is not a name and its arguments")
     return name, args, kwargs
 
 
@@ -251,7 +249,7 @@ def _text(text: str, field: str) -> bytes:
 
 
 def _batches(files: Mapping[str, str | bytes]) -> Iterator[tuple[list[tuple[str, int]], bytes]]:
-    """Frames of at most 16 MiB and 500 files."""
+    """Frames of at most 16 MiB and 200 files."""
     names: list[tuple[str, int]] = []
     parts: list[bytes] = []
     size = 0

@@ -211,7 +211,7 @@ async def start_server(
     with theirs, memory_file(b"") as words:
         try:
             # In the loop's thread on purpose: --die-with-parent means the thread that forked.
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: ASYNC220
                 [*command, json.dumps({**config, "fd": theirs.fileno()})],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -257,12 +257,17 @@ async def _end(process: "subprocess.Popen[bytes]", scratch: str | None) -> None:
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
 
+def _settle(gone: "asyncio.Future[None]") -> None:
+    if not gone.done():
+        gone.set_result(None)
+
+
 async def _exits(pid: int, timeout_s: float) -> bool:
     """Whether our child has ended within `timeout_s`."""
     loop = asyncio.get_running_loop()
     gone = loop.create_future()
     fd = os.pidfd_open(pid)
-    loop.add_reader(fd, lambda: gone.done() or gone.set_result(None))
+    loop.add_reader(fd, _settle, gone)
     try:
         with suppress(TimeoutError):
             await asyncio.wait_for(gone, timeout_s)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from agentgym.errors import SandboxError
+from agentgym.errors import SandboxError, boundary
 from agentgym.sandboxes.base import RemoteBox
 from agentgym.types import Box
 
@@ -51,14 +51,12 @@ class Pool:
         self._closed = True
         for box in self._episodes:
             box.cut()
-        for task in self._returning:
-            task.cancel()
         boxes = list(self._episodes)
         self._episodes.clear()
         self._idle.clear()
         async with asyncio.TaskGroup() as ends:
-            for task in self._returning:
-                ends.create_task(_settled(task))
+            for returning in self._returning:
+                ends.create_task(_settled(returning))  # Its wire is cut: no reset holds it up.
             for box in boxes:
                 ends.create_task(box.close())
 
@@ -70,7 +68,8 @@ class Pool:
             if not box.broken:
                 return box
             await self._drop(box)
-        box = await self._start()
+        with boundary(SandboxError, "starting a box"):
+            box = await self._start()
         self._episodes[box] = 0
         if self._closed:
             await self._drop(box)

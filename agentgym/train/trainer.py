@@ -1,9 +1,6 @@
 """The trainer: samples in, a better adapter out, on one process or on many."""
 
 import asyncio
-import math
-import time
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,31 +8,56 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from agentgym.train.batch import Batch, collate
 from agentgym.train.config import TrainConfig
-from agentgym.train.loss import LossSums, denominator, loss_sums, policy_loss
-from agentgym.train.model import PolicyModel, load_policy, shard
-from agentgym.train.plan import Micro, mini_batches, over_budget, shares
-from agentgym.train.ranks import Ranks, open_ranks
+from agentgym.train.learner import Learner
+from agentgym.train.ranks import open_ranks
 from agentgym.train.weights import export_adapter, write_adapter
 from agentgym.types import Adapter, Floats, Sample, Sampling
 
 T = TypeVar("T")
 
+__all__ = ["TrainConfig", "Trainer"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Forward:
-    """What one rank's micro-batch reports: its sums, and how much of it was padding."""
+class _Opened:
+    """What an open trainer holds, and gives back."""
 
-    step: int
-    sums: LossSums
-    real_tokens: int
-    padded_tokens: int
+    thread: ThreadPoolExecutor
+    learner: Learner
+    threads_before: int
+
+    def close(self) -> None:
+        try:
+            self.thread.submit(self.learner.ranks.close).result()
+        finally:
+            self.thread.shutdown()
+            torch.set_num_threads(self.threads_before)
+
+
+def _open(config: TrainConfig) -> _Opened:
+    """An open trainer, or nothing left open."""
+    threads_before = torch.get_num_threads()
+    thread = ThreadPoolExecutor(1, "trainer")
+    try:
+        learner = thread.submit(_learner, config).result()
+    except BaseException:
+        thread.shutdown()
+        torch.set_num_threads(threads_before)
+        raise
+    return _Opened(thread=thread, learner=learner, threads_before=threads_before)
+
+
+def _learner(config: TrainConfig) -> Learner:
+    torch.set_num_threads(config.threads)
+    ranks = open_ranks(config.device, group=config.shard)
+    try:
+        return Learner(config, ranks)
+    except BaseException:
+        ranks.close()
+        raise
 
 
 class Trainer:
@@ -48,42 +70,48 @@ class Trainer:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self.optimizer_steps = 0
-        """Taken since opening; skipped ones do not count."""
-        self._thread: ThreadPoolExecutor | None = None
-        self._ranks: Ranks | None = None
+        self._opened: _Opened | None = None
 
     def __enter__(self) -> "Trainer":
-        self._thread = ThreadPoolExecutor(1, "trainer")
-        try:
-            self._call(self._open)
-        except BaseException:
-            self._shut()
-            raise
+        self._opened = _open(self.config)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._shut()
+        opened, self._opened = self._open_now, None
+        opened.close()
 
     async def __aenter__(self) -> "Trainer":
-        return await asyncio.to_thread(self.__enter__)
+        opening = asyncio.create_task(asyncio.to_thread(self.__enter__))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: what it opens has to be waited for, and closed.
+            await asyncio.wait([opening])
+            if self._opened is not None:
+                await self.__aexit__(None, None, None)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self._shut)
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
 
     @property
     def rank(self) -> int:
         """This process's number, from 0."""
-        return self._opened.rank
+        return self._open_now.learner.ranks.rank
 
     @property
     def world(self) -> int:
         """How many processes train together."""
-        return self._opened.world
+        return self._open_now.learner.ranks.world
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Taken since opening; skipped ones do not count."""
+        return self._open_now.learner.optimizer_steps
 
     async def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on these samples: one optimizer step per mini-batch of rollouts; no sample, no step.
@@ -92,15 +120,16 @@ class Trainer:
         applied, and counted in `train/skipped_steps`. Cancelling the call does not stop the step.
         Raises ValueError when ranks hold different samples.
         """
-        return await asyncio.wrap_future(self._worker.submit(self._train, samples))
+        opened = self._open_now
+        return await asyncio.wrap_future(opened.thread.submit(opened.learner.train, samples))
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """The same as `step`, for code without an event loop."""
-        return self._call(self._train, samples)
+        return self._call(lambda learner: learner.train(samples))
 
     def adapter(self) -> Adapter:
         """A snapshot of the adapter on the CPU, whole on every rank; every rank must call it."""
-        return self._call(export_adapter, self._policy)
+        return self._call(lambda learner: export_adapter(learner.policy))
 
     def save(self, path: Path | str) -> None:
         """Write the adapter for `PeftModel.from_pretrained`; complete when it returns. Every rank must call it."""
@@ -111,178 +140,18 @@ class Trainer:
 
     def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Log-probability (nats) of each id but the first, given those before it. Every rank must call it."""
-        return self._call(self._score, token_ids, sampling)
+        return self._call(lambda learner: learner.score(token_ids, sampling))
 
     def gather(self, objects: list[T]) -> list[T]:
         """All ranks' objects in rank order, on every rank; on one process the list itself. Every rank must call it."""
-        return self._call(self._opened.gather, objects)
+        return self._call(lambda learner: learner.ranks.gather(objects))
 
     @property
-    def _worker(self) -> ThreadPoolExecutor:
-        if self._thread is None:
+    def _open_now(self) -> _Opened:
+        if self._opened is None:
             raise RuntimeError("the trainer is not open: use `async with Trainer(config)` or `with`")
-        return self._thread
+        return self._opened
 
-    @property
-    def _opened(self) -> Ranks:
-        if self._ranks is None:
-            raise RuntimeError("the trainer is not open: use `async with Trainer(config)` or `with`")
-        return self._ranks
-
-    def _call(self, function: Callable[..., T], *arguments: object) -> T:
-        return self._worker.submit(function, *arguments).result()
-
-    def _open(self) -> None:
-        config = self.config
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(config.threads)
-        self._ranks = ranks = open_ranks(config.device, group=config.shard)
-        self._policy: PolicyModel = load_policy(
-            config.model,
-            dtype=getattr(torch, config.dtype),
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            seed=config.seed,
-        )
-        if ranks.world > 1 or config.shard:
-            shard(self._policy, ranks.device)
-        self._policy.to(ranks.device)
-        self._weights = [weight for weight in self._policy.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-        )
-        self._pad_id = int(self._policy.causal.config.pad_token_id or 0)
-
-    def _shut(self) -> None:
-        if self._thread is None:
-            return
-        try:
-            self._call(self._close)
-        finally:
-            self._thread.shutdown()
-            self._thread = self._ranks = None
-
-    def _close(self) -> None:
-        torch.set_num_threads(self._threads_before)
-        if self._ranks is not None:
-            self._ranks.close()
-
-    def _train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        began = time.perf_counter()
-        self._agree(samples)
-        forwards: list[_Forward] = []
-        norms: list[float] = []
-        for rows in mini_batches(samples, rollouts=self.config.rollouts_per_step):
-            norms.append(self._mini_batch(len(norms), [samples[i] for i in rows], forwards))
-        skipped = sum(not math.isfinite(norm) for norm in norms)
-        stats = {
-            "train/optimizer_steps": float(len(norms) - skipped),
-            "train/skipped_steps": float(skipped),
-            "train/samples": float(len(samples)),
-            "train/over_budget": float(over_budget([len(row) for row in samples], self.config.micro_tokens)),
-        }
-        if norms:
-            stats |= _figures(self._opened.gather(forwards), len(norms))
-            stats |= {"train/grad_norm": sum(norms) / len(norms), "train/lr": self._optimizer.param_groups[0]["lr"]}
-        return stats | {"train/seconds": time.perf_counter() - began}
-
-    def _agree(self, samples: Sequence[Sample]) -> None:
-        """Refuse on every rank, rather than hang on some, when they do not hold the same samples."""
-        if self.world == 1:
-            return
-        digest = 0
-        for row in samples:
-            name = f"{row.rollout_id} {row.segment} {row.step} {len(row.prompt_ids)} {len(row.response_ids)};"
-            digest = zlib.crc32(name.encode(), digest)
-        digests = self._opened.gather([(len(samples), digest)])
-        if len(set(digests)) > 1:
-            raise ValueError(f"samples: every rank must pass the same ones, got (count, digest) {digests}")
-
-    def _mini_batch(self, step: int, samples: list[Sample], forwards: list[_Forward]) -> float:
-        """One optimizer step; its gradient norm before clipping."""
-        ranks, config = self._opened, self.config
-        total = denominator(samples, config.normalise)
-        plans = shares([len(row) for row in samples], ranks=ranks.world, micro_tokens=config.micro_tokens)
-        self._optimizer.zero_grad(set_to_none=True)
-        forwards += [self._micro_batch(step, samples, micro, total) for micro in plans[ranks.rank]]
-        norm = _number(torch.nn.utils.clip_grad_norm_(self._weights, config.grad_clip))
-        if math.isfinite(norm):
-            warm = min(1.0, (self.optimizer_steps + 1) / max(config.warmup_steps, 1))
-            for group in self._optimizer.param_groups:
-                group["lr"] = config.lr * warm
-            self._optimizer.step()
-            self.optimizer_steps += 1
-        self._optimizer.zero_grad(set_to_none=True)
-        return norm
-
-    def _micro_batch(self, step: int, samples: list[Sample], micro: Micro, total: float) -> _Forward:
-        """One forward and backward."""
-        config, rows = self.config, [samples[i] for i in micro.rows]
-        batch = collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self._opened.device)
-        logprobs_BR, entropy_BR = self._forward(batch, config.temperature)
-        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        loss = policy_loss(logprobs_BR, batch, normalise=config.normalise, denominator=total, **clip)
-        # FSDP averages gradients over ranks; this loss is a sum over them.
-        (loss * self._opened.world).backward()  # type: ignore[no-untyped-call]
-        return _Forward(
-            step=step,
-            sums=loss_sums(loss, logprobs_BR, entropy_BR, batch, **clip),
-            real_tokens=0 if micro.masked else sum(map(len, rows)),
-            padded_tokens=batch.input_ids_BT.numel(),
-        )
-
-    def _forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = self._policy(
-            batch.input_ids_BT, batch.attention_BT, batch.positions_BT, batch.loss_mask_BR, temperature
-        )
-        return out
-
-    def _score(self, token_ids: Sequence[int], sampling: Sampling) -> Floats:
-        ids = np.asarray(token_ids, np.int64)
-        if len(ids) < 2:
-            raise ValueError(f"token_ids: {len(ids)} ids have no log-probability; give at least 2")
-        n = len(ids) - 1
-        row = Sample(
-            group_id="score",
-            rollout_id="score",
-            segment=0,
-            step=0,
-            prompt_ids=ids[:1],
-            response_ids=ids[1:],
-            loss_mask=np.ones(n, np.bool_),
-            logprobs=np.zeros(n, np.float32),
-            advantages=np.zeros(n, np.float32),
-            weight=1.0,
-            policy_version=0,
-            is_last=True,
-        )
-        with torch.no_grad():
-            batch = collate([row], pad_id=self._pad_id).to(self._opened.device)
-            logprobs_BR, _ = self._forward(batch, sampling.temperature)
-        scores: Floats = logprobs_BR[0].cpu().numpy()
-        return scores
-
-
-def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
-    """The figures of a step over all ranks' micro-batches; means are over trained tokens."""
-    tokens = sum(f.sums.tokens for f in forwards)
-    real, padded = sum(f.real_tokens for f in forwards), sum(f.padded_tokens for f in forwards)
-    per_token = 1 / max(tokens, 1)
-    return {
-        "train/loss": sum(f.sums.loss for f in forwards) / steps,
-        "train/clip_fraction": sum(f.sums.clipped for f in forwards) * per_token,
-        "train/kl": sum(f.sums.kl for f in forwards) * per_token,
-        "train/entropy": sum(f.sums.entropy for f in forwards) * per_token,
-        # Of the first mini-batch: from the second on, the policy has moved away from the engine's.
-        "train/logprob_gap": max(f.sums.gap for f in forwards if f.step == 0),
-        "train/trained_tokens": float(tokens),
-        "train/padding": 1 - real / padded,
-        "train/micro_batches": float(len(forwards)),
-    }
-
-
-def _number(norm: Tensor) -> float:
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-
-__all__ = ["TrainConfig", "Trainer"]
+    def _call(self, work: Callable[[Learner], T]) -> T:
+        opened = self._open_now
+        return opened.thread.submit(work, opened.learner).result()

@@ -19,6 +19,8 @@ def row(prompt: list[int] | int, response: list[int] | int, **fields: Any) -> Sa
     prompt = [1] * prompt if isinstance(prompt, int) else prompt
     response = [2] * response if isinstance(response, int) else response
     defaults: dict[str, Any] = {
+        "prompt_ids": prompt,
+        "response_ids": response,
         "group_id": "g",
         "rollout_id": "r",
         "segment": 0,
@@ -30,7 +32,7 @@ def row(prompt: list[int] | int, response: list[int] | int, **fields: Any) -> Sa
         "policy_version": 0,
         "is_last": True,
     }
-    return Sample(prompt_ids=prompt, response_ids=response, **(defaults | fields))
+    return Sample(**(defaults | fields))
 
 
 def width(*shapes: tuple[int, int]) -> int:

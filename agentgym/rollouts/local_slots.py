@@ -1,0 +1,82 @@
+"""The books of the slots: which ids each row holds, up to where there is KV for them, and of which weights.
+
+A slot's KV is a fact about ids and weights, whoever asked for it::
+
+    ids      s s s s u u a a e u u u . . .      s system and tools, u user or tool, a sampled, e stop
+    filled   ^^^^^^^^^^^^^^^^                   there is KV up to here
+    length   ^^^^^^^^^^^^^^^^^^^^^^^            known ids; the next forwards compute filled..length
+
+A row with one id to compute decodes, one with more prefills; the last sampled id's KV is left to the next turn.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from agentgym.types import Floats, Ints
+
+
+class Donor(NamedTuple):
+    """Another slot, and how many leading ids it shares."""
+
+    slot: int
+    shared: int
+
+
+class Slots:
+    """Rows of ids beside their KV; `active` rows have a request, `runs` is false while one waits for a donor."""
+
+    def __init__(self, slots: int, context: int) -> None:
+        self.ids = np.zeros((slots, context), np.int64)
+        self.logprobs = np.zeros((slots, context), np.float32)
+        self.length, self.filled, self.prompt, self.end, self.order = np.zeros((5, slots), np.int64)
+        self.temperature = np.ones(slots, np.float32)
+        self.active, self.runs = np.zeros((2, slots), np.bool_)
+        # Weights get a number of their own at every swap: two swaps may carry one policy version.
+        self._weights = 0
+        self._weights_of = np.full(slots, -1, np.int64)
+        self._begun = 0
+
+    def swap(self) -> None:
+        """The weights have changed: KV from before is neither kept nor copied."""
+        self._weights += 1
+
+    def begin(self, slot: int, ids: Ints) -> int:
+        """The row holds these ids and starts computing where its KV of the current weights ends; where that is.
+
+        The last id is computed in any case: the first sample is drawn from its hidden state.
+        """
+        kept = 0
+        if self._weights_of[slot] == self._weights:
+            kept = min(int(_common(self.ids[slot : slot + 1], ids[:-1])[0]), int(self.filled[slot]))
+        self.ids[slot, : len(ids)] = ids
+        self.length[slot] = self.prompt[slot] = len(ids)
+        self.filled[slot], self._weights_of[slot] = kept, self._weights
+        self._begun += 1
+        self.order[slot] = self._begun
+        self.active[slot] = self.runs[slot] = True
+        return kept
+
+    def donors(self, slot: int) -> tuple[Donor, Donor]:
+        """Who has the most KV of this row's prefix, and which active row will have the most once it has run."""
+        common = _common(self.ids, self.ids[slot, : self.length[slot] - 1])
+        common[self._weights_of != self._weights] = 0
+        ready = np.minimum(common, self.filled)
+        planned = np.where(self.active, np.minimum(common, self.length), 0)
+        planned[slot] = 0
+        has, will_have = int(ready.argmax()), int(planned.argmax())
+        return Donor(has, int(ready[has])), Donor(will_have, int(planned[will_have]))
+
+    def append(self, rows: Ints, ids: Ints, logprobs: Floats) -> None:
+        """One sampled id for each of these rows."""
+        at = self.length[rows]
+        self.ids[rows, at], self.logprobs[rows, at] = ids, logprobs
+        self.length[rows] = at + 1
+
+
+def _common(rows: Ints, ids: Ints) -> Ints:
+    """How many leading ids each row shares with `ids`."""
+    if not len(ids):
+        return np.zeros(len(rows), np.int64)
+    differs = rows[:, : len(ids)] != ids
+    return np.where(differs.any(axis=1), differs.argmax(axis=1), len(ids))

@@ -1,0 +1,443 @@
+"""The Gymnasium bridge, both ways, with FakeBoxes and Gymnasium's own checker."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from types import ModuleType
+from typing import Any, ClassVar
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env as check_gymnasium_env
+
+import agentgym as ag
+from agentgym.bridges import gymnasium as bridge
+from agentgym.bridges.gymnasium import CHARSET, ExportedEnv, GymnasiumTask, GymnasiumToolEnv, register_gymnasium
+from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, say
+from agentgym.types import Boxes
+from envs.chase.env import Chase, ChaseTask
+
+TASK = ChaseTask(
+    id="t",
+    prompt=(ag.Message(role="user", content="Start at key 31. What is the value?"),),
+    store={"31": "see 52", "52": "value 17"},
+    value=17,
+)
+MALFORMED = "<tool_call>\nget(31)\n</tool_call>"
+
+
+def calling(code: str) -> str:
+    """The assistant's turn that runs `code`, in the Hermes format."""
+    return f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n</tool_call>"
+
+
+class Sandboxed:
+    """A sandbox over FakeBoxes that counts its open pools."""
+
+    def __init__(self) -> None:
+        self.open_pools = 0
+        self.boxes = FakeBoxes()
+
+    @asynccontextmanager
+    async def open(self, size: int) -> AsyncIterator[Boxes]:
+        self.open_pools += 1
+        try:
+            yield self.boxes
+        finally:
+            self.open_pools -= 1
+
+
+@pytest.fixture
+def unregistered() -> Iterator[None]:
+    """Forget what a test registers with Gymnasium."""
+    known = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(known)
+
+
+# ------------------------------------------------------------------- out
+
+
+@pytest.mark.usefixtures("no_leaks", "unregistered")
+def test_gymnasiums_checker_passes(boxes: FakeBoxes) -> None:
+    env = gymnasium.make(register_gymnasium(Chase), boxes=boxes).unwrapped
+    with closing(env):
+        check_gymnasium_env(env)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_an_oracle_solves_chase_through_the_export(boxes: FakeBoxes) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+        observation, info = env.reset(seed=0)
+        assert observation == "user: Start at key 31. What is the value?"
+        assert info["task"] == "t"
+        assert [tool["function"]["name"] for tool in info["tools"]] == ["python"]
+        assert env.step(calling("get(31)")) == ("tool: 'see 52'", 0.0, False, False, {})
+        assert env.step(calling("get(52)"))[0] == "tool: 'value 17'"
+        observation, earned, terminated, truncated, info = env.step("Answer: 17")
+    assert (observation, earned, terminated, truncated) == ("", 1.0, True, False)
+    assert info["stop_reason"] == "answer"
+    assert info["rewards"] == {"solved": 1.0, "malformed": 0.0}
+    assert info["metrics"]["tool_calls"] == 2
+
+
+def test_the_limit_on_turns_truncates_and_the_score_is_in_the_last_reward(boxes: FakeBoxes) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+        env.reset()
+        steps = [env.step(action) for action in [MALFORMED, *[calling("1")] * 5]]
+    assert [(earned, terminated, truncated) for _, earned, terminated, truncated, _ in steps[:-1]] == [(0, 0, 0)] * 5
+    assert steps[-1][:4] == ("tool: 1", -0.1, False, True)
+    assert steps[-1][4]["stop_reason"] == "turns"
+
+
+def test_ending_on_the_last_turn_is_no_truncation(boxes: FakeBoxes) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+        env.reset()
+        steps = [env.step(action) for action in [*[calling("1")] * 5, "Answer: 17"]]
+    assert steps[-1][1:4] == (1.0, True, False)
+
+
+class Plain(ag.Env[ag.Task]):
+    """Earns 1 a step and writes down in which task it is used."""
+
+    limits = ag.Limits(turns=3)
+    used: ClassVar[list[object]] = []
+
+    async def reset(self, **options: Any) -> tuple[list[ag.Message], dict[str, Any]]:
+        self.used.append(asyncio.current_task())
+        return await super().reset(**options)
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        self.used.append(asyncio.current_task())
+        return ag.StepResult([ag.Message(role="user", content=action["content"])], 1.0, False, False, {})
+
+    async def score(self) -> dict[str, float]:
+        return {"end": 10.0}
+
+    async def close(self) -> None:
+        self.used.append(asyncio.current_task())
+
+
+PLAIN = ag.Task(id="p", prompt=(ag.Message(role="user", content="Go on."),))
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_step_rewards_and_the_score_add_up_as_in_a_rollout() -> None:
+    with closing(ExportedEnv(Plain, tasks=[PLAIN])) as env:
+        env.reset()
+        earned = [env.step("on")[1] for _ in range(3)]
+    played = asyncio.run(ag.rollout(Plain, PLAIN, Scripted([say("on")] * 3)))
+    assert earned == [1.0, 1.0, 11.0]
+    assert played.reward == sum(earned)
+
+
+def test_everything_of_an_env_runs_in_one_task() -> None:
+    Plain.used.clear()
+    with closing(ExportedEnv(Plain, tasks=[PLAIN])) as env:
+        env.reset()
+        env.step("on")
+        env.reset()
+    assert len(Plain.used) == 5
+    assert len(set(Plain.used)) == 1
+
+
+class Stuck(Plain):
+    limits = ag.Limits(turns=3, seconds=0.05)
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_the_limit_on_seconds_truncates_a_step_that_never_ends() -> None:
+    with closing(ExportedEnv(Stuck, tasks=[PLAIN])) as env:
+        env.reset()
+        observation, earned, terminated, truncated, info = env.step("on")
+    assert (observation, earned, terminated, truncated) == ("", 10.0, False, True)
+    assert info["stop_reason"] == "seconds"
+
+
+class Interrupted(Plain):
+    """Presses Ctrl-C in its own step and waits."""
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_an_interrupt_cancels_the_step_and_the_env_still_closes() -> None:
+    Plain.used.clear()
+    env = ExportedEnv(Interrupted, tasks=[PLAIN])
+    env.reset()
+    with pytest.raises(KeyboardInterrupt):
+        env.step("on")
+    env.reset()
+    env.close()
+    assert len(Plain.used) == 4, "reset, close, reset, close"
+
+
+class Broken(Plain):
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        raise KeyError("lost")
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_an_error_of_the_env_reaches_the_caller() -> None:
+    with closing(ExportedEnv(Broken, tasks=[PLAIN])) as env:
+        env.reset()
+        with pytest.raises(KeyError, match="lost"):
+            env.step("on")
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_each_episode_has_a_box_of_its_own_and_close_gives_everything_back() -> None:
+    sandbox = Sandboxed()
+    env = ExportedEnv(Chase, tasks=[TASK], sandbox=sandbox)
+    assert sandbox.open_pools == 0
+    env.reset()
+    env.step(calling("x = 1"))
+    env.reset()
+    assert env.step(calling("x"))[0].endswith("NameError: name 'x' is not defined")
+    assert (sandbox.open_pools, len(sandbox.boxes.leased), len(sandbox.boxes.made)) == (1, 1, 2)
+    env.step("I give up")
+    assert (sandbox.open_pools, len(sandbox.boxes.leased)) == (1, 0)
+    env.reset()
+    env.close()
+    env.close()
+    assert (sandbox.open_pools, len(sandbox.boxes.leased)) == (0, 0)
+
+
+class NoStart(Chase):
+    async def setup(self) -> None:
+        raise OSError("no disk")
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_failed_reset_gives_its_box_back(boxes: FakeBoxes) -> None:
+    with closing(ExportedEnv(NoStart, tasks=[TASK], boxes=boxes)) as env:
+        with pytest.raises(OSError, match="no disk"):
+            env.reset()
+        assert (len(boxes.made), len(boxes.leased)) == (1, 0)
+
+
+def test_a_step_outside_an_episode_is_refused(boxes: FakeBoxes) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.step("before the first reset")
+        env.reset()
+        env.step("Answer: 17")
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.step("after the end")
+
+
+def test_the_seed_picks_the_task_and_options_can_name_it(boxes: FakeBoxes) -> None:
+    with closing(ExportedEnv(Chase, boxes=boxes)) as env:
+        seeded = [env.reset(seed=seed)[1]["task"] for seed in (1, 2, 1)]
+        assert seeded[0] == seeded[2] != seeded[1]
+        assert env.reset(options={"task": 7})[1]["task"] == Chase.tasks("train")[7].id
+    with closing(ExportedEnv(Chase, split="test", boxes=boxes)) as env:
+        assert env.reset(options={"task": 7})[1]["task"] == Chase.tasks("test")[7].id
+
+
+def test_no_tasks_are_refused() -> None:
+    with pytest.raises(ValueError, match="tasks: empty"):
+        ExportedEnv(Chase, tasks=[])
+
+
+def test_an_observation_stays_in_its_space() -> None:
+    with closing(ExportedEnv(Plain, tasks=[PLAIN], max_length=60)) as env:
+        env.reset()
+        strange = env.step("tab\t é ł Ω 東 \x1b \0")[0]
+        long = env.step("x" * 100 + "end")[0]
+        assert strange == "user: tab\t é ł ? ? ? ?"
+        assert len(long) == 60
+        assert long.endswith("end")
+        assert all(text in env.observation_space for text in (strange, long, CHARSET[:60]))
+
+
+def test_several_calls_and_a_broken_one_are_answered_in_one_turn(boxes: FakeBoxes) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+        env.reset()
+        observation = env.step(f"Let me see. {calling('get(31)')}\n{MALFORMED}\n{calling('get(52)')}")[0]
+    first, second, third = observation.split("\n")
+    assert (first, third) == ("tool: 'see 52'", "tool: 'value 17'")
+    assert second.startswith("tool: error: invalid JSON in the tool call")
+
+
+@pytest.mark.usefixtures("no_leaks", "unregistered")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_make_vec_steps_two_at_once(mode: str) -> None:
+    id = register_gymnasium("chase", boxes=FakeBoxes(), tasks=[TASK])
+    options = {"shared_memory": False} if mode == "async" else {}
+    with closing(gymnasium.make_vec(id, num_envs=2, vectorization_mode=mode, vector_kwargs=options)) as vector:
+        observations, _ = vector.reset(seed=0)
+        assert observations == ("user: Start at key 31. What is the value?",) * 2
+        observations, earned, terminated, _, _ = vector.step((calling("get(31)"), "Answer: 17"))
+        assert observations == ("tool: 'see 52'", "")
+        assert (earned.tolist(), terminated.tolist()) == ([0.0, 1.0], [False, True])
+        observations, *_ = vector.step((calling("get(52)"), "the next episode begins"))
+        assert observations == ("tool: 'value 17'", "user: Start at key 31. What is the value?")
+
+
+@pytest.mark.usefixtures("unregistered")
+def test_an_id_means_one_thing() -> None:
+    assert register_gymnasium(Chase) == register_gymnasium(Chase) == "agentgym/Chase-v0"
+    assert register_gymnasium(Chase, "agentgym/Small-v1", max_length=100) == "agentgym/Small-v1"
+    with pytest.raises(ValueError, match="already registered"):
+        register_gymnasium(Plain, "agentgym/Chase-v0")
+
+
+def test_without_gymnasium_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    spec = importlib.util.spec_from_file_location("without_gymnasium", str(bridge.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(ImportError, match=r"pip install 'agentgym\[gymnasium\]'"):
+        spec.loader.exec_module(ModuleType("without_gymnasium"))
+
+
+# ------------------------------------------------------------------- in
+
+
+class FrozenLake(GymnasiumToolEnv):
+    action_names = ("left", "down", "right", "up")
+
+
+def lake(**kwargs: Any) -> GymnasiumTask:
+    return GymnasiumTask(
+        id="lake",
+        prompt=(ag.Message(role="user", content="Walk from S to G; H is a hole."),),
+        env_id="FrozenLake-v1",
+        kwargs={"map_name": "4x4", "is_slippery": False, **kwargs},
+    )
+
+
+PATH: list[Reply] = [call("act", action=name) for name in ("down", "down", "right", "down", "right", "right")]
+
+
+def read(played: ag.Rollout) -> str:
+    """The whole rollout as text."""
+    return Scripted([]).tokenizer.decode(played.segments[-1].token_ids.tolist())
+
+
+async def test_frozen_lake_keeps_the_contract_of_an_env(no_leaks: None) -> None:
+    await check_env(FrozenLake, lake(), oracle=PATH)
+
+
+async def test_a_scripted_walk_solves_frozen_lake(no_leaks: None) -> None:
+    played = await ag.rollout(FrozenLake, lake(), Scripted(PATH))
+    assert (played.reward, played.stop_reason, played.error) == (1.0, "done", None)
+    assert played.rewards == {"gym_return": 1.0}
+
+
+async def test_the_first_prompt_holds_the_choices_and_the_first_observation() -> None:
+    played = await ag.rollout(FrozenLake, lake(), Scripted([say("no")]))
+    assert "G; H is a hole.\n\nActions: left, down, right, up\n\n\n[S]FFF\nFHFH\nFFFH\nHFFG" in read(played)
+
+
+async def test_an_action_moves_the_mark() -> None:
+    played = await ag.rollout(FrozenLake, lake(), Scripted([PATH[0], say("no")]))
+    assert "<|im_start|>tool\n  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\n<|im_end|>" in read(played)
+    assert "\x1b" not in read(played)
+
+
+async def test_actions_have_numbers_too() -> None:
+    numbers: list[Reply] = [call("act", action=action) for action in (1, "1", 2, 1, 2, "2")]
+    assert (await ag.rollout(FrozenLake, lake(), Scripted(numbers))).reward == 1.0
+    assert (await ag.rollout(GymnasiumToolEnv, lake(), Scripted(numbers))).reward == 1.0
+
+
+async def test_an_unknown_action_is_an_answer_and_no_step() -> None:
+    wrong: list[Reply] = [call("act", action=action) for action in ("fly", 4, -1)]
+    played = await ag.rollout(FrozenLake, lake(), Scripted([*wrong, *PATH]))
+    assert "error: no action 'fly'; the actions are: left, down, right, up" in read(played)
+    assert (played.reward, played.metrics["tool_errors"]) == (1.0, 3)
+
+
+async def test_a_hole_ends_it_without_a_reward() -> None:
+    played = await ag.rollout(FrozenLake, lake(), Scripted([PATH[0], call("act", action="right")]))
+    assert (played.reward, played.stop_reason) == (0.0, "done")
+
+
+async def test_gymnasiums_own_limit_ends_it_as_truncated() -> None:
+    played = await ag.rollout(FrozenLake, lake(max_episode_steps=2), Scripted(PATH))
+    assert (played.reward, played.stop_reason, played.metrics["turns"]) == (0.0, "truncated", 2)
+
+
+class Counting(gymnasium.Env[int, int]):  # type: ignore[misc]
+    """Counts up from a seeded start; action 5 pays a half, action 6 ends it and pays one."""
+
+    observation_space = gymnasium.spaces.Discrete(1000)
+    action_space = gymnasium.spaces.Discrete(2, start=5)
+    closed = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count = int(self.np_random.integers(900))
+        return self.count, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self.count, 0.5 if action == 5 else 1.0, action == 6, False, {}
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+@pytest.fixture
+def counting(unregistered: None) -> GymnasiumTask:
+    gymnasium.register("test/Counting-v0", entry_point=Counting)
+    return GymnasiumTask(id="c", prompt=PLAIN.prompt, env_id="test/Counting-v0", seed=3)
+
+
+class Told(GymnasiumToolEnv):
+    action_names = ("more", "stop")
+
+    def describe(self, observation: Any) -> str:
+        return f"The count is {observation}."
+
+
+async def test_rewards_are_summed_and_an_observation_reads_as_described(counting: GymnasiumTask) -> None:
+    script = [call("act", action="more"), call("act", action=5), call("act", action="stop")]
+    played = await ag.rollout(Told, counting, Scripted(script))
+    assert played.reward == 2.0
+    start = int(gymnasium.make("test/Counting-v0").reset(seed=3)[0])
+    assert f"Actions: more, stop\n\nThe count is {start}." in read(played)
+    assert f"The count is {start + 2}." in read(played)
+
+
+async def test_without_a_rendering_the_observation_is_its_text(counting: GymnasiumTask) -> None:
+    start = int(gymnasium.make("test/Counting-v0").reset(seed=3)[0])
+    played = await ag.rollout(GymnasiumToolEnv, counting, Scripted([say("no")]))
+    assert f"Actions: 5, 6\n\n{start}<|im_end|>" in read(played)
+    assert played.reward == 0.0
+
+
+async def test_the_gymnasium_env_is_closed(counting: GymnasiumTask, no_leaks: None) -> None:
+    before = Counting.closed
+    await ag.rollout(Told, counting, Scripted([say("no")]))
+    assert Counting.closed == before + 1
+
+
+async def test_the_wrong_number_of_names_is_an_error() -> None:
+    class Two(GymnasiumToolEnv):
+        action_names = ("left", "right")
+
+    played = await ag.rollout(Two, lake(), Scripted(PATH))
+    assert played.error is not None
+    assert "action_names: 2 for the 4 actions of FrozenLake-v1" in played.error
+
+
+async def test_actions_that_are_not_discrete_are_an_error() -> None:
+    task = GymnasiumTask(id="p", prompt=PLAIN.prompt, env_id="Pendulum-v1")
+    played = await ag.rollout(GymnasiumToolEnv, task, Scripted([]))
+    assert played.error is not None
+    assert "Pendulum-v1: only Discrete actions" in played.error

@@ -1,0 +1,110 @@
+"""Which sandbox one gets, and what is said where none runs."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes import Bubblewrap, Docker, Process, auto, local, named
+from agentgym.sandboxes.docker import is_dead, owner, why_no_docker
+from agentgym.sandboxes.local import image_folder, why_no_bubblewrap
+
+
+def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:
+    with pytest.raises(ValueError, match="unsafe: a plain process isolates nothing"):
+        Process()
+    assert named("unsafe") == Process(unsafe=True)
+
+
+async def test_unsafe_boxes_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    local._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="agentgym.sandboxes"):
+        for _ in range(2):
+            async with named("unsafe").open(1):
+                pass
+    assert len(caplog.records) == 1
+
+
+def test_auto_is_the_strongest_that_runs_and_never_unsafe() -> None:
+    if why_no_docker() is None:
+        assert auto() == Docker()
+    elif why_no_bubblewrap() is None:
+        assert auto() == Bubblewrap()
+    else:
+        with pytest.raises(SandboxError, match="unsafe"):
+            auto()
+
+
+def test_auto_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    monkeypatch.setenv("PATH", "/nowhere")
+    why_no_bubblewrap.cache_clear()
+    try:
+        with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* named\('unsafe'\)"):
+            auto()
+    finally:
+        why_no_bubblewrap.cache_clear()
+
+
+def test_a_remote_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    why_not = why_no_docker()
+    assert why_not is not None
+    assert "remote" in why_not
+
+
+async def test_an_engine_that_is_not_there_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    with pytest.raises(SandboxError, match=r"Docker engine|docker package"):
+        async with Docker().open(1):
+            pass
+
+
+@pytest.mark.docker
+async def test_an_image_that_is_not_there_says_how_to_build_it() -> None:
+    why_not = why_no_docker()
+    if why_not is not None:
+        pytest.skip(f"docker: {why_not}")
+    with pytest.raises(SandboxError, match=r"agentgym\.sandboxes\.image build"):
+        async with Docker(image="agentgym-no-such-image").open(1):
+            pass
+
+
+async def test_a_server_that_cannot_start_gives_its_last_words() -> None:
+    if why_no_bubblewrap() is not None:
+        pytest.skip(f"bubblewrap: {why_no_bubblewrap()}")
+    async with Bubblewrap(python="/usr/bin/no-such-python").open(1) as boxes:
+        with pytest.raises(SandboxError, match="no-such-python"):
+            async with boxes.lease():
+                pass
+
+
+def test_an_owner_is_dead_once_its_process_has_ended() -> None:
+    host, boot, pid, started = owner().split("/")
+    assert not is_dead(owner())
+    assert is_dead(f"{host}/{boot}/{pid}/{int(started) + 1}")
+    assert is_dead(f"{host}/another-boot/{pid}/{started}")
+    assert not is_dead(f"another-host/{boot}/{pid}/1")
+    assert not is_dead("nonsense")
+
+
+def test_the_image_folder_holds_the_server() -> None:
+    assert (image_folder() / "server.py").is_file()
+    assert (image_folder() / "Dockerfile").is_file()
+
+
+def test_importing_the_sandboxes_does_not_import_docker() -> None:
+    code = "import sys, agentgym.sandboxes; assert not {'docker', 'requests'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_server_wipes_no_folder_but_its_own() -> None:
+    config = '{"fd": 0, "work": "/", "wipe": ["/"], "limits": {}}'
+    done = subprocess.run(
+        [sys.executable, str(image_folder() / "server.py"), config], capture_output=True, text=True, cwd=os.sep
+    )
+    assert done.returncode == 1
+    assert "not a folder of ours" in done.stderr

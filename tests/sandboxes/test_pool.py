@@ -1,0 +1,237 @@
+"""What a pool promises: bounded, clean, and nothing left behind however it ends."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes import named
+from agentgym.sandboxes.pool import Pool
+from agentgym.types import Box, Sandbox
+
+CLIENT = """
+import asyncio, sys
+from agentgym.sandboxes import named
+
+async def main(kind):
+    async with named(kind).open(2) as boxes, boxes.lease() as one, boxes.lease() as two:
+        for box in (one, two):
+            await box.python("import subprocess; p = subprocess.Popen(['sleep', '64.5'], start_new_session=True)")
+        print("ready", flush=True)
+        await one.exec("sleep 64.5", timeout_s=60)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def below(pid: int) -> list[int]:
+    """Every process below `pid`."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (thread / "children").read_text().split()):
+            found += [child, *below(child)]
+    return found
+
+
+def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:
+    """The processes that are still there after `seconds`."""
+    left = []
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([fd], [], [], seconds)[0]:
+                left.append(pid)
+        finally:
+            os.close(fd)
+    return left
+
+
+async def test_each_lease_is_clean(sandbox: Sandbox) -> None:
+    async with sandbox.open(1) as boxes:
+        for i in range(3):
+            async with boxes.lease() as box:
+                assert "NameError" in (await box.python("x")).stderr
+                assert await box.list() == []
+                await box.python(f"x = {i}")
+                await box.write({"f": "x"})
+
+
+async def test_leases_run_at_once_and_at_most_size_of_them(sandbox: Sandbox) -> None:
+    inside = 0
+    most = 0
+    full = asyncio.Event()
+
+    async def rollout(boxes: Pool, number: int) -> str:
+        nonlocal inside, most
+        async with boxes.lease() as box:
+            inside += 1
+            most = max(most, inside)
+            if inside == 3:
+                full.set()
+            await full.wait()
+            answer = await box.python(f"x = {number}\nx")
+            inside -= 1
+            return answer.stdout
+
+    async with sandbox.open(3) as boxes, asyncio.TaskGroup() as tasks:
+        assert isinstance(boxes, Pool)
+        answers = [tasks.create_task(rollout(boxes, i)) for i in range(12)]
+    assert most == 3
+    assert [answer.result() for answer in answers] == [f"{i}\n" for i in range(12)]
+
+
+async def test_a_cancelled_call_ends_in_the_box_and_the_box_goes_on(sandbox: Sandbox) -> None:
+    started = asyncio.Event()
+    async with sandbox.open(1) as boxes:
+        for shell in (True, False):
+            async with boxes.lease() as box:
+
+                async def run(box: Box = box, shell: bool = shell) -> None:
+                    if shell:
+                        started.set()
+                        await box.exec("sleep 60", timeout_s=60)
+                    else:
+                        await box.python("go()\nwhile True: pass", functions={"go": started.set}, timeout_s=60)
+
+                task = asyncio.create_task(run())
+                await started.wait()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                started.clear()
+                assert (await box.python("1")).stdout == "1\n"
+
+
+async def test_a_cancelled_rollout_gives_its_box_back_clean(sandbox: Sandbox) -> None:
+    started = asyncio.Event()
+
+    async def rollout(boxes: Pool) -> None:
+        async with boxes.lease() as box:
+            await box.write({"left": "x"})
+            await box.python("x = 1\ngo()\nwhile True: pass", functions={"go": started.set}, timeout_s=60)
+
+    async with sandbox.open(1) as boxes:
+        assert isinstance(boxes, Pool)
+        task = asyncio.create_task(rollout(boxes))
+        await started.wait()
+        waiting = asyncio.create_task(rollout(boxes))
+        await asyncio.sleep(0)
+        for cancelled in (task, waiting):
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+        async with boxes.lease() as box:
+            assert await box.list() == []
+            assert "NameError" in (await box.python("x")).stderr
+
+
+async def test_a_cancelled_start_leaves_no_process(sandbox: Sandbox) -> None:
+    before = set(below(os.getpid()))
+    async with sandbox.open(4) as boxes:
+
+        async def lease() -> None:
+            async with boxes.lease() as box:
+                await box.python("1")
+
+        tasks = [asyncio.create_task(lease()) for _ in range(4)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        async with boxes.lease() as box:
+            assert (await box.python("1")).ok
+    assert set(below(os.getpid())) <= before
+
+
+async def test_closing_leaves_no_process_and_no_folder(sandbox: Sandbox) -> None:
+    before = set(below(os.getpid()))
+    async with sandbox.open(2) as boxes, boxes.lease() as one, boxes.lease() as two:
+        for box in (one, two):
+            await box.exec("mkdir -p a/b; touch a/b/c")
+            await box.python("import subprocess; p = subprocess.Popen(['sleep', '65.5'], start_new_session=True)")
+        during = set(below(os.getpid())) - before
+    assert wait_for_end(sorted(during)) == []
+    assert set(below(os.getpid())) <= before
+    assert run_folders() == []
+
+
+async def test_a_closed_pool_leases_nothing(sandbox: Sandbox) -> None:
+    async with sandbox.open(1) as boxes, boxes.lease():
+        pass
+    with pytest.raises(SandboxError, match="closed"):
+        async with boxes.lease():
+            pass
+
+
+async def test_a_pool_of_no_boxes_is_a_value_error(sandbox: Sandbox) -> None:
+    with pytest.raises(ValueError, match="size"):
+        async with sandbox.open(0):
+            pass
+
+
+def test_a_killed_client_leaves_nothing(kind: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", CLIENT, kind], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        pids = below(client.pid) + containers_of(client.pid)
+        folders = [path for path in map(working_folder, pids) if path is not None and path.name.startswith("agentgym-")]
+        assert len(pids) >= 2
+        os.kill(client.pid, signal.SIGKILL)
+    assert wait_for_end(pids) == []
+    assert not any(folder.exists() for folder in folders)
+
+
+def run_folders() -> list[Path]:
+    """Of this process."""
+    return list(Path(tempfile.gettempdir()).glob(f"agentgym-run-*_{os.getpid()}_*"))
+
+
+def working_folder(pid: int) -> Path | None:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return None
+
+
+def containers_of(pid: int) -> list[int]:
+    """The first processes of the containers that this client owns."""
+    docker = pytest.importorskip("docker")
+    try:
+        client = docker.from_env()
+    except docker.errors.DockerException:
+        return []
+    try:
+        owned = client.api.containers(filters={"label": "agentgym.owner"})
+        mine = [c["Id"] for c in owned if c["Labels"]["agentgym.owner"].split("/")[2] == str(pid)]
+        return [client.api.inspect_container(c)["State"]["Pid"] for c in mine]
+    finally:
+        client.close()
+
+
+@pytest.mark.docker
+async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
+    from agentgym.sandboxes.docker import connect, is_dead, why_no_docker
+
+    why_not = why_no_docker()
+    if why_not is not None:
+        pytest.skip(f"docker: {why_not}")
+    test_a_killed_client_leaves_nothing("docker")
+    async with named("docker").open(1) as boxes, boxes.lease() as box:
+        assert (await box.python("1")).ok
+    client = connect()
+    try:
+        left = client.containers(all=True, filters={"label": "agentgym.owner"})
+    finally:
+        client.close()
+    assert [c["Id"] for c in left if is_dead(c["Labels"]["agentgym.owner"])] == []

@@ -1,0 +1,138 @@
+"""Frames survive any cutting, and nothing malformed or too large passes."""
+
+import asyncio
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgym.errors import SandboxError, WireError
+from agentgym.sandboxes.base import RemoteBox
+from agentgym.sandboxes.wire import MAX_BODY, MAX_ENVELOPE, Decoder, Frame, Wire, encode
+
+
+@given(
+    st.lists(st.tuples(st.dictionaries(st.text(), st.integers() | st.text()), st.binary()), max_size=5),
+    st.integers(1, 50),
+)
+def test_frames_come_back_whole_however_they_were_cut(
+    frames: list[tuple[dict[str, int | str], bytes]], step: int
+) -> None:
+    for envelope, _ in frames:
+        envelope.pop("body", None)
+    data = b"".join(encode(dict(envelope), body) for envelope, body in frames)
+    decoder = Decoder()
+    got = [frame for at in range(0, len(data), step) for frame in decoder.feed(data[at : at + step])]
+    assert [frame.body for frame in got] == [body for _, body in frames]
+    assert [{k: v for k, v in frame.envelope.items() if k != "body"} for frame in got] == [e for e, _ in frames]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">I", MAX_ENVELOPE + 1),
+        struct.pack(">I", 2) + b"[]",
+        struct.pack(">I", 2) + b"{x",
+        struct.pack(">I", 4) + b"\xff\xff\xff\xff",
+        b"".join([struct.pack(">I", 13), b'{"body":-001}']),
+        encode({"body": True}),
+        encode({"body": MAX_BODY + 1}),
+        encode({"body": "1"}),
+    ],
+)
+def test_what_is_malformed_is_a_wire_error(data: bytes) -> None:
+    with pytest.raises(WireError):
+        Decoder().feed(data)
+
+
+def test_a_frame_over_the_limit_is_not_sent() -> None:
+    with pytest.raises(WireError):
+        encode({"x": "y" * MAX_ENVELOPE})
+    with pytest.raises(WireError):
+        encode({}, bytes(MAX_BODY + 1))
+
+
+async def test_receiving_can_be_cancelled_without_losing_a_frame() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        wire = await Wire.over(ours)
+        soon = asyncio.get_running_loop().time() + 10
+        waiting = asyncio.create_task(wire.receive(soon))
+        await asyncio.sleep(0)
+        theirs.sendall(encode({"id": 1}))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await wire.receive(soon) == Frame({"id": 1}, b"")
+        with pytest.raises(TimeoutError):
+            await wire.receive(asyncio.get_running_loop().time())
+        wire.close()
+        with pytest.raises(WireError):
+            await wire.receive(soon)
+        with pytest.raises(WireError):
+            wire.send({"id": 2})
+        await asyncio.sleep(0)
+
+
+async def nothing() -> None:
+    """A box without anything to end."""
+
+
+async def answered(*frames: bytes) -> RemoteBox:
+    """A box whose server says these frames, whatever it is asked."""
+    ours, theirs = socket.socketpair()
+    wire = await Wire.over(ours)
+    with theirs:
+        theirs.sendall(b"".join(frames))
+    return await RemoteBox.open(wire, digest="fake", end=nothing)
+
+
+HELLO = encode({"hello": 1, "python": "3"})
+GOOD = {
+    "id": 1,
+    "status": "ok",
+    "exit_code": 0,
+    "state_lost": False,
+    "truncated": False,
+    "seconds": 0.1,
+    "stdout": 1,
+    "stderr": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"status": "fine"},
+        {"status": 3},
+        {"exit_code": "0"},
+        {"stdout": 2},
+        {"stdout": -1, "stderr": 2},
+        {"truncated": 1},
+        {"seconds": None},
+        {"id": 2},
+        {"id": "1"},
+        {"stderr": None},
+    ],
+)
+async def test_an_answer_that_makes_no_sense_breaks_the_box(wrong: dict[str, object]) -> None:
+    box = await answered(HELLO, encode(GOOD | wrong, b"x"))
+    with pytest.raises(SandboxError):
+        await box.python("1")
+    assert box.broken
+    await box.close()
+
+
+async def test_an_answer_that_makes_sense_is_a_result() -> None:
+    box = await answered(HELLO, encode(GOOD, b"x"))
+    assert (await box.python("1")).stdout == "x"
+    with pytest.raises(SandboxError):
+        await box.python("1")
+    await box.close()
+
+
+async def test_a_server_of_another_protocol_is_refused() -> None:
+    with pytest.raises(SandboxError, match="protocol"):
+        await answered(encode({"hello": 99}))

@@ -1,0 +1,63 @@
+"""The wheel: the library and what goes into the container, nothing else; it works away from the checkout."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PLAY = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+import agentgym as ag
+from agentgym.testing import Scripted, call, say
+
+class Adder(ag.ToolEnv[ag.Task]):
+    @ag.tool
+    async def add(self, a: int, b: int) -> int:
+        "Add."
+        return a + b
+
+    @ag.reward
+    def right(self) -> float:
+        return float(self.answer == "5")
+
+task = ag.Task(id="t", prompt=({"role": "user", "content": "2 + 3?"},))
+played = asyncio.run(ag.rollout(Adder, task, Scripted([call("add", a=2, b=3), say("5")])))
+print(played.reward, played.stop_reason, ag.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout."""
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("agentgym-*.whl"))
+
+
+def test_the_wheel_holds_the_library_and_what_goes_into_the_container_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"agentgym/__init__.py", "agentgym/rollouts/episode.py", "agentgym/_image/server.py"} <= set(names)
+    assert {name.split("/")[0].removesuffix(".dist-info").split("-")[0] for name in names} == {"agentgym"}
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+
+
+def test_every_module_of_the_checkout_is_in_the_wheel(wheel: Path) -> None:
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "agentgym").rglob("*.py")}
+    assert modules <= set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_an_unpacked_wheel_plays_a_rollout_from_another_directory(wheel: Path, tmp_path: Path) -> None:
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    zipfile.ZipFile(wheel).extractall(site)
+    elsewhere.mkdir()
+    command = [sys.executable, "-I", "-W", "error", "-c", PLAY, str(site)]
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["1.0", "answer", str(site / "agentgym/__init__.py")]

@@ -1,0 +1,116 @@
+"""Two processes train as one does. The processes are real: torchrun, gloo, FSDP2 on the CPU."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentgym.samples import samples
+from agentgym.train.trainer import TrainConfig, Trainer
+from agentgym.types import Group, Sample, Sampling
+
+SCRIPT = Path(__file__).with_name("fsdp_script.py")
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model: Path) -> TrainConfig:
+    return TrainConfig(
+        model=tiny_model,
+        lora_rank=4,
+        lora_alpha=8,
+        lr=1e-3,
+        normalise="rollout",
+        rollouts_per_step=4,
+        micro_tokens=48,
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def batches(groups_of: Callable[..., list[Group]]) -> list[list[Sample]]:
+    """Three steps; the last has one sample only, so that one of two ranks has nothing but padding."""
+    last = list(samples(groups_of(9)))
+    return [list(samples(groups_of(7), merge=False)), list(samples(groups_of(8))), [replace(last[0], weight=1.0)]]
+
+
+@pytest.fixture(scope="module")
+def ranks(config: TrainConfig, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    out = tmp_path_factory.mktemp("fsdp")
+    (out / "input").write_bytes(pickle.dumps((config, batches)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *rendezvous, str(SCRIPT), str(out / "input"), str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [pickle.loads((out / f"rank{rank}.pickle").read_bytes()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def alone(config: TrainConfig, batches: list[list[Sample]]) -> dict[str, Any]:
+    with Trainer(config) as trainer:
+        return {
+            "stats": [trainer.train(batch) for batch in batches],
+            "tensors": {name: tensor.numpy() for name, tensor in trainer.adapter().tensors.items()},
+            "scores": trainer.score([3, 1, 4, 1, 5], sampling=Sampling()),
+        }
+
+
+def test_two_ranks_have_the_loss_of_one(ranks: list[Any], alone: dict[str, Any]) -> None:
+    for mine, theirs in zip(ranks[0]["stats"], alone["stats"], strict=True):
+        for name in ("loss", "grad_norm", "kl", "entropy", "logprob_gap"):
+            assert mine[f"train/{name}"] == pytest.approx(theirs[f"train/{name}"], rel=1e-4, abs=1e-6), name
+        for name in ("optimizer_steps", "trained_tokens", "samples", "skipped_steps"):
+            assert mine[f"train/{name}"] == theirs[f"train/{name}"], name
+
+
+def test_two_ranks_have_the_adapter_of_one(ranks: list[Any], alone: dict[str, Any]) -> None:
+    for result in ranks:
+        assert result["tensors"].keys() == alone["tensors"].keys()
+        for name, tensor in alone["tensors"].items():
+            np.testing.assert_allclose(result["tensors"][name], tensor, atol=5e-5, err_msg=name)
+        np.testing.assert_allclose(result["scores"], alone["scores"], atol=1e-4)
+    moved = [np.abs(tensor).max() for name, tensor in alone["tensors"].items() if "lora_B" in name]
+    assert min(moved) > 1e-3  # the tolerance above is far below the distance travelled
+
+
+def test_all_ranks_report_the_same_figures(ranks: list[Any]) -> None:
+    for mine, theirs in zip(ranks[0]["stats"], ranks[1]["stats"], strict=True):
+        assert {k: v for k, v in mine.items() if k != "train/seconds"} == {
+            k: v for k, v in theirs.items() if k != "train/seconds"
+        }
+
+
+def test_every_rank_makes_the_same_number_of_forwards_with_one_sample_too(ranks: list[Any]) -> None:
+    assert ranks[0]["stats"][2]["train/micro_batches"] == 2
+
+
+def test_an_empty_batch_is_no_step_on_every_rank(ranks: list[Any]) -> None:
+    assert [result["empty"]["train/optimizer_steps"] for result in ranks] == [0, 0]
+
+
+def test_ranks_with_different_samples_are_refused_and_do_not_hang(ranks: list[Any]) -> None:
+    assert all("every rank must pass the same ones" in result["refused"] for result in ranks)
+
+
+def test_objects_are_gathered_in_rank_order_on_every_rank(ranks: list[Any]) -> None:
+    assert [result["gathered"] for result in ranks] == [[0, "rank 0", 1, "rank 1"]] * 2
+
+
+def test_a_save_is_complete_on_every_rank_when_it_returns(ranks: list[Any]) -> None:
+    assert all(result["written"] for result in ranks)
