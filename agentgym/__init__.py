@@ -16,7 +16,7 @@ from agentgym.tools import Stop, tool
 from agentgym.types import ExecResult, Group, Message, Rollout, Sample, Sampling, StepResult, Task
 
 if TYPE_CHECKING:
-    from agentgym.loop import Log, Run, batches, evaluate, learn
+    from agentgym.loop import Log, Play, Run, batches, learn, sync
     from agentgym.rollouts.local import LocalConfig, LocalEngine
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
@@ -36,6 +36,7 @@ __all__ = [
     "LocalEngine",
     "Log",
     "Message",
+    "Play",
     "Procedural",
     "Process",
     "Rollout",
@@ -50,18 +51,18 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "batches",
-    "evaluate",
     "learn",
     "register",
     "reward",
     "rollout",
     "run_groups",
     "samples",
+    "sync",
     "tool",
 ]
 
 _LAZY = {
-    "agentgym.loop": ("Log", "Run", "batches", "evaluate", "learn"),
+    "agentgym.loop": ("Log", "Play", "Run", "batches", "learn", "sync"),
     "agentgym.rollouts.local": ("LocalConfig", "LocalEngine"),
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),

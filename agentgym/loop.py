@@ -2,10 +2,11 @@
 
 A run is `learn(run)`; its parts are functions of their own, for a loop you write yourself::
 
+    play = Play(env, engine, trainer, boxes, sampling)
     for step, tasks in enumerate(batches(env, prompts, steps, seed=seed)):
-        groups = await collect(env, tasks, engine, trainer, boxes, ...)
+        groups = await play.collect(tasks, n=8, seed=step)
         stats = await trainer.step(samples(groups, advantage="dr_grpo"))
-        gap = await sync(trainer, engine, step + 1, probe, sampling)
+        await sync(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
 """
 
 import json
@@ -14,8 +15,8 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -45,8 +46,10 @@ class Run:
     """Name of the run, in its folder and its last line."""
     env: str
     """A registered env, or "package.module:Class"."""
-    engine: LocalConfig
-    train: TrainConfig
+    model: Path | str
+    """Folder or Hugging Face name of the model to sample from and to train."""
+    engine: LocalConfig = field(default_factory=LocalConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
     out: Path | None = None
     """Folder of metrics and adapter; runs/RECIPE/TIME without it."""
     seed: int = 0
@@ -59,10 +62,8 @@ class Run:
     """Rollouts of each task."""
     box: Kind = "auto"
     """Where the model's code runs."""
-    temperature: float = 0.7
-    """Of sampling, and of the log-probabilities in training."""
-    max_tokens: int = 40
-    """Most tokens in one turn."""
+    max_tokens: int | None = None
+    """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
     merge: bool = True
@@ -74,8 +75,8 @@ class Run:
 
     @property
     def sampling(self) -> Sampling:
-        """What the engine is told, and what training scores under."""
-        return Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
+        """What the engine is told; the temperature is the one that training scores at."""
+        return Sampling(temperature=self.train.temperature, max_tokens=self.max_tokens)
 
 
 def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int) -> Iterator[list[TaskT]]:
@@ -99,31 +100,27 @@ def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
                 yield index
 
 
-async def collect(
-    env: type[Env[TaskT]],
-    tasks: Sequence[TaskT],
-    engine: Engine,
-    trainer: Trainer,
-    boxes: Boxes | None,
-    *,
-    n: int,
-    sampling: Sampling,
-    seed: int,
-) -> Groups:
-    """`n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
-    mine = tasks[trainer.rank :: trainer.world]
-    groups = await run_groups(env, mine, engine, n=n, boxes=boxes, sampling=sampling, seed=seed)
-    found = {group.group_id: group for group in trainer.gather(list(groups))}
-    return Groups([found[task.id] for task in tasks])
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What rollouts are played with; under torchrun each process has one, and plays its share."""
 
+    env: type[Env[Any]]
+    engine: Engine
+    trainer: Trainer
+    boxes: Boxes | None
+    sampling: Sampling
 
-async def evaluate(
-    env: type[Env[TaskT]], engine: Engine, trainer: Trainer, boxes: Boxes | None, *, count: int, sampling: Sampling
-) -> float:
-    """Mean reward over the first `count` held-out tasks, one rollout each."""
-    tasks = env.tasks("test")[:count]
-    groups = await collect(env, tasks, engine, trainer, boxes, n=1, sampling=sampling, seed=0)
-    return groups.metrics()["reward"]
+    async def collect(self, tasks: Sequence[Any], *, n: int, seed: int) -> Groups:
+        """`n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
+        mine = tasks[self.trainer.rank :: self.trainer.world]
+        groups = await run_groups(self.env, mine, self.engine, n=n, boxes=self.boxes, sampling=self.sampling, seed=seed)
+        found = {group.group_id: group for group in self.trainer.gather(list(groups))}
+        return Groups([found[task.id] for task in tasks])
+
+    async def evaluate(self, count: int) -> float:
+        """Mean reward over the first `count` held-out tasks, one rollout each."""
+        groups = await self.collect(self.env.tasks("test")[:count], n=1, seed=0)
+        return groups.metrics()["reward"]
 
 
 async def sync(
@@ -149,21 +146,21 @@ async def learn(run: Run) -> dict[str, Any]:
     env = find_env(run.env)
     start = time.perf_counter()
     async with AsyncExitStack() as stack:
-        trainer = await stack.enter_async_context(Trainer(run.train))
+        trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
         log = stack.enter_context(Log(run.out or _folder(run.recipe), steps=run.steps, shown=trainer.rank == 0))
         log.note(f"starting {run.engine.slots} boxes ({run.box})")
-        engine = await stack.enter_async_context(LocalEngine(run.engine))
+        engine = await stack.enter_async_context(LocalEngine(run.model, run.engine))
         boxes = await stack.enter_async_context(AnyBox(kind=run.box).open(run.engine.slots)) if env.sandbox else None
-        stack.callback(trainer.save, log.folder / "adapter")
-        scores = {"eval_before": await _evaluate(run, env, engine, trainer, boxes, log)}
-        await _train(run, env, engine, trainer, boxes, log)
-        scores["eval_after"] = await _evaluate(run, env, engine, trainer, boxes, log)
-    if not run.eval_tasks:
-        scores = {}
+        play = Play(env, engine, trainer, boxes, run.sampling)
+        before = await _evaluate(run, play, log)
+        with _saved(trainer, log.folder / "adapter"):
+            await _train(run, play, log)
+        after = await _evaluate(run, play, log)
     return {
         "recipe": run.recipe,
         **log.summary(),
-        **scores,
+        "eval_before": before,
+        "eval_after": after,
         "seed": run.seed,
         "box": run.box,
         "cpu_seconds": round(_cpu_seconds(), 1),
@@ -172,30 +169,40 @@ async def learn(run: Run) -> dict[str, Any]:
     }
 
 
-async def _train(
-    run: Run, env: type[Env[Any]], engine: Engine, trainer: Trainer, boxes: Boxes | None, log: "Log"
-) -> None:
+async def _train(run: Run, play: Play, log: "Log") -> None:
     probe: list[int] = []
-    for step, tasks in enumerate(batches(env, run.prompts, run.steps, seed=run.seed)):
+    for step, tasks in enumerate(batches(play.env, run.prompts, run.steps, seed=run.seed)):
         log.note("rollouts")
-        groups = await collect(
-            env, tasks, engine, trainer, boxes, n=run.group_size, sampling=run.sampling, seed=run.seed + step
-        )
+        groups = await play.collect(tasks, n=run.group_size, seed=run.seed + step)
         batch = samples(groups, advantage=run.advantage, merge=run.merge)
         log.note("training")
-        stats = await trainer.step(batch)
+        stats = await play.trainer.step(batch)
         probe = probe or groups.rollouts[0].segments[0].token_ids.tolist()
-        gap = await sync(trainer, engine, step + 1, probe, run.sampling, run.probe_tolerance)
+        gap = await sync(play.trainer, play.engine, step + 1, probe, run.sampling, run.probe_tolerance)
         log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
 
 
-async def _evaluate(
-    run: Run, env: type[Env[Any]], engine: Engine, trainer: Trainer, boxes: Boxes | None, log: "Log"
-) -> float:
+async def _evaluate(run: Run, play: Play, log: "Log") -> float | None:
+    """The held-out score; None where the run asks for none."""
     if not run.eval_tasks:
-        return 0.0
+        return None
     log.note("held-out evaluation")
-    return round(await evaluate(env, engine, trainer, boxes, count=run.eval_tasks, sampling=run.sampling), 4)
+    return round(await play.evaluate(run.eval_tasks), 4)
+
+
+@contextmanager
+def _saved(trainer: Trainer, folder: Path) -> Iterator[None]:
+    """Save the adapter when the block ends, also when it was interrupted.
+
+    Saving takes all processes: where one of several failed, the others would wait for it in vain.
+    """
+    try:
+        yield
+    except BaseException:
+        if trainer.world == 1:
+            trainer.save(folder)
+        raise
+    trainer.save(folder)
 
 
 class Log:

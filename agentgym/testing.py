@@ -84,7 +84,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
-            ids += [self._marks[part]] if part in self._marks else part.encode()
+            ids += [self._marks[part]] if part in self._marks else part.encode(errors="replace")
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -95,15 +95,16 @@ class ByteTokenizer:
         found = self._calls.findall(text)
         if not found:
             return Message(role="assistant", content=text)
-        made = []
+        made: list[dict[str, Any]] = []
         for body in found:
             try:
                 loaded = json.loads(body)
                 function = {"name": str(loaded["name"]), "arguments": loaded.get("arguments", "")}
                 made.append({"type": "function", "function": function})
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 return Message(role="assistant", content=text, tool_calls=[raw_call(body)])
-        content = text[: text.index("<tool_call>")].strip()
+        unread = any(isinstance(c["function"]["arguments"], str) for c in made)
+        content = text if unread else text[: text.index("<tool_call>")].strip()
         return Message(role="assistant", content=content, tool_calls=made)  # type: ignore[typeddict-item]
 
 
@@ -285,7 +286,7 @@ def _from_thread(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Cal
 
 def _run_cell(code: str, namespace: dict[str, Any]) -> ExecResult:
     printed: list[str] = []
-    namespace["print"] = lambda *values, sep=" ", end="\n": printed.append(sep.join(map(str, values)) + end)
+    namespace["print"] = lambda *values, sep=" ", end="\n", **_: printed.append(sep.join(map(str, values)) + end)
     error = ""
     try:
         tree = ast.parse(code)
@@ -294,7 +295,7 @@ def _run_cell(code: str, namespace: dict[str, Any]) -> ExecResult:
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)
             printed += [] if value is None else [f"{value!r}\n"]
-    except Exception:
+    except (Exception, SystemExit):
         error = traceback.format_exc(limit=-1)
     status = "error" if error else "ok"
     return ExecResult(status=status, exit_code=int(bool(error)), stdout="".join(printed), stderr=error)  # type: ignore[arg-type]
@@ -329,16 +330,18 @@ async def check_env(
     assert idle.reward is not None
     assert idle.reward < threshold, f"no-op: reward {idle.reward} >= {threshold}, {idle.rewards}"
     await _check_malformed_call(cls, task, boxes)
+    await _check_seed(cls, task, boxes, noop)
     await _check_cancel(cls, task, boxes)
+    await _check_cancel_in_step(cls, task, boxes, oracle)
 
 
 async def _check_malformed_call(cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> None:
     if cls.limits.turns < 2:
         return
-    broken = Scripted([raw('<tool_call>\n{"name": oops\n</tool_call>'), say("stop")])
+    broken = Scripted([raw('<tool_call>\n{"name": oops\n</tool_call>'), *[say("stop")] * 3])
     played = await rollout(cls, task, broken, boxes=boxes)
     assert played.error is None, f"malformed call: {played.error}"
-    assert len(played.messages) == 2, "malformed call: the rollout must go on, with a tool message the model reads"
+    assert len(played.messages) >= 2, "malformed call: the rollout must go on, with a tool message the model reads"
 
 
 async def _check_cancel(cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> None:
@@ -362,6 +365,44 @@ async def _check_cancel(cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> 
     await asyncio.gather(playing, return_exceptions=True)
     assert playing.cancelled(), "cancel: the rollout swallowed its cancellation"
     assert closed == [True], f"cancel: close() was called {len(closed)} times, expected once"
+
+
+async def _check_seed(cls: type[Env[Any]], task: Any, boxes: Boxes | None, noop: Sequence[Reply] | Policy) -> None:
+    prompts = []
+    for _ in range(2):
+        played = await rollout(cls, task, Scripted(noop), boxes=boxes, seed=7)
+        first = played.segments[0]
+        prompts.append(first.token_ids[: first.turns[0].start].tolist())
+    assert prompts[0] == prompts[1], "seed: the same seed must give the same first prompt"
+
+
+async def _check_cancel_in_step(
+    cls: type[Env[Any]], task: Any, boxes: Boxes | None, oracle: Sequence[Reply] | Policy
+) -> None:
+    stepping = asyncio.Event()
+    went_on: list[bool] = []
+
+    class Stepping(cls):  # type: ignore[misc, valid-type]
+        async def step(self, action: Message) -> Any:
+            stepping.set()
+            return await super().step(action)
+
+    class Once(Scripted):
+        async def generate(self, *args: Any, **kwargs: Any) -> Completion:
+            if stepping.is_set():
+                current = asyncio.current_task()
+                went_on.append(current is not None and current.cancelling() > 0)
+                if went_on[-1]:
+                    raise EngineError("the rollout was cancelled")
+                await asyncio.Event().wait()
+            return await super().generate(*args, **kwargs)
+
+    playing = asyncio.create_task(rollout(Stepping, task, Once(oracle), boxes=boxes))
+    await stepping.wait()
+    playing.cancel()
+    await asyncio.gather(playing, return_exceptions=True)
+    assert not any(went_on), "cancel: step() swallowed a cancellation, and the rollout went on"
+    assert playing.cancelled(), "cancel: step() swallowed a cancellation"
 
 
 # ---------------------------------------------------------------------------------------------------- fixtures

@@ -12,9 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, get_type_hints, overload
+from typing import Annotated, Any, TypeVar, get_type_hints, overload
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentgym.errors import AgentGymError, ToolError
 
@@ -86,7 +86,7 @@ class Tool:
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The validated keyword arguments; ValidationError names the field."""
         checked = self.arguments.model_validate(arguments)
-        return {field: getattr(checked, field) for field in type(checked).model_fields}
+        return {field.removeprefix("p_"): getattr(checked, field) for field in type(checked).model_fields}
 
 
 @cache
@@ -125,7 +125,8 @@ def _arguments_model(function: Callable[..., Any], name: str, where: str) -> typ
         if parameter.name not in hints:
             raise ValueError(f"{where}: parameter {parameter.name!r} needs a type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints[parameter.name], default)
+        # Under an alias: a parameter may be called like a method of BaseModel, or begin with "_".
+        fields[f"p_{parameter.name}"] = (Annotated[hints[parameter.name], Field(alias=parameter.name)], default)
     return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
 
 
@@ -165,7 +166,7 @@ async def _dispatch(owner: object, name: str, arguments: Mapping[str, Any] | str
     tools = tools_of(cls)
     try:
         given = _load(arguments) if isinstance(arguments, str) else arguments
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         of = f" in the call of tool {name!r}" if name else " in the tool call"
         return _malformed(f'invalid JSON{of}: {error}; write {{"name": ..., "arguments": {{...}}}}')
     if name not in tools:
@@ -206,7 +207,7 @@ async def _call(made: Tool, function: Callable[..., Any], arguments: dict[str, A
         return ToolResult(content=f"error: {error}", error=True)
     except AgentGymError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a tool that calls sys.exit() must not end the training
         return ToolResult(content=f"error: tool {made.name!r} failed: {type(error).__name__}: {error}", error=True)
     if isinstance(returned, Stop):
         return ToolResult(content=returned.content, stop=returned.reason)
@@ -240,6 +241,8 @@ def _in_own_thread(work: Callable[[], T]) -> Awaitable[T]:
     def run() -> None:
         try:
             outcome: tuple[Callable[[Any], None], object] = (future.set_result, work())
+        except StopIteration as error:  # a future refuses to hold it
+            outcome = (future.set_exception, RuntimeError(f"StopIteration: {error}"))
         except BaseException as error:
             outcome = (future.set_exception, error)
         if not loop.is_closed():

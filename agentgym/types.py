@@ -144,9 +144,8 @@ class Turn:
     finish_reason: Literal["stop", "length", "abort"]
     versions: tuple[Version, ...]
     message: Message
-    reward: float = 0.0
     seconds: float = 0.0
-    tool_seconds: float = 0.0
+    """From asking the engine to its answer."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.start < self.stop, f"start: a turn must hold a token, got {self.start}..{self.stop}")

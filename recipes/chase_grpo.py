@@ -11,19 +11,19 @@ import agentgym as ag
 import envs.chase.env  # noqa: F401  registers the env
 from recipes.run import main
 
-CHECKPOINT = Path(__file__).parent / "checkpoints" / "chase"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChaseGRPO(ag.Run):
-    """GRPO without dividing by the group's standard deviation: one late failure then does not rule a step."""
+    """Follow pointers through a Python tool, from a base that mostly guesses."""
 
     recipe: str = "chase_grpo"
     env: str = "chase"
-    engine: ag.LocalConfig = field(default_factory=lambda: ag.LocalConfig(model=CHECKPOINT))
+    model: Path | str = Path(__file__).parent / "checkpoints" / "chase"
+    steps: int = 20
+    max_tokens: int | None = 40
+    # The constant is about what 64 rollouts sample: few groups left with a signal then mean small steps.
     train: ag.TrainConfig = field(
-        # A constant denominator: about the tokens that 64 rollouts sample, whatever groups had no signal.
-        default_factory=lambda: ag.TrainConfig(model=CHECKPOINT, lr=2e-3, temperature=0.7, normalise=2000.0)
+        default_factory=lambda: ag.TrainConfig(lr=2e-3, temperature=0.7, normalise=2000.0, micro_tokens=4096)
     )
 
 

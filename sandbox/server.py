@@ -518,7 +518,8 @@ class Capture:
     """The head and the tail of a stream, however long it is."""
 
     def __init__(self) -> None:
-        self.head, self.tail = bytearray(KEEP), bytearray(KEEP)
+        # Views, because assigning a view to a slice of a bytearray makes a copy that nobody zeroes.
+        self.head, self.tail = memoryview(bytearray(KEEP)), memoryview(bytearray(KEEP))
         self.total = 0
 
     def read(self, fd: int) -> int:
@@ -543,16 +544,16 @@ class Capture:
     def parts(self) -> list[bytes | bytearray | memoryview]:
         """What was kept, in order, with the cut named in the middle."""
         if not self.cut:
-            return [memoryview(self.head)[: self.total], memoryview(self.tail)[: max(0, self.total - KEEP)]]
+            return [self.head[: self.total], self.tail[: max(0, self.total - KEEP)]]
         at = (self.total - KEEP) % KEEP
         note = f"\n[... {self.total - 2 * KEEP} bytes cut ...]\n".encode()
-        return [self.head, note, memoryview(self.tail)[at:], memoryview(self.tail)[:at]]
+        return [self.head, note, self.tail[at:], self.tail[:at]]
 
     def clear(self) -> None:
-        if self.total:
-            self.head[: min(self.total, KEEP)] = bytes(min(self.total, KEEP))
+        used = min(self.total, KEEP)
+        self.head[:used] = bytes(used)
         if self.total > KEEP:
-            zero(self.tail)
+            self.tail[:] = bytes(KEEP)
         self.total = 0
 
 
@@ -599,6 +600,7 @@ class Call:
         for fd, capture in ((self.child.out, OUT), (self.child.err, ERR)):
             while self.drain(fd, capture):
                 pass
+        self.hear.clear()  # They refer back to us, and the collector is off.
 
     def end(self, status: str, exit_code: int, *, lost: bool = False) -> None:
         self.status, self.exit_code, self.lost = status, exit_code, lost

@@ -247,7 +247,6 @@ class _Worker:
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(started)), name="agentgym-gymnasium", daemon=True
         )
-        self._answer: _Answer | None = None
         self._thread.start()
         started.result()
 
@@ -257,20 +256,22 @@ class _Worker:
         self._loop, self._task, self._calls = asyncio.get_running_loop(), task, asyncio.Queue[_Call | None]()
         started.set_result(None)
         while (call := await self._calls.get()) is not None:
-            work, self._answer = call
+            work, answer = call
+            if not answer.set_running_or_notify_cancel():
+                continue
             try:
-                self._answer.set_result(await work())
+                answer.set_result(await work())
             # Whatever it is, a cancellation too, belongs to the caller, who would otherwise wait for ever.
             except BaseException as failure:
-                self._answer.set_exception(failure)
+                answer.set_exception(failure)
             while task.cancelling():
                 task.uncancel()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do the work and wait for its outcome; interrupted, the work is cancelled and the worker goes on."""
         answer: _Answer = concurrent.futures.Future()
-        self._loop.call_soon_threadsafe(self._calls.put_nowait, (work, answer))
         try:
+            self._loop.call_soon_threadsafe(self._calls.put_nowait, (work, answer))
             outcome: T = answer.result()
         except BaseException:
             self._loop.call_soon_threadsafe(self._cancel, answer)
@@ -278,12 +279,8 @@ class _Worker:
         return outcome
 
     def _cancel(self, answer: _Answer) -> None:
-        if answer.done():
-            return
-        if self._answer is answer:
+        if not (answer.cancel() or answer.done()):
             self._task.cancel()
-        else:  # It waits in the queue: cancelled now, the worker itself would end.
-            self._loop.call_soon(self._cancel, answer)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._calls.put_nowait, None)

@@ -66,14 +66,19 @@ class Chat:
         `token_ids` is the turn as sampled, its stop token last. None where the template rewrote what is
         already there; the conversation has moved on all the same, and `prompt_ids` renders it whole.
         """
-        before = self.text
+        before, said = self.text, list(self.messages)
         self.messages += [_renderable(reply), *new]
         self.text = self.tokenizer.render(self.messages, self.tools, generation=True)
         if not self.text.startswith(before):
             return None
         end = self.tokenizer.decode(token_ids[-1:])
         body = self.tokenizer.decode(token_ids[:-1])
-        at = _after_nth(self.text, end, len(before), body.count(end))
+        skip = body.count(end) if end else 0
+        if skip:  # the model wrote the mark as text: count those that the template kept
+            silent = Message(role="assistant", content="")
+            bare = self.tokenizer.render([*said, silent, *new], self.tools, generation=True)
+            skip = self.text.count(end, len(before)) - bare.count(end, len(before))
+        at = _after_nth(self.text, end, len(before), skip)
         return None if at is None else self.tokenizer.encode(self.text[at:])
 
 
@@ -110,7 +115,7 @@ HERMES: dict[str, Any] = {
             "content_args": {"allow_non_json": True},
             "transform": {"type": "function", "function": "{content}"},
         },
-        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
+        "content": {"content": "text"},
     },
 }
 """Response template of the Hermes/Qwen family: JSON calls between <tool_call> tags."""
@@ -142,7 +147,7 @@ class HuggingFaceTokenizer:
         return text
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False)
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -156,7 +161,7 @@ class HuggingFaceTokenizer:
             parsed = self.tokenizer.parse_response(
                 text, self.response_template, prefix=self.opening, tools=[*tools] or None
             )
-        except ValueError:
+        except (ValueError, RecursionError):
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
         return _message(text, parsed)
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import hashlib
+import math
 import time
 from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import Any
 
 from agentgym.env import Env, TaskT, find_env
-from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, boundary
+from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
 from agentgym.rollouts.chat import Chat
 from agentgym.rollouts.context import OpenSegment, compacted, wants_compaction
 from agentgym.rollouts.engine import Engine
@@ -27,8 +28,9 @@ async def rollout(
 ) -> Rollout:
     """Play one attempt; what goes wrong in the env, the box or the engine is a Rollout without a reward.
 
-    Without `boxes`, an env that declares a sandbox gets a box of its own for this rollout. The same seed,
-    weights and tool answers give the same tokens. Cancelling closes the env and gives the box back.
+    Without `boxes`, an env that declares a sandbox gets a box of its own for this rollout; SandboxError where none
+    can be had at all. The same seed, weights and tool answers give the same tokens. Cancelling closes the env and
+    gives the box back.
     """
     cls = find_env(env)
     async with AsyncExitStack() as stack:
@@ -49,7 +51,6 @@ class Episode:
         self.context_tokens = min(cls.limits.context_tokens, engine.context_tokens)
         self.segments: list[OpenSegment] = []
         self.first: list[Message] = []
-        self.turns = 0
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
@@ -58,24 +59,31 @@ class Episode:
     def segment(self) -> OpenSegment:
         return self.segments[-1]
 
+    @property
+    def turns(self) -> int:
+        """Turns of the policy so far, summaries not counted."""
+        return sum(len(segment.turns) for segment in self.segments) - int(self.metrics.get("compactions", 0))
+
     async def run(self, boxes: Boxes | None) -> Rollout:
         """The whole attempt, from the lease of its box to its return."""
         start = time.perf_counter()
         digest: str | None = None
         try:
             async with AsyncExitStack() as stack:
+                stack.push_async_callback(self._release)
                 with boundary(EnvError, f"{self.cls.__name__}(task)"):
                     env = self.cls(self.task)
                 if self.cls.sandbox is not None and boxes is not None:
-                    env.box = await stack.enter_async_context(boxes.lease())
+                    with boundary(SandboxError, "lease"):
+                        env.box = await stack.enter_async_context(boxes.lease())
                     digest = env.box.digest
                 stack.push_async_callback(self._close, env)
                 stop_reason, error = await self._play_and_score(env), None
         except AgentGymError as failure:
+            running = asyncio.current_task()
+            if running is not None and running.cancelling():
+                raise asyncio.CancelledError from failure  # what failed on the way out must not keep it in
             stop_reason, error = StopReason.ERROR, f"{type(failure).__name__}: {failure}"
-        finally:
-            for segment in self.segments:
-                await self.engine.release(self._session(segment))
         self.metrics["seconds"] = time.perf_counter() - start
         self.metrics["turns"] = self.turns
         return Rollout(
@@ -109,7 +117,8 @@ class Episode:
         """Turn after turn; the stop reason, and whether the env itself ended it (and scored it)."""
         with boundary(EnvError, f"{self.cls.__name__}.reset"):
             self.first, _ = await env.reset(seed=self.seed)
-        self._open("root", Chat(self.engine.tokenizer, env.tools, self.first))
+        with boundary(EnvError, f"{self.cls.__name__}: first prompt"):
+            self._open("root", Chat(self.engine.tokenizer, env.tools, self.first))
         if self.segment.room <= 0:
             raise ContextOverflow(f"{self.cls.__name__}: the first prompt fills the {self.context_tokens} tokens")
         while self.turns < self.cls.limits.turns:
@@ -124,7 +133,6 @@ class Episode:
         if isinstance(sampled, StopReason):
             return sampled, False
         completion, message = sampled
-        self.turns += 1
         with boundary(EnvError, f"{self.cls.__name__}.step"):
             messages, reward, terminated, truncated, info = await env.step(message)
         rewards = info.get("rewards")
@@ -162,7 +170,8 @@ class Episode:
 
     def _extend(self, completion: Completion, message: Message, new: list[Message]) -> tuple[str, bool] | None:
         """Append what the template puts behind the turn, in this segment or, if rewritten, in a new one."""
-        delta = self.segment.chat.extend(completion.token_ids.tolist(), message, new)
+        with boundary(EnvError, f"{self.cls.__name__}: the messages of step"):
+            delta = self.segment.chat.extend(completion.token_ids.tolist(), message, new)
         if delta is None:
             self.metrics["rerenders"] = self.metrics.get("rerenders", 0) + 1
             self._open("rerender", self.segment.chat)
@@ -198,6 +207,8 @@ class Episode:
 
     def _credit(self, reward: float, rewards: dict[str, float]) -> None:
         self.reward += reward + sum(rewards.values())
+        if not math.isfinite(self.reward):
+            raise EnvError(f"{self.cls.__name__}: the reward is {self.reward}, {rewards}")
         self.rewards |= rewards
 
     def _session(self, segment: OpenSegment) -> str:
@@ -207,6 +218,11 @@ class Episode:
         """A seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
         name = f"{self.seed}/{self._session(segment)}/{len(segment.turns)}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+    async def _release(self) -> None:
+        with boundary(EngineError, "release"):
+            for segment in self.segments:
+                await self.engine.release(self._session(segment))
 
     async def _close(self, env: Env[Any]) -> None:
         with boundary(EnvError, f"{self.cls.__name__}.close"):

@@ -15,14 +15,18 @@ from agentgym.rollouts.episode import rollout
 from agentgym.types import Boxes, Group, Rollout, Sampling
 
 
+def _unique(ids: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"groups: {twice} appear twice; the tasks of one batch need ids of their own")
+
+
 class Groups(Sequence[Group]):
     """Finished groups in the order of their tasks, and what they came to in numbers."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = tuple(groups)
-        twice = [name for name, count in Counter(g.group_id for g in self.groups).items() if count > 1]
-        if twice:
-            raise ValueError(f"groups: {twice} appear twice; the tasks of one batch need ids of their own")
+        _unique([group.group_id for group in self.groups])
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -89,6 +93,7 @@ async def run_groups(
     """
     if n < 1 or concurrency < 1:
         raise ValueError(f"{'n' if n < 1 else 'concurrency'}: must be at least 1")
+    _unique([task.id for task in tasks])
     cls = find_env(env)
     gate = asyncio.Semaphore(concurrency)
 

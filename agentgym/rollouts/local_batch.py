@@ -123,7 +123,7 @@ class Batcher:
         slot = self._sessions.pop(session, None)
         if slot is not None:
             self._idle[slot] = None
-            del self._idle[slot]
+            self._idle.move_to_end(slot, last=False)
 
     def load_adapter(self, adapter: Adapter | None, version: int) -> None:
         """Change the weights: a turn with sampled ids goes on with its KV, all other KV is of no use any more."""

@@ -183,39 +183,62 @@ class RemoteBox:
 
     async def _serve(self, ask: Frame, call: int, deadline: float, serve: Mapping[str, HostFunction] | None) -> Frame:
         """Answer one question; the next frame of the call, which may come before the function has ended."""
-        working = asyncio.ensure_future(self._run_function(ask.body, serve))
+        number = ask.envelope["ask"]
+        inside = _serving.set(_serving.get() | {id(self)})
+        try:
+            answer = _begin(ask.body, serve)
+            working = None if isinstance(answer, bytes) else asyncio.ensure_future(_finish(answer))
+        finally:
+            _serving.reset(inside)
+        if working is None:
+            assert isinstance(answer, bytes)
+            self._wire.send({"id": call, "answer": number}, answer)
+            return await self._next(call, deadline)
         hearing = asyncio.ensure_future(self._next(call, deadline))
         try:
             await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
             if not hearing.done():
-                self._wire.send({"id": call, "answer": ask.envelope["ask"]}, working.result())
+                self._wire.send({"id": call, "answer": number}, working.result())
             return await hearing
         finally:
             await _cancelled(working)
             await _cancelled(hearing)
 
-    async def _run_function(self, body: bytes, serve: Mapping[str, HostFunction] | None) -> bytes:
-        """The JSON answer to a question, an error's text included; infrastructure errors are raised."""
-        _serving.set(_serving.get() | {id(self)})
-        try:
-            if serve is None:
-                raise ToolError(f"over {MAX_ASKS} calls of host functions in one cell")
-            name, args, kwargs = _question(body)
-            if name not in serve:
-                raise ToolError(f"there is no host function {name!r} in this call")
-            value = serve[name](*args, **kwargs)
-            if isawaitable(value):
-                value = await value
-            answer = json.dumps({"value": value}).encode()
-            if len(answer) > MAX_FILE:
-                raise ToolError(f"{name}: its answer of {len(answer)} bytes is over {MAX_FILE}")
-        except ToolError as error:
-            return _refusal(str(error))
-        except AgentGymError:
-            raise
-        except Exception as error:
-            return _refusal(f"{type(error).__name__}: {error}")
-        return answer
+
+def _begin(body: bytes, serve: Mapping[str, HostFunction] | None) -> bytes | Awaitable[object]:
+    """Call the function that was asked for: its answer, or what to wait for. Infrastructure errors are raised."""
+    try:
+        if serve is None:
+            raise ToolError(f"over {MAX_ASKS} calls of host functions in one cell")
+        name, args, kwargs = _question(body)
+        if name not in serve:
+            raise ToolError(f"there is no host function {name!r} in this call")
+        value = serve[name](*args, **kwargs)
+        return value if isawaitable(value) else _answer(value)
+    except Exception as error:
+        return _refusal(error)
+
+
+async def _finish(value: Awaitable[object]) -> bytes:
+    try:
+        return _answer(await value)
+    except Exception as error:
+        return _refusal(error)
+
+
+def _answer(value: object) -> bytes:
+    answer = json.dumps({"value": value}).encode()
+    if len(answer) > MAX_FILE:
+        raise ToolError(f"an answer of {len(answer)} bytes is over {MAX_FILE}")
+    return answer
+
+
+def _refusal(error: Exception) -> bytes:
+    """What the code in the box reads; an error of infrastructure is not for it, and is raised here."""
+    if isinstance(error, AgentGymError) and not isinstance(error, ToolError):
+        raise error
+    text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
+    return json.dumps({"error": text[:10_000]}).encode()
 
 
 async def _cancelled(task: "asyncio.Future[Any]") -> None:
@@ -235,10 +258,6 @@ def _question(body: bytes) -> tuple[str, list[Any], dict[str, Any]]:
     if not (isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict)):
         raise ToolError("a question that is not a name and its arguments")
     return name, args, kwargs
-
-
-def _refusal(text: str) -> bytes:
-    return json.dumps({"error": text[:10_000]}).encode()
 
 
 def _text(text: str, field: str) -> bytes:

@@ -19,11 +19,11 @@ LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt
 _log = logging.getLogger("agentgym.sandboxes")
 
 
-def build(tag: str = IMAGE, *, from_debootstrap: bool = False) -> str:
+def build(tag: str = IMAGE, *, base: str | None = None, from_debootstrap: bool = False) -> str:
     """The id of the built image; SandboxError says why there is none.
 
-    The base is the Dockerfile's where its registry can be reached; else, or when told so, a minimal Debian
-    by debootstrap, which needs root and a package mirror.
+    It stands on `base`, any image with a python3; without one on the Dockerfile's where its registry can be
+    reached; else, or when told so, on a minimal Debian by debootstrap, which needs root and a package mirror.
     """
     import docker
     from docker.errors import DockerException
@@ -32,6 +32,8 @@ def build(tag: str = IMAGE, *, from_debootstrap: bool = False) -> str:
     try:
         client = docker.from_env(timeout=600)
         try:
+            if base is not None:
+                return _build_on(client, tag, {"BASE_IMAGE": base})
             return _build(client, tag, from_debootstrap=from_debootstrap)
         finally:
             client.close()
@@ -81,10 +83,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.image", description=__doc__)
     command = parser.add_subparsers(required=True).add_parser("build", help="build the image")
     command.add_argument("--tag", default=IMAGE)
+    command.add_argument("--base", metavar="IMAGE", help="what to build on; it needs a python3")
     command.add_argument("--from-debootstrap", action="store_true", help="a minimal Debian as base; needs root")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    _log.info("%s", build(given.tag, from_debootstrap=given.from_debootstrap))
+    _log.info("%s", build(given.tag, base=given.base, from_debootstrap=given.from_debootstrap))
 
 
 if __name__ == "__main__":

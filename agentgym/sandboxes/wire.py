@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 from collections import deque
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from agentgym.errors import WireError
@@ -138,8 +139,12 @@ class Wire(asyncio.Protocol):
     def close(self) -> None:
         """Cut the wire at once; the server at its other end then ends everything below it."""
         self._fail(WireError("the wire is closed"))
-        if self._transport is not None:
-            self._transport.abort()
+        if self._transport is None or self._transport.is_closing():
+            return
+        with suppress(OSError):
+            # A process that was forked from this one may still hold the socket: closing alone would not end the wire.
+            self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -1,7 +1,6 @@
 """How to train, in one frozen object that a command line can fill."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 
@@ -9,8 +8,6 @@ from typing import Literal
 class TrainConfig:
     """Everything that changes what a step does to the weights; the defaults train the bundled tiny model."""
 
-    model: Path | str
-    """Base model: a folder or a Hugging Face name. It stays frozen."""
     lr: float = 2e-3
     """Learning rate after warm-up, constant from there."""
     lora_rank: int = 16
@@ -40,8 +37,6 @@ class TrainConfig:
     """Of the training log-probabilities; must be the one sampled at. 0 is treated as 1."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the base weights; the adapter is always float32."""
-    seed: int = 0
-    """Of the adapter's start."""
     threads: int = 1
     """CPU threads; more than one is slower on a machine that other work shares."""
     device: str = "auto"

@@ -5,6 +5,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,15 +34,15 @@ class _Forward:
 class Learner:
     """The policy and its optimizer; every rank holds one, and makes the same calls with the same samples."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+    def __init__(self, model: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
         self.config = config
         self.ranks = ranks
         self.policy = load_policy(
-            config.model,
+            model,
             dtype=getattr(torch, config.dtype),
             rank=config.lora_rank,
             alpha=config.lora_alpha,
-            seed=config.seed,
+            seed=seed,
         )
         if ranks.world > 1 or config.shard:
             shard(self.policy, ranks.device)

@@ -37,12 +37,12 @@ class _Opened:
             torch.set_num_threads(self.threads_before)
 
 
-def _open(config: TrainConfig) -> _Opened:
+def _open(model: Path | str, config: TrainConfig, seed: int) -> _Opened:
     """An open trainer, or nothing left open."""
     threads_before = torch.get_num_threads()
     thread = ThreadPoolExecutor(1, "trainer")
     try:
-        learner = thread.submit(_learner, config).result()
+        learner = thread.submit(_learner, model, config, seed).result()
     except BaseException:
         thread.shutdown()
         torch.set_num_threads(threads_before)
@@ -50,11 +50,11 @@ def _open(config: TrainConfig) -> _Opened:
     return _Opened(thread=thread, learner=learner, threads_before=threads_before)
 
 
-def _learner(config: TrainConfig) -> Learner:
+def _learner(model: Path | str, config: TrainConfig, seed: int) -> Learner:
     torch.set_num_threads(config.threads)
     ranks = open_ranks(config.device, group=config.shard)
     try:
-        return Learner(config, ranks)
+        return Learner(model, config, ranks, seed=seed)
     except BaseException:
         ranks.close()
         raise
@@ -63,17 +63,18 @@ def _learner(config: TrainConfig) -> Learner:
 class Trainer:
     """Trains a LoRA adapter; the same samples give the same adapter on any number of processes.
 
+    `model` is a folder or a Hugging Face name; it stays frozen. `seed` is of the adapter's start.
     Open it with `async with` or `with`. Under torchrun, every process opens one and makes the same calls with the
     same samples; each computes its share. All work runs in one thread of its own, so that an event loop stays
     free and collectives keep their order. The methods that are not async block their caller.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
+    def __init__(self, model: Path | str, config: TrainConfig, *, seed: int = 0) -> None:
+        self.model, self.config, self.seed = model, config, seed
         self._opened: _Opened | None = None
 
     def __enter__(self) -> "Trainer":
-        self._opened = _open(self.config)
+        self._opened = _open(self.model, self.config, self.seed)
         return self
 
     def __exit__(
@@ -149,7 +150,7 @@ class Trainer:
     @property
     def _open_now(self) -> _Opened:
         if self._opened is None:
-            raise RuntimeError("the trainer is not open: use `async with Trainer(config)` or `with`")
+            raise RuntimeError("the trainer is not open: use `async with Trainer(model, config)` or `with`")
         return self._opened
 
     def _call(self, work: Callable[[Learner], T]) -> T:

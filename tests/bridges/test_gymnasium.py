@@ -171,6 +171,11 @@ class Interrupted(Plain):
         await asyncio.Event().wait()
         raise AssertionError
 
+    async def close(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.used.append(task.cancelling())
+
 
 @pytest.mark.usefixtures("no_leaks")
 def test_an_interrupt_cancels_the_step_and_the_env_still_closes() -> None:
@@ -179,9 +184,8 @@ def test_an_interrupt_cancels_the_step_and_the_env_still_closes() -> None:
     env.reset()
     with pytest.raises(KeyboardInterrupt):
         env.step("on")
-    env.reset()
     env.close()
-    assert len(Plain.used) == 4, "reset, close, reset, close"
+    assert Plain.used[1:] == [0], "closed once, in a task that is no longer being cancelled"
 
 
 class Broken(Plain):
@@ -245,6 +249,19 @@ def test_the_seed_picks_the_task_and_options_can_name_it(boxes: FakeBoxes) -> No
         assert env.reset(options={"task": 7})[1]["task"] == Chase.tasks("train")[7].id
     with closing(ExportedEnv(Chase, split="test", boxes=boxes)) as env:
         assert env.reset(options={"task": 7})[1]["task"] == Chase.tasks("test")[7].id
+
+
+def test_what_a_caller_writes_into_info_stays_out_of_the_env(boxes: FakeBoxes) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+        first = env.reset()[1]
+        first["tools"][0]["function"]["name"] = "mine"
+        assert env.reset()[1]["tools"][0]["function"]["name"] == "python"
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_nothing_starts_before_the_first_reset() -> None:
+    env = ExportedEnv(Chase)
+    assert env.observation_space.contains("")
 
 
 def test_no_tasks_are_refused() -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import copy
+import itertools
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,7 +164,7 @@ async def test_engine_logprobs_equal_a_plain_forward(model: Any, origin: Any, pr
             ids = ids + done.token_ids.tolist() + ids_of(draw.choice([1, 3, 25]), seed=seed)
         await engine.release(f"{i}")
 
-    async with engine_over(model, slots=5, prefill_tokens=prefill_tokens) as engine:
+    async with asyncio.timeout(120), engine_over(model, slots=5, prefill_tokens=prefill_tokens) as engine:
         await asyncio.gather(*(rollout(engine, i) for i in range(18)))
         stats = engine.stats
     assert stats.kept_tokens
@@ -363,22 +365,34 @@ async def test_more_sessions_than_slots_all_finish(model: Any, origin: Any) -> N
 
 
 async def test_a_cancelled_request_frees_its_slot(model: Any, origin: Any) -> None:
-    async with engine_over(model, slots=1) as engine:
+    """The engine stands still in its second forward while the running request and a waiting one are cancelled."""
+    loop, standing, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    async with asyncio.timeout(60), engine_over(model, slots=1) as engine:
+        forwards = itertools.count()
+
+        def stand_still(*_: object) -> None:
+            if next(forwards) == 1:
+                loop.call_soon_threadsafe(standing.set)
+                go_on.wait()
 
         def ask(session: str, n: int) -> asyncio.Task[Completion]:
             return asyncio.create_task(
                 engine.generate(ids_of(8), session=session, max_tokens=n, sampling=WARM, seed=0), name=session
             )
 
+        model.get_decoder().register_forward_pre_hook(stand_still)
         runs, waits, follows = ask("runs", CONTEXT - 8), ask("waits", 5), ask("follows", 5)
-        await engine.score(ids_of(2), sampling=WARM)
+        await standing.wait()
         for task in (runs, waits):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+        go_on.set()
         assert_plain(origin, ids_of(8), await follows)
         again = await ask("runs", 5)
         assert again.token_ids.tolist() == follows.result().token_ids.tolist()
+        # One id from the prefill and one from the forward that was under way.
+        assert engine.stats.sampled_tokens == 2 + 5 + 5
 
 
 def test_a_cancelled_request_is_not_answered_and_samples_no_more(model: Any) -> None:

@@ -266,7 +266,7 @@ async def test_a_bystander_is_stopped_while_fresh_code_runs(box: Box) -> None:
     pid = (await box.python("import subprocess\np = subprocess.Popen(['sleep', '60'])\np.pid")).stdout.strip()
     state = f"open('/proc/{pid}/stat').read().rsplit(')')[1].split()[0]"
     assert (await box.python(state, fresh=True)).stdout == "'T'\n"
-    assert (await box.python(state)).stdout == "'S'\n"
+    assert (await box.python(state)).stdout in ("'S'\n", "'R'\n")
 
 
 async def test_a_server_that_is_killed_is_a_sandbox_error_and_its_place_is_filled_again() -> None:

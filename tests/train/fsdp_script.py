@@ -18,8 +18,8 @@ def slow_disk(adapter: Adapter, path: Path) -> None:
     write_adapter(adapter, path)
 
 
-async def main(config: TrainConfig, batches: list[list[Sample]], out: Path) -> None:
-    async with Trainer(config) as trainer:
+async def main(model: Path, config: TrainConfig, batches: list[list[Sample]], out: Path) -> None:
+    async with Trainer(model, config) as trainer:
         stats = [await trainer.step(batch) for batch in batches]
         empty = await trainer.step([])
         refused = ""
@@ -43,5 +43,5 @@ async def main(config: TrainConfig, batches: list[list[Sample]], out: Path) -> N
 
 
 vars(trainer_module)["write_adapter"] = slow_disk
-CONFIG, BATCHES = pickle.loads(Path(sys.argv[1]).read_bytes())
-asyncio.run(main(CONFIG, BATCHES, Path(sys.argv[2])))
+MODEL, CONFIG, BATCHES = pickle.loads(Path(sys.argv[1]).read_bytes())
+asyncio.run(main(MODEL, CONFIG, BATCHES, Path(sys.argv[2])))

@@ -21,9 +21,8 @@ SCRIPT = Path(__file__).with_name("fsdp_script.py")
 
 
 @pytest.fixture(scope="module")
-def config(tiny_model: Path) -> TrainConfig:
+def config() -> TrainConfig:
     return TrainConfig(
-        model=tiny_model,
         lora_rank=4,
         lora_alpha=8,
         lr=1e-3,
@@ -42,9 +41,11 @@ def batches(groups_of: Callable[..., list[Group]]) -> list[list[Sample]]:
 
 
 @pytest.fixture(scope="module")
-def ranks(config: TrainConfig, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def ranks(
+    tiny_model: Path, config: TrainConfig, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
+) -> list[Any]:
     out = tmp_path_factory.mktemp("fsdp")
-    (out / "input").write_bytes(pickle.dumps((config, batches)))
+    (out / "input").write_bytes(pickle.dumps((tiny_model, config, batches)))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -62,8 +63,8 @@ def ranks(config: TrainConfig, batches: list[list[Sample]], tmp_path_factory: py
 
 
 @pytest.fixture(scope="module")
-def alone(config: TrainConfig, batches: list[list[Sample]]) -> dict[str, Any]:
-    with Trainer(config) as trainer:
+def alone(tiny_model: Path, config: TrainConfig, batches: list[list[Sample]]) -> dict[str, Any]:
+    with Trainer(tiny_model, config) as trainer:
         return {
             "stats": [trainer.train(batch) for batch in batches],
             "tensors": {name: tensor.numpy() for name, tensor in trainer.adapter().tensors.items()},

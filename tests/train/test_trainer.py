@@ -20,14 +20,14 @@ Groups = Callable[..., list[Group]]
 
 
 @pytest.fixture
-def config(tiny_model: Path) -> TrainConfig:
-    return TrainConfig(model=tiny_model, lora_rank=4, lora_alpha=8, lr=1e-2, warmup_steps=0, device="cpu")
+def config() -> TrainConfig:
+    return TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-2, warmup_steps=0, device="cpu")
 
 
 @pytest.fixture
-def rows(config: TrainConfig, groups_of: Groups) -> list[Sample]:
+def rows(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> list[Sample]:
     """Samples with the log-probabilities that the base model itself gives."""
-    with Trainer(config) as trainer:
+    with Trainer(tiny_model, config) as trainer:
         return on_policy(trainer, list(samples(groups_of(1))))
 
 
@@ -54,9 +54,9 @@ def same(one: dict[str, Any], other: dict[str, Any], *, atol: float = 0.0) -> bo
 
 
 def test_on_policy_the_ratio_is_one_and_the_first_loss_the_mean_advantage(
-    config: TrainConfig, rows: list[Sample]
+    tiny_model: Path, config: TrainConfig, rows: list[Sample]
 ) -> None:
-    with Trainer(config) as trainer:
+    with Trainer(tiny_model, config) as trainer:
         stats = trainer.train(rows)
     worth = np.concatenate([row.advantages[row.loss_mask] for row in rows])
     assert stats["train/loss"] == pytest.approx(-worth.mean(), abs=1e-5)
@@ -67,19 +67,21 @@ def test_on_policy_the_ratio_is_one_and_the_first_loss_the_mean_advantage(
     assert stats["train/trained_tokens"] == len(worth)
 
 
-def test_good_tokens_get_likelier_and_bad_ones_less_likely(config: TrainConfig, rows: list[Sample]) -> None:
+def test_good_tokens_get_likelier_and_bad_ones_less_likely(
+    tiny_model: Path, config: TrainConfig, rows: list[Sample]
+) -> None:
     def worth(trainer: Trainer) -> float:
         return sum(float((row.logprobs * row.advantages).sum()) for row in on_policy(trainer, rows))
 
-    with Trainer(config) as trainer:
+    with Trainer(tiny_model, config) as trainer:
         before = worth(trainer)
         for _ in range(3):
             trainer.train(rows)
         assert worth(trainer) > before + 1
 
 
-async def test_a_step_leaves_the_event_loop_free(config: TrainConfig, rows: list[Sample]) -> None:
-    async with Trainer(config) as trainer:
+async def test_a_step_leaves_the_event_loop_free(tiny_model: Path, config: TrainConfig, rows: list[Sample]) -> None:
+    async with Trainer(tiny_model, config) as trainer:
         inside, release = threading.Event(), threading.Event()
 
         def wait(*_: object) -> None:
@@ -96,27 +98,31 @@ async def test_a_step_leaves_the_event_loop_free(config: TrainConfig, rows: list
 
 @pytest.mark.parametrize(("rollouts", "steps"), [(None, 1), (9, 1), (4, 3), (1, 9)])
 def test_a_mini_batch_of_rollouts_is_one_optimizer_step(
-    config: TrainConfig, groups_of: Groups, rollouts: int | None, steps: int
+    tiny_model: Path, config: TrainConfig, groups_of: Groups, rollouts: int | None, steps: int
 ) -> None:
     for merged in (True, False):  # however many samples they became
-        with Trainer(replace(config, rollouts_per_step=rollouts)) as trainer:
+        with Trainer(tiny_model, replace(config, rollouts_per_step=rollouts)) as trainer:
             stats = trainer.train(samples(groups_of(1), merge=merged))
             assert stats["train/optimizer_steps"] == trainer.optimizer_steps == steps
 
 
-def test_the_gap_to_the_engine_is_that_of_the_first_mini_batch(config: TrainConfig, rows: list[Sample]) -> None:
-    with Trainer(replace(config, rollouts_per_step=3)) as trainer:
+def test_the_gap_to_the_engine_is_that_of_the_first_mini_batch(
+    tiny_model: Path, config: TrainConfig, rows: list[Sample]
+) -> None:
+    with Trainer(tiny_model, replace(config, rollouts_per_step=3)) as trainer:
         stats = trainer.train(rows)
     assert stats["train/logprob_gap"] < 1e-5 < stats["train/kl"]
 
 
 @pytest.mark.parametrize("normalise", ["token", "rollout", 64.0])
 def test_micro_batches_and_merging_do_not_change_the_step(
-    config: TrainConfig, groups_of: Groups, normalise: Any
+    tiny_model: Path, config: TrainConfig, groups_of: Groups, normalise: Any
 ) -> None:
     adapters, losses = [], []
     for micro_tokens, merged in [(None, True), (1, True), (60, False)]:
-        with Trainer(replace(config, normalise=normalise, micro_tokens=micro_tokens, grad_clip=1e-3)) as trainer:
+        with Trainer(
+            tiny_model, replace(config, normalise=normalise, micro_tokens=micro_tokens, grad_clip=1e-3)
+        ) as trainer:
             # Small steps: Adam divides by the gradient's size, and makes noise of zeros large.
             losses.append(trainer.train(samples(groups_of(2), merge=merged)))
             adapters.append(trainer.adapter().tensors)
@@ -126,17 +132,19 @@ def test_micro_batches_and_merging_do_not_change_the_step(
     assert losses[1]["train/micro_batches"] == losses[1]["train/samples"]
 
 
-def test_no_samples_are_no_step(config: TrainConfig) -> None:
-    with Trainer(config) as trainer:
+def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
+    with Trainer(tiny_model, config) as trainer:
         before = weights_of(trainer)
         stats = trainer.train(samples([]))
         assert (stats["train/optimizer_steps"], stats["train/samples"]) == (0, 0)
         assert same(before, weights_of(trainer))
 
 
-def test_a_gradient_that_is_not_finite_is_not_applied_and_counted(config: TrainConfig, rows: list[Sample]) -> None:
+def test_a_gradient_that_is_not_finite_is_not_applied_and_counted(
+    tiny_model: Path, config: TrainConfig, rows: list[Sample]
+) -> None:
     broken = [replace(rows[0], advantages=np.where(rows[0].loss_mask, np.nan, 0)), *rows[1:]]
-    with Trainer(config) as trainer:
+    with Trainer(tiny_model, config) as trainer:
         before = weights_of(trainer)
         stats = trainer.train(broken)
         assert (stats["train/skipped_steps"], stats["train/optimizer_steps"]) == (1, 0)
@@ -144,28 +152,28 @@ def test_a_gradient_that_is_not_finite_is_not_applied_and_counted(config: TrainC
         assert trainer.train(rows)["train/optimizer_steps"] == 1
 
 
-def test_the_adapter_starts_as_nothing_and_the_same_in_every_run(config: TrainConfig) -> None:
+def test_the_adapter_starts_as_nothing_and_the_same_in_every_run(tiny_model: Path, config: TrainConfig) -> None:
     torch.manual_seed(99)
-    with Trainer(config) as trainer:
+    with Trainer(tiny_model, config) as trainer:
         first = weights_of(trainer)
     torch.rand(5)
-    with Trainer(config) as trainer:
+    with Trainer(tiny_model, config) as trainer:
         assert same(first, weights_of(trainer))
-    with Trainer(replace(config, seed=1)) as trainer:
+    with Trainer(tiny_model, config, seed=1) as trainer:
         assert not same(first, weights_of(trainer))
     assert all(not tensor.any() for name, tensor in first.items() if "lora_B" in name)
 
 
-def test_opening_a_trainer_leaves_the_global_random_state_alone(config: TrainConfig) -> None:
+def test_opening_a_trainer_leaves_the_global_random_state_alone(tiny_model: Path, config: TrainConfig) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    with Trainer(config):
+    with Trainer(tiny_model, config):
         assert torch.equal(torch.rand(3), expected)
 
 
-def test_an_adapter_is_a_snapshot(config: TrainConfig, rows: list[Sample]) -> None:
-    with Trainer(config) as trainer:
+def test_an_adapter_is_a_snapshot(tiny_model: Path, config: TrainConfig, rows: list[Sample]) -> None:
+    with Trainer(tiny_model, config) as trainer:
         adapter = trainer.adapter()
         kept = {name: tensor.clone() for name, tensor in adapter.tensors.items()}
         trainer.train(rows)
@@ -174,17 +182,19 @@ def test_an_adapter_is_a_snapshot(config: TrainConfig, rows: list[Sample]) -> No
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's own
-def test_a_saved_adapter_reloads_with_the_same_logits(config: TrainConfig, rows: list[Sample], tmp_path: Path) -> None:
+def test_a_saved_adapter_reloads_with_the_same_logits(
+    tiny_model: Path, config: TrainConfig, rows: list[Sample], tmp_path: Path
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     ids = [3, 1, 4, 1, 5, 9]
-    with Trainer(config) as trainer:
+    with Trainer(tiny_model, config) as trainer:
         base = trainer.score(ids, sampling=Sampling())
         trainer.train(rows)
         trainer.save(tmp_path / "runs" / "adapter")
         scores = trainer.score(ids, sampling=Sampling())
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(config.model), tmp_path / "runs" / "adapter")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path / "runs" / "adapter")
     with torch.no_grad():
         log = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     expected = log.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
@@ -193,9 +203,9 @@ def test_a_saved_adapter_reloads_with_the_same_logits(config: TrainConfig, rows:
 
 
 def test_saving_twice_replaces_the_adapter_and_leaves_nothing_else(
-    config: TrainConfig, rows: list[Sample], tmp_path: Path
+    tiny_model: Path, config: TrainConfig, rows: list[Sample], tmp_path: Path
 ) -> None:
-    with Trainer(config) as trainer:
+    with Trainer(tiny_model, config) as trainer:
         trainer.save(tmp_path / "adapter")
         first = (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes()
         trainer.train(rows)
@@ -211,8 +221,8 @@ def test_saving_twice_replaces_the_adapter_and_leaves_nothing_else(
     ]
 
 
-def test_a_score_is_that_of_the_tempered_distribution(config: TrainConfig) -> None:
-    with Trainer(config) as trainer:
+def test_a_score_is_that_of_the_tempered_distribution(tiny_model: Path, config: TrainConfig) -> None:
+    with Trainer(tiny_model, config) as trainer:
         at = {t: trainer.score([3, 1, 4], sampling=Sampling(temperature=t)) for t in (0.0, 1.0, 0.5)}
         np.testing.assert_array_equal(at[0.0], at[1.0])
         assert not np.allclose(at[1.0], at[0.5])
@@ -221,23 +231,23 @@ def test_a_score_is_that_of_the_tempered_distribution(config: TrainConfig) -> No
             trainer.score([3], sampling=Sampling())
 
 
-def test_the_learning_rate_warms_up(config: TrainConfig, rows: list[Sample]) -> None:
-    with Trainer(replace(config, warmup_steps=4, lr=0.4)) as trainer:
+def test_the_learning_rate_warms_up(tiny_model: Path, config: TrainConfig, rows: list[Sample]) -> None:
+    with Trainer(tiny_model, replace(config, warmup_steps=4, lr=0.4)) as trainer:
         rates = [trainer.train(rows)["train/lr"] for _ in range(6)]
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
 
 
-def test_on_one_process_gathering_is_the_identity(config: TrainConfig) -> None:
-    with Trainer(config) as trainer:
+def test_on_one_process_gathering_is_the_identity(tiny_model: Path, config: TrainConfig) -> None:
+    with Trainer(tiny_model, config) as trainer:
         assert trainer.gather(["a", {"b": 1}]) == ["a", {"b": 1}]
         assert (trainer.rank, trainer.world) == (0, 1)
 
 
-async def test_what_was_opened_is_closed_also_on_error(config: TrainConfig) -> None:
+async def test_what_was_opened_is_closed_also_on_error(tiny_model: Path, config: TrainConfig) -> None:
     threads = torch.get_num_threads()
 
     async def fail() -> None:
-        async with Trainer(replace(config, shard=True, threads=2)):
+        async with Trainer(tiny_model, replace(config, shard=True, threads=2)):
             assert torch.distributed.is_initialized()
             raise ValueError("stop")
 
@@ -248,9 +258,9 @@ async def test_what_was_opened_is_closed_also_on_error(config: TrainConfig) -> N
     assert not running()
 
 
-async def test_a_trainer_cancelled_while_it_opens_is_closed(config: TrainConfig) -> None:
+async def test_a_trainer_cancelled_while_it_opens_is_closed(tiny_model: Path, config: TrainConfig) -> None:
     async def opened() -> None:
-        async with Trainer(replace(config, shard=True)):
+        async with Trainer(tiny_model, replace(config, shard=True)):
             raise AssertionError("it was cancelled before it was open")
 
     task = asyncio.create_task(opened())
@@ -264,35 +274,37 @@ async def test_a_trainer_cancelled_while_it_opens_is_closed(config: TrainConfig)
 
 
 def test_a_model_that_cannot_be_loaded_leaves_nothing_open(config: TrainConfig, tmp_path: Path) -> None:
-    with pytest.raises((OSError, ValueError)), Trainer(replace(config, model=tmp_path, shard=True)):
+    with pytest.raises((OSError, ValueError)), Trainer(tmp_path, replace(config, shard=True)):
         pass
     assert not torch.distributed.is_initialized()
 
 
-def test_a_closed_trainer_says_so(config: TrainConfig) -> None:
-    trainer = Trainer(config)
+def test_a_closed_trainer_says_so(tiny_model: Path, config: TrainConfig) -> None:
+    trainer = Trainer(tiny_model, config)
     for call in (trainer.adapter, lambda: trainer.rank, lambda: trainer.train([])):
         with pytest.raises(RuntimeError, match="not open"):
             call()
 
 
-def test_a_model_that_changes_its_logits_is_refused(config: TrainConfig, tmp_path: Path) -> None:
+def test_a_model_that_changes_its_logits_is_refused(tiny_model: Path, config: TrainConfig, tmp_path: Path) -> None:
     import json
     import shutil
 
     copy = tmp_path / "model"
-    shutil.copytree(config.model, copy)
+    shutil.copytree(tiny_model, copy)
     settings = json.loads((copy / "config.json").read_text()) | {"final_logit_softcapping": 30.0}
     (copy / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match="final_logit_softcapping"), Trainer(replace(config, model=copy)):
+    with pytest.raises(ValueError, match="final_logit_softcapping"), Trainer(copy, config):
         pass
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sharding_on_one_process_changes_nothing(config: TrainConfig, rows: list[Sample], dtype: Any) -> None:
+def test_sharding_on_one_process_changes_nothing(
+    tiny_model: Path, config: TrainConfig, rows: list[Sample], dtype: Any
+) -> None:
     figures = []
     for sharded in (False, True):
-        with Trainer(replace(config, shard=sharded, dtype=dtype)) as trainer:
+        with Trainer(tiny_model, replace(config, shard=sharded, dtype=dtype)) as trainer:
             figures.append([trainer.train(rows)["train/loss"] for _ in range(2)])
             assert all(t.dtype == torch.float32 for t in trainer.adapter().tensors.values())
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)

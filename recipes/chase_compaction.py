@@ -1,0 +1,29 @@
+"""GRPO on chase with a memory of two calls: the model must write summaries that it can go on from.
+
+The summaries are sampled and trained like every other turn, by the one reward at the end.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import agentgym as ag
+import envs.chase.env  # noqa: F401  registers the env
+from recipes.run import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaseCompactionGRPO(ag.Run):
+    """Follow pointers and summarise, from a base that mostly guesses and often summarises wrongly."""
+
+    recipe: str = "chase_compaction"
+    env: str = "chase_compaction"
+    model: Path | str = Path(__file__).parent / "checkpoints" / "chase_compaction"
+    steps: int = 25
+    max_tokens: int | None = 40
+    train: ag.TrainConfig = field(
+        default_factory=lambda: ag.TrainConfig(lr=2e-3, temperature=0.7, normalise=2500.0, micro_tokens=4096)
+    )
+
+
+if __name__ == "__main__":
+    main(ChaseCompactionGRPO)
