@@ -164,7 +164,7 @@ def train(model: Qwen3ForCausalLM, data: list[tuple[torch.Tensor, torch.Tensor]]
         kept = weights_BT > 0
         losses = functional.cross_entropy(model.lm_head(hidden[kept]), ids_BT[:, 1:][kept], reduction="none")
         loss = (losses * weights_BT[kept]).sum() / weights_BT.sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for o, base in zip(optimizer, rates, strict=True):
             for group, rate in zip(o.param_groups, base, strict=True):

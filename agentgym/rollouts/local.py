@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -22,10 +23,8 @@ if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """A model and how much of it runs at once; everything holds on one CPU core by default."""
+    """How much of a model runs at once; the defaults suit a small model on one CPU core."""
 
-    model: str
-    """Folder or hub name of a transformers causal language model with its tokenizer."""
     slots: int = 64
     """Most turns that are sampled at once; further ones wait. Each slot holds KV for a whole context."""
     context_tokens: int = 512
@@ -33,9 +32,9 @@ class LocalConfig:
     prefill_tokens: int = 1024
     """Most ids of one prefill forward, padding included: what decoding rows wait for at most."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of weights and KV; log-probabilities are float32 in any case."""
+    """Of weights and KV where the engine loads the model; log-probabilities are float32 in any case."""
     device: str = "cpu"
-    """A torch device."""
+    """The torch device that the engine loads the model to."""
     threads: int = 1
     """Torch's CPU threads, set for the whole process. More than 1 pays for large models on idle cores only."""
 
@@ -57,14 +56,18 @@ _LATER = object()
 class LocalEngine:
     """Samples in a thread of its own by continuous batching; implements `Engine`, open inside `async with`.
 
-    A model or tokenizer that is not given is loaded from `config.model`. A given model belongs to the engine from
-    then on: adapters are merged into its weights. A turn ends at an id that the model's generation config or the
-    loaded tokenizer names as its end.
+    `model` is a folder or hub name of a transformers causal language model and its tokenizer; or a loaded model,
+    with `tokenizer` beside it. A loaded model belongs to the engine from then on: adapters are merged into its
+    weights. A turn ends at an id that the model's generation config or the loaded tokenizer names as its end.
     """
 
-    def __init__(self, config: LocalConfig, *, model: Any = None, tokenizer: ChatTokenizer | None = None) -> None:
-        self._config = config
+    def __init__(
+        self, model: Any, config: LocalConfig | None = None, *, tokenizer: ChatTokenizer | None = None
+    ) -> None:
+        if tokenizer is None and not isinstance(model, str | Path):
+            raise ValueError("tokenizer: a loaded model needs one beside it")
         self._model = model
+        self._config = config or LocalConfig()
         self._tokenizer = tokenizer
         self._inbox: SimpleQueue[_Command | None] = SimpleQueue()
         self._batcher: Batcher | None = None
@@ -193,18 +196,18 @@ class LocalEngine:
         from agentgym.rollouts.local_batch import Batcher
         from agentgym.rollouts.local_model import Policy, load_model, load_tokenizer, stop_ids
 
-        config = self._config
+        config, model = self._config, self._model
         stops: set[int] = set()
         if self._tokenizer is None:
-            self._tokenizer, stops = load_tokenizer(config.model)
-        if self._model is None:
-            self._model = load_model(config.model, dtype=config.dtype, device=config.device)
-        policy = Policy(self._model, slots=config.slots, context=config.context_tokens, threads=config.threads)
+            self._tokenizer, stops = load_tokenizer(model)
+        if isinstance(model, str | Path):
+            model = load_model(model, dtype=config.dtype, device=config.device)
+        policy = Policy(model, slots=config.slots, context=config.context_tokens, threads=config.threads)
         return Batcher(
             policy,
             slots=config.slots,
             prefill_tokens=config.prefill_tokens,
-            stop_ids=frozenset(stops | stop_ids(self._model)),
+            stop_ids=frozenset(stops | stop_ids(model)),
         )
 
     def _run(self, batcher: "Batcher") -> None:

@@ -1,5 +1,6 @@
 """What the local engine asks of a transformers model: last hidden states over slots of KV, draws, scores."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ _MISMATCH = {torch.float32: 1e-3}
 _MISMATCH_HALF = 0.3
 
 
-def load_model(name: str, *, dtype: str, device: str) -> Any:
+def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
     """The causal language model of that name or folder, on the device."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).to(device)
 
 
-def load_tokenizer(name: str) -> tuple[ChatTokenizer, set[int]]:
+def load_tokenizer(name: str | Path) -> tuple[ChatTokenizer, set[int]]:
     """The chat tokenizer of that name or folder, and the ids that end its turns."""
     from transformers import AutoTokenizer
 

@@ -82,9 +82,9 @@ class NoChat:
 
 
 def engine_over(model: Any, **changes: Any) -> LocalEngine:
-    given: dict[str, Any] = {"model": "given", "slots": 4, "context_tokens": CONTEXT, "prefill_tokens": 32}
+    given: dict[str, Any] = {"slots": 4, "context_tokens": CONTEXT, "prefill_tokens": 32}
     config = LocalConfig(**given | changes)
-    return LocalEngine(config, model=model, tokenizer=NoChat())
+    return LocalEngine(model, config, tokenizer=NoChat())
 
 
 def batcher_over(model: Any, *, slots: int = 4, prefill_tokens: int = 32, stops: Sequence[int] = ()) -> Batcher:
@@ -635,7 +635,7 @@ async def test_a_folder_is_loaded_with_its_tokenizer_and_stop_ids(tmp_path: Path
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ ' w1' if add_generation_prompt }}"
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    async with LocalEngine(LocalConfig(model=f"{tmp_path}", slots=1, context_tokens=CONTEXT)) as engine:
+    async with LocalEngine(tmp_path, LocalConfig(slots=1, context_tokens=CONTEXT)) as engine:
         ids = engine.tokenizer.encode(engine.tokenizer.render([{"role": "user", "content": "w5"}], [], generation=True))
         for seed in range(8):
             done = await engine.generate(ids, session="s", max_tokens=100, sampling=WARM, seed=seed)
