@@ -24,7 +24,7 @@ import pytest
 
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
-from agentgym.rollouts.chat import ChatTokenizer, raw_call
+from agentgym.rollouts.chat import ChatTokenizer, parse_hermes
 from agentgym.rollouts.episode import rollout
 from agentgym.types import Adapter, Box, Boxes, Completion, ExecResult, Floats, HostFunction, Message, Sampling, Version
 
@@ -69,7 +69,6 @@ class ByteTokenizer:
     START, END = 256, 257
     vocabulary = 258
     _marks = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
-    _calls = re.compile(r"<tool_call>\n?(.*?)\n?(?:</tool_call>\s*|$)", re.DOTALL)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         head = "".join(json.dumps(tool) + "\n" for tool in tools)
@@ -92,20 +91,7 @@ class ByteTokenizer:
         return b"".join(marks.get(i, bytes([i % 256])) for i in token_ids).decode(errors="replace")
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
-        found = self._calls.findall(text)
-        if not found:
-            return Message(role="assistant", content=text)
-        made: list[dict[str, Any]] = []
-        for body in found:
-            try:
-                loaded = json.loads(body)
-                function = {"name": str(loaded["name"]), "arguments": loaded.get("arguments", "")}
-                made.append({"type": "function", "function": function})
-            except (ValueError, KeyError, TypeError, RecursionError):
-                return Message(role="assistant", content=text, tool_calls=[raw_call(body)])
-        unread = any(isinstance(c["function"]["arguments"], str) for c in made)
-        content = text if unread else text[: text.index("<tool_call>")].strip()
-        return Message(role="assistant", content=content, tool_calls=made)  # type: ignore[typeddict-item]
+        return parse_hermes(text)
 
 
 # ---------------------------------------------------------------------------------------------------- engine

@@ -13,7 +13,6 @@ In: `GymnasiumToolEnv`, an env like any other, whose one tool `act` is the step 
 import asyncio
 import concurrent.futures
 import copy
-import json
 import re
 import string
 import threading
@@ -30,9 +29,9 @@ except ImportError as error:
 
 from agentgym.env import Env, Limits, Split, ToolEnv, find_env, reward
 from agentgym.errors import ToolError
-from agentgym.rollouts.chat import raw_call
+from agentgym.rollouts.chat import parse_hermes
 from agentgym.tools import Stop, tool
-from agentgym.types import Boxes, Message, Sandbox, StepResult, StopReason, Task, ToolCall, cut_middle
+from agentgym.types import Boxes, Message, Sandbox, StepResult, StopReason, Task, cut_middle
 
 T = TypeVar("T")
 
@@ -143,23 +142,6 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
     def _text(self, messages: Sequence[Message]) -> str:
         text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
         return cut_middle(_OUTSIDE.sub("?", text), self.max_length)
-
-
-def parse_hermes(text: str) -> Message:
-    """The assistant message in a text with JSON calls between <tool_call> tags; never raises."""
-    bodies = re.findall(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", text, re.DOTALL)
-    if not bodies:
-        return Message(role="assistant", content=text)
-    calls = [_call(body) for body in bodies]
-    return Message(role="assistant", content=text[: text.index("<tool_call>")].strip(), tool_calls=calls)
-
-
-def _call(body: str) -> ToolCall:
-    try:
-        loaded = json.loads(body)
-        return ToolCall(type="function", function={"name": str(loaded["name"]), "arguments": loaded["arguments"]})
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return raw_call(body)
 
 
 class _Player:

@@ -11,6 +11,7 @@ the caller opens a new segment.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -119,6 +120,7 @@ HERMES: dict[str, Any] = {
     },
 }
 """Response template of the Hermes/Qwen family: JSON calls between <tool_call> tags."""
+_HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
 class HuggingFaceTokenizer:
@@ -164,6 +166,20 @@ class HuggingFaceTokenizer:
         except (ValueError, RecursionError):
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
         return _message(text, parsed)
+
+
+def parse_hermes(text: str) -> Message:
+    """The assistant message in a text with JSON calls between <tool_call> tags; never raises."""
+    calls = [{"function": _loaded(body)} for body in _HERMES_CALL.findall(text)]
+    content = text.partition("<tool_call>")[0].strip() if calls else text
+    return _message(text, {"content": content, "tool_calls": calls})
+
+
+def _loaded(body: str) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return body
 
 
 def raw_call(text: str) -> ToolCall:

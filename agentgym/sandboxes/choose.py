@@ -1,10 +1,14 @@
-"""Which box: by name, or the best that runs here."""
+"""Which box: by name, or the best that runs here. `python -m agentgym.sandboxes.choose` says which that is."""
 
+import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 
-from agentgym.types import Boxes
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.types import Boxes, Sandbox
 
 Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 
@@ -20,6 +24,48 @@ class AnyBox:
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
         """A pool of at most `size` boxes; SandboxError says what to install where none can be had."""
-        from agentgym.sandboxes import named
-
         return named(self.kind).open(size)
+
+
+def named(kind: Kind) -> Sandbox:
+    """The sandbox of that name with its defaults; whether it runs here shows when it is opened."""
+    match kind:
+        case "auto":
+            return auto()
+        case "docker":
+            return Docker()
+        case "bubblewrap":
+            return Bubblewrap()
+        case "unsafe":
+            return Process(unsafe=True)
+        case _:
+            assert_never(kind)
+
+
+def auto() -> Sandbox:
+    """The strongest sandbox that runs here, never an unsafe one; SandboxError that says what each one lacks."""
+    no_docker = why_no_docker()
+    if no_docker is None:
+        return Docker()
+    no_bubblewrap = why_no_bubblewrap()
+    if no_bubblewrap is None:
+        return Bubblewrap()
+    raise SandboxError(
+        f"no sandbox runs here. Docker: {no_docker}. Bubblewrap: {no_bubblewrap}. "
+        "Code that you trust can run without one: the box 'unsafe'."
+    )
+
+
+def main() -> None:
+    """For scripts: the name of the best box on stdout, "unsafe" with a word of warning where there is none."""
+    try:
+        sandbox = auto()
+    except SandboxError as error:
+        sys.stderr.write(f"{error}\n")
+        sandbox = Process(unsafe=True)
+    names = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
+    sys.stdout.write(f"{names[type(sandbox)]}\n")
+
+
+if __name__ == "__main__":
+    main()

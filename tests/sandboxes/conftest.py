@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from agentgym.sandboxes import Bubblewrap, Docker, Process
-from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 from agentgym.types import Box, Boxes, Sandbox
 
 ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]

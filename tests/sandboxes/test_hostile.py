@@ -270,7 +270,7 @@ async def test_a_bystander_is_stopped_while_fresh_code_runs(box: Box) -> None:
 
 
 async def test_a_server_that_is_killed_is_a_sandbox_error_and_its_place_is_filled_again() -> None:
-    from agentgym.sandboxes import Process
+    from agentgym.sandboxes.local import Process
 
     async with Process(unsafe=True).open(1) as boxes:
         async with boxes.lease() as box:

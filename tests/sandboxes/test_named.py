@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes import Bubblewrap, Docker, Process, auto, local, named
-from agentgym.sandboxes.docker import is_dead, owner, why_no_docker
-from agentgym.sandboxes.local import image_folder, why_no_bubblewrap
+from agentgym.sandboxes import local
+from agentgym.sandboxes.choose import auto, named
+from agentgym.sandboxes.docker import Docker, is_dead, owner, why_no_docker
+from agentgym.sandboxes.local import Bubblewrap, Process, image_folder, why_no_bubblewrap
 
 
 def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:
@@ -43,7 +44,7 @@ def test_auto_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     why_no_bubblewrap.cache_clear()
     try:
-        with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* named\('unsafe'\)"):
+        with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* the box 'unsafe'"):
             auto()
     finally:
         why_no_bubblewrap.cache_clear()

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes import named
+from agentgym.sandboxes.choose import named
 from agentgym.sandboxes.pool import Pool
 from agentgym.types import Box, Sandbox
 
 CLIENT = """
 import asyncio, sys
-from agentgym.sandboxes import named
+from agentgym.sandboxes.choose import named
 
 async def main(kind):
     async with named(kind).open(2) as boxes, boxes.lease() as one, boxes.lease() as two:
