@@ -9,6 +9,7 @@
 
 import ast
 import asyncio
+import copy
 import json
 import os
 import re
@@ -16,7 +17,8 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -205,10 +207,10 @@ class FakeBox:
         namespace |= {name: _from_thread(function, loop) for name, function in (functions or {}).items()}
         return await asyncio.to_thread(_run_cell, code, namespace)
 
-    async def write(self, files: Mapping[str, str | bytes]) -> None:
+    async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
         self.files |= {_path(path): _bytes(data) for path, data in files.items()}
 
-    async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
+    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
         if _path(path) not in self.files:
             raise FileNotFoundError(path)
         data = self.files[_path(path)]
@@ -216,12 +218,45 @@ class FakeBox:
             raise ValueError(f"{path}: {len(data)} bytes, the limit is {limit}")
         return data
 
-    async def list(self, path: str = ".") -> list[str]:
+    async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
         folder = PurePosixPath(_path(path))
         inside = [PurePosixPath(name).relative_to(folder) for name in self.files if _is_in(name, folder)]
         return sorted({p.parts[0] + ("/" if len(p.parts) > 1 else "") for p in inside})
 
-    async def reset(self) -> None:
+    async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0) -> None:
+        self.files |= _load(Path(source), target)
+
+    async def get(
+        self, source: str, target: str | Path, *, limit: int = 64 << 20, timeout_s: float = 30.0
+    ) -> Sequence[str]:
+        folder = PurePosixPath(_path(source))
+        inside = {PurePosixPath(name).relative_to(folder): name for name in self.files if _is_in(name, folder)}
+        if str(folder) in self.files:
+            inside[PurePosixPath()] = str(folder)
+        if not inside:
+            raise FileNotFoundError(source)
+        _store({Path(target, below): self.files[name] for below, name in inside.items()})
+        return []
+
+    async def fork(self, *, timeout_s: float = 30.0) -> "FakeBox":
+        """A box with copies of the files and of every name that can be copied; the others are shared."""
+        branch = FakeBox(self.shell, self.initial)
+        branch.files = dict(self.files)
+        branch.namespace = {name: _copy(value) for name, value in self.namespace.items()}
+        return branch
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+    async def __aenter__(self) -> "FakeBox":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def reset(self, *, timeout_s: float = 10.0) -> None:
         self._start()
 
 
@@ -246,6 +281,26 @@ class FakeBoxes:
 
 def _path(path: str) -> str:
     return str(PurePosixPath(path))
+
+
+def _load(source: Path, target: str) -> dict[str, bytes]:
+    if not source.is_dir():
+        return {_path(source.name if target in ("", ".") else target): source.read_bytes()}
+    found = [path for path in sorted(source.rglob("*")) if not path.is_dir()]
+    return {_path(f"{target}/{path.relative_to(source)}"): path.read_bytes() for path in found}
+
+
+def _store(files: Mapping[Path, bytes]) -> None:
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _copy(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value  # A module, a lock, an open file.
 
 
 def _is_in(name: str, folder: PurePosixPath) -> bool:

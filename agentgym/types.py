@@ -7,12 +7,13 @@ The life of a token, four hand-overs and no decode-encode::
 Arrays are read-only numpy vectors, so a slice of a segment is a view and costs nothing.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, Required, TypeAlias
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, NamedTuple, Protocol, Required, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -400,21 +401,55 @@ class Box(Protocol):
         """
         ...
 
-    async def write(self, files: Mapping[str, str | bytes]) -> None:
+    async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
         """Write whole files by path, making folders; no link is followed out of the box."""
         ...
 
-    async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
+    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
         """The file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes."""
         ...
 
-    async def list(self, path: str = ".") -> list[str]:
+    async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
         """Sorted names in a folder, folders with a trailing slash."""
         ...
 
-    async def reset(self) -> None:
-        """Back to the state of a new box: no process, file or name of before is left."""
+    async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0) -> None:
+        """Copy a file of this machine to `target`, or what is in a folder into the folder `target`."""
         ...
+
+    async def get(
+        self, source: str, target: str | Path, *, limit: int = 64 << 20, timeout_s: float = 30.0
+    ) -> Sequence[str]:
+        """Copy a file of the box to `target`, or what is in a folder into the folder `target`.
+
+        Links, pipes and devices are left out; their names are the answer. ValueError over `limit` bytes in all.
+        """
+        ...
+
+    async def fork(self, *, timeout_s: float = 30.0) -> "Branch":
+        """A branch that goes on from here, with the same names in memory and a copy of the working folder.
+
+        From now on neither meets what the other does. A branch ends when it is closed, and with its box's episode.
+        """
+        ...
+
+    async def reset(self, *, timeout_s: float = 10.0) -> None:
+        """Back to the state of a new box: no process, file, name or branch of before is left."""
+        ...
+
+
+class Branch(Box, Protocol):
+    """A forked box: `async with await box.fork() as branch`."""
+
+    async def close(self) -> None:
+        """End the branch: its processes and its files; it may be called twice."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class Boxes(Protocol):

@@ -2,21 +2,23 @@
 
 ::
 
-    python3 -I -S -B server.py '{"connect": "/run/agentgym/box.sock", "work": "/tmp", "wipe": ["/tmp"], "limits": {}}'
+    python3 -I -S -B server.py '{"connect": "/run/agentgym/box.sock", "work": "/tmp", "branches": "/branches",
+                                 "wipe": ["/tmp", "/branches"], "limits": {}}'
 
     frame    4-byte big-endian length | JSON envelope | as many raw bytes as the envelope's "body" says
-    host     {"id", "op": "python" | "exec" | "write" | "read" | "list" | "reset", ...}     a call, one at a time
-             {"id", "answer": k} + JSON body, {"id", "op": "cancel"}                        inside a running call
-    here     {"hello", "python"} once;  {"id", "ask": k} + JSON body;  {"id", ...}          the last one ends the call
+    host     {"id", "session", "op", ...}                               a call, one at a time; `op` is one of
+             python exec write read list fork end reset
+             {"id", "answer": k} + JSON body, {"id", "op": "cancel"}    inside a running call
+    here     {"hello", "python"} once;  {"id", "ask": k} + JSON body;  {"id", ...} ends the call
 
-The supervisor alone says what happened: limits, signals, cut output and lost state are facts that it saw.
+Session 0 is the trunk. `fork` makes another that goes on from where a session stands: its own process, its own copy of
+the working folder. The supervisor alone says what happened: limits, signals, cut output and lost state are facts that
+it saw.
 Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
 the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
 
 Standard library only, Linux 5.3 and Python 3.9 or newer; nothing here is imported by the host.
 """
-# ruff: noqa: PTH100, PTH101, PTH102, PTH106, PTH110, PTH112, PTH116, PTH119, PTH120, PTH123, PTH208, SIM105
-# Calls are relative to descriptors, which pathlib cannot; and each module imported here is paid for by every new box.
 
 from __future__ import annotations
 
@@ -56,6 +58,11 @@ KEEP = 32 << 10
 """Bytes of output kept from the head and from the tail, per stream."""
 HARD_OUTPUT = 16 << 20
 GRACE_S = 0.3
+FORK_S = 5.0
+MAX_BRANCHES = 64
+MAX_DEPTH = 100
+"""How deep a working folder may be to be copied: each level holds two descriptors."""
+TRUNK = 0
 KILL_S = 1.0
 """How long one process after the other is killed; whoever forks faster is met by killing all at once."""
 PATIENCE_S = 0.5
@@ -78,6 +85,10 @@ class Broken(Exception):
 
 class Refused(Exception):
     """A path or a size that the file calls do not take; the text goes to the host."""
+
+
+class NotAFile(Refused):
+    """A link, a pipe, a socket or a device."""
 
 
 # ---------------------------------------------------------------------------------------------- frames
@@ -161,6 +172,19 @@ def zero(buffer: bytearray) -> None:
     buffer[:] = bytes(len(buffer))
 
 
+class Wire:
+    """The host's wire: one socket, or two pipes where an engine carries our input and output."""
+
+    def __init__(self, inlet: int, outlet: int) -> None:
+        self.inlet, self.outlet = inlet, outlet
+
+    def read(self) -> tuple[dict[str, Any], bytearray]:
+        return read_frame(self.inlet, None, MAX_ENVELOPE, MAX_BODY)
+
+    def write(self, envelope: dict[str, Any], body: Iterable[bytes | bytearray | memoryview] = ()) -> None:
+        write_frame(self.outlet, envelope, body)
+
+
 # ---------------------------------------------------------------------------------------------- worker
 
 
@@ -169,6 +193,7 @@ class Worker:
 
     def __init__(self, work: str, *, shadowing: bool) -> None:
         self.pid = os.getpid()
+        self.work = work
         self.call = 0
         self.asked = 0
         self.cells = 0
@@ -180,6 +205,7 @@ class Worker:
         self.names = main.__dict__
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN)  # As every Python has them: OSError rather than death.
+        os.environ.update(own_folder(work))
         # A verifier's `import re` must not find the re.py that the code under test left in the folder.
         sys.path.insert(0 if shadowing else len(sys.path), work)
 
@@ -188,6 +214,9 @@ class Worker:
         while True:
             try:
                 envelope, body = read_frame(CHANNEL, None, MAX_ENVELOPE, MAX_BODY)
+                if "fork" in envelope:
+                    self.branch(envelope["fork"])
+                    continue
                 if "functions" not in envelope:
                     continue  # The answer to a question that was interrupted.
                 self.call = envelope["id"]
@@ -200,6 +229,41 @@ class Worker:
                 continue
             except BaseException:
                 os._exit(CHANNEL_LOST)
+
+    def branch(self, folder: str) -> None:
+        """Return twice: here, and in a process that goes on as a session of its own in `folder`."""
+        with socket.socket(fileno=os.dup(CHANNEL)) as channel:
+            ends = socket.recv_fds(channel, 1, 3)[1]
+        random = sys.modules.get("random")
+        state = random.getstate() if random is not None else None
+        if is_parent_of_a_fork():
+            for fd in ends:
+                os.close(fd)
+            return
+        for end, fd in zip(ends, (CHANNEL, 1, 2)):
+            os.dup2(end, fd, inheritable=fd != CHANNEL)
+        for end in {*ends} - {CHANNEL, 1, 2}:
+            os.close(end)
+        self.pid = os.getpid()
+        self.lock = allocate_lock()
+        if random is not None:
+            random.setstate(state)  # Python seeds it anew in a forked child; a branch goes on as the trunk does.
+        self.move(folder)
+        os.write(CHANNEL, b"\0")
+
+    def move(self, folder: str) -> None:
+        """From the old working folder into its copy."""
+        here = os.getcwd()
+        sys.path[:] = [folder if path == self.work else path for path in sys.path]
+        os.environ.update(own_folder(folder))
+        if "tempfile" in sys.modules:
+            sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
+        inside = here == self.work or here.startswith(self.work + "/")
+        try:
+            os.chdir(folder + here[len(self.work) :] if inside else here)
+        except OSError:
+            os.chdir(folder)
+        self.work = folder
 
     def run(self, source: str) -> int:
         """One cell; its exit code."""
@@ -269,6 +333,39 @@ class Worker:
         if "error" in said:
             raise RuntimeError(said["error"])
         return said["value"]
+
+
+def is_parent_of_a_fork() -> bool:
+    """Fork: True here, also where it failed; False in the new process.
+
+    The process in between ends at once, so that the supervisor takes the new one over and code here never meets it.
+    """
+    try:
+        between = os.fork()
+    except OSError:
+        return True
+    if between:
+        try:
+            os.waitpid(between, 0)
+        except ChildProcessError:
+            pass
+        return True
+    between = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    while os.getppid() == between:
+        time.sleep(0.0002)
+    os.setsid()
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return False
+
+
+def own_folder(work: str) -> dict[str, str]:
+    """What a session's environment says about its folder."""
+    return {"HOME": work, "TMPDIR": work}
 
 
 def exit_code(leaving: SystemExit) -> int:
@@ -431,6 +528,14 @@ def descendants(root: int) -> dict[int, int]:
     return tree
 
 
+def unix_session(pid: int) -> int:
+    """The id of the process that called setsid; 0 where the process is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
 def send_signal(pid: int, parent: int, number: int) -> None:
     """Signal a process that is still the child of `parent`: a number taken over by a stranger is spared."""
     try:
@@ -491,6 +596,11 @@ def kill_all() -> bool:
             os.waitpid(-1, 0)
     except ChildProcessError:
         return not children(os.getpid())
+
+
+def go_on(stopped: dict[int, int]) -> None:
+    for pid, parent in stopped.items():
+        send_signal(pid, parent, signal.SIGCONT)
 
 
 def stop_all() -> dict[int, int]:
@@ -564,7 +674,7 @@ OUT, ERR = Capture(), Capture()
 class Call:
     """One program under a limit: drains its output, carries its questions to the host, says how it ended."""
 
-    def __init__(self, host: int, child: Child, envelope: dict[str, Any]) -> None:
+    def __init__(self, host: Wire, child: Child, envelope: dict[str, Any]) -> None:
         self.host, self.child = host, child
         self.id: int = envelope["id"]
         self.began = time.monotonic()
@@ -578,7 +688,7 @@ class Call:
         self.hear: dict[int, Callable[[], object]] = {
             child.out: lambda: self.drain(child.out, OUT),
             child.err: lambda: self.drain(child.err, ERR),
-            host: self.hear_host,
+            host.inlet: self.hear_host,
         }
         if child.channel is not None:
             self.hear[child.channel] = self.hear_worker
@@ -646,7 +756,7 @@ class Call:
             self.answered(envelope["done"])
         elif envelope.get("id") == self.id and type(envelope.get("ask")) is int and self.asks < MAX_ASKS:
             self.asks += 1
-            write_frame(self.host, {"id": self.id, "ask": envelope["ask"]}, [body])
+            self.host.write({"id": self.id, "ask": envelope["ask"]}, [body])
         else:
             self.end("protocol", -signal.SIGKILL, lost=True)
         zero(body)
@@ -681,7 +791,7 @@ class Call:
             self.end("error" if code else "ok", code)
 
     def hear_host(self) -> None:
-        envelope, body = read_frame(self.host, None, MAX_ENVELOPE, MAX_BODY)
+        envelope, body = self.host.read()
         if envelope.get("id") != self.id:
             return
         if envelope.get("op") == "cancel":
@@ -774,34 +884,38 @@ def open_file(work: str, path: str, flags: int) -> int:
         fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise Refused(f"{path!r} is a link") from None
+            raise NotAFile(f"{path!r} is a link") from None
         raise
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise Refused(f"{path!r} is not a file")
+        raise NotAFile(f"{path!r} is not a file")
     return fd
 
 
-def write_file(work: str, path: str, data: memoryview) -> None:
+def write_file(work: str, path: str, data: memoryview, *, executable: bool) -> None:
     fd = open_file(work, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         write_fully(fd, [data], None)
+        if executable:
+            os.fchmod(fd, 0o755)
     finally:
         os.close(fd)
 
 
-def read_file(work: str, path: str, limit: int) -> bytearray:
+def read_file(work: str, path: str, limit: int) -> tuple[bytearray, bool]:
+    """The content, and whether it may be executed."""
     fd = open_file(work, path, os.O_RDONLY)
     try:
-        size = os.fstat(fd).st_size
+        info = os.fstat(fd)
+        size = info.st_size
         if size > limit:
             raise Refused(f"{path!r} has {size} bytes, the limit is {limit}")
         data = bytearray(size)
         if size:
             del data[os.readv(fd, [data]) :]
-        return data
+        return data, bool(info.st_mode & stat.S_IXUSR)
     finally:
         os.close(fd)
 
@@ -815,6 +929,46 @@ def list_folder(work: str, path: str) -> list[bytes]:
             )
     finally:
         os.close(fd)
+
+
+def copy_folder(source: int, target: int, depth: int = 0) -> None:
+    """Copy files, folders and links, with modes and times; no link is followed, pipes and sockets are left out."""
+    if depth > MAX_DEPTH:
+        raise Refused(f"it is over {MAX_DEPTH} folders deep")
+    for name in os.listdir(source):
+        info = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if stat.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        elif stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode):
+            copy_entry(source, target, name, info, depth)
+
+
+def copy_entry(source: int, target: int, name: str, info: os.stat_result, depth: int) -> None:
+    """One file or folder, whatever its mode."""
+    is_folder = stat.S_ISDIR(info.st_mode)
+    mode = stat.S_IMODE(info.st_mode)
+    if not mode & stat.S_IRUSR:
+        os.chmod(name, mode | stat.S_IRWXU, dir_fd=source)
+    flags = os.O_NOFOLLOW | (os.O_DIRECTORY if is_folder else os.O_NONBLOCK)
+    old = os.open(name, os.O_RDONLY | flags, dir_fd=source)
+    if is_folder:
+        os.mkdir(name, 0o700, dir_fd=target)
+        new = os.open(name, os.O_RDONLY | flags, dir_fd=target)
+        copy_folder(old, new, depth + 1)
+    else:
+        new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o600, dir_fd=target)
+        while os.sendfile(new, old, None, 1 << 24):
+            pass
+    for fd in (old, new):
+        os.fchmod(fd, mode)
+    os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
+    os.close(old)
+    os.close(new)
+
+
+def remove_folder(path: str) -> None:
+    empty_folder(path)
+    os.rmdir(path)
 
 
 def open_to_empty(name: str, folder: int) -> int:
@@ -882,112 +1036,182 @@ def empty_ipc() -> None:
 # ---------------------------------------------------------------------------------------------- supervisor
 
 
+class Session:
+    """A Python session: its worker, its working folder, and the processes that it is known to have started."""
+
+    def __init__(self, worker: Child, work: str, *, lost: bool = False) -> None:
+        self.worker, self.work = worker, work
+        self.lost = lost
+        """Its state was lost, and no answer has said so yet."""
+        self.started: set[int] = set()
+
+    def own(self, tree: dict[int, int]) -> set[int]:
+        """Of the processes in `tree`, the worker and what it started; a daemon keeps its dead parent's Unix session."""
+        known = {self.worker.pid, *self.started}
+        for pid, parent in tree.items():  # Parents come before their children.
+            if parent in known or unix_session(pid) in known:
+                known.add(pid)
+        return known.intersection(tree)
+
+    def take_loss(self) -> bool:
+        lost, self.lost = self.lost, False
+        return lost
+
+
 class Supervisor:
     """Answers the host's calls one by one; the only process here that the host listens to."""
 
-    def __init__(self, host: int, config: dict[str, Any]) -> None:
+    def __init__(self, host: Wire, config: dict[str, Any]) -> None:
         self.host = host
         self.work: str = config["work"]
+        self.branches: str = config["branches"]
         self.wipe: list[str] = config["wipe"]
         self.limits: dict[str, int] = config["limits"]
         self.shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
         self.modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in self.wipe}
         self.oom = OomCounter()
-        self.worker = self.new_worker()
+        self.sessions = {TRUNK: Session(self.new_worker(self.work), self.work)}
         self.operations = {
             "python": self.python,
             "exec": self.exec,
             "write": self.write,
             "read": self.read,
             "list": self.list,
+            "fork": self.fork,
+            "end": self.end,
             "reset": self.reset,
         }
 
     def serve(self) -> None:
         """Answer until the wire closes."""
-        write_frame(self.host, {"hello": PROTOCOL, "python": sys.version.split()[0]})
+        self.host.write({"hello": PROTOCOL, "python": sys.version.split()[0]})
         while True:
-            envelope, body = read_frame(self.host, None, MAX_ENVELOPE, MAX_BODY)
+            envelope, body = self.host.read()
             operation = self.operations.get(envelope.get("op", ""))
             if operation is not None:  # Else an answer or a cancel that crossed the end of its call.
                 answer, parts = self.attempt(operation, envelope, body)
-                write_frame(self.host, {"id": envelope["id"], **answer}, parts)
-            for buffer in (body, SCRATCH, *parts):
-                if type(buffer) is bytearray:
-                    zero(buffer)
+                self.host.write({"id": envelope["id"], **answer}, parts)
+                for part in parts:
+                    if type(part) is bytearray:
+                        zero(part)
+            for buffer in (body, SCRATCH):
+                zero(buffer)
             OUT.clear()
             ERR.clear()
 
     def attempt(self, operation: Callable[..., Any], envelope: dict[str, Any], body: bytearray) -> Any:
+        session = self.sessions.get(envelope.get("session", TRUNK))
+        if session is None:
+            return {"gone": True}, []
         try:
-            return operation(envelope, body)
+            return operation(session, envelope, body)
         except Refused as error:
-            return {"error": str(error)}, []
+            return {"error": str(error), "not_a_file": isinstance(error, NotAFile)}, []
         except OSError as error:
             return {"error": error.strerror or str(error), "errno": error.errno}, []
 
-    def new_worker(self, patience_s: float = KILL_S, *, fresh: bool = False) -> Child:
+    # Sessions
+
+    def new_worker(self, work: str, patience_s: float = KILL_S, *, fresh: bool = False) -> Child:
         def run() -> None:
             gc.enable()
-            Worker(self.work, shadowing=not fresh).serve()
+            Worker(work, shadowing=not fresh).serve()
 
-        return start(run, self.work, self.limits, patience_s, channel=True, sealed=fresh)
+        return start(run, work, self.limits, patience_s, channel=True, sealed=fresh)
 
-    def restart(self) -> bool:
-        """Kill everything and start a new session; whether nothing of the old one is left."""
-        self.worker.close()
-        clean = kill_all()
+    def renew(self, session: Session) -> None:
+        """A new worker for a session whose processes are gone."""
+        session.worker.close()
+        session.started.clear()
+        session.lost = True
         try:
-            self.worker = self.new_worker()
+            session.worker = self.new_worker(session.work)
         except OSError as error:
             raise SystemExit(1) from error  # Without a session there is no box: the host starts another.
-        return clean
 
-    def make_room(self, start: Callable[[float], Child]) -> tuple[Child, bool]:
-        """Fork; where the box is full of processes they are killed first, and the session is lost: the second value."""
+    def restart(self, session: Session) -> None:
+        """Kill a session with all it started, and begin it anew; the others go on where that is possible."""
+        if len(self.sessions) > 1 and self.kill(session):
+            self.renew(session)
+        else:
+            self.restart_all()
+
+    def restart_all(self) -> None:
+        kill_all()
+        for session in self.sessions.values():
+            self.renew(session)
+
+    def kill(self, session: Session) -> bool:
+        """Kill what belongs to one session, and nothing else; whether nothing of it is left."""
+        tree = stop_all()  # Nothing can fork while we look.
+        own = session.own(tree)
+        others = {pid: parent for pid, parent in tree.items() if pid not in own}
+        gone = kill_all_but(set(others))
+        go_on(others)
+        return gone
+
+    def claim(self, session: Session) -> None:
+        """Note what each session started; a stranger without a parent is put down to the one that was called last.
+
+        A process is known by its session before it loses its parent, and stays known afterwards.
+        """
+        if len(self.sessions) == 1:
+            return
+        tree = descendants(os.getpid())
+        strays = set(tree)
+        for each in self.sessions.values():
+            each.started |= each.own(tree)
+            strays -= each.started
+        session.started |= strays
+
+    def revive(self, session: Session) -> None:
+        """Begin the session anew where it ended, or wrote to its channel, between two calls."""
+        assert session.worker.channel is not None
+        poll = select.poll()
+        poll.register(session.worker.pidfd, select.POLLIN)
+        poll.register(session.worker.channel, select.POLLIN)
+        if poll.poll(0):
+            self.restart(session)
+
+    def make_room(self, start: Callable[[float], Child]) -> Child:
+        """Fork; where the box is full of processes they are killed first, and every session is lost."""
         try:
-            return start(0.0), False
+            return start(0.0)
         except BlockingIOError:
-            self.restart()
-            return start(KILL_S), True
+            self.restart_all()
+            return start(KILL_S)
 
-    def python(self, envelope: dict[str, Any], body: bytearray) -> Any:
+    # Programs
+
+    def python(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Run a cell in the session, or in a worker that earlier code never touched."""
         if envelope["fresh"]:
-            return self.python_fresh(envelope, body)
-        lost = self.revive()
-        call = self.cell(self.worker, envelope, body)
+            return self.python_fresh(session, envelope, body)
+        self.revive(session)
+        call = self.cell(session.worker, envelope, body)
         if call.lost:
-            self.restart()
+            self.restart(session)
         else:
             reap()
-        call.lost |= lost
+            self.claim(session)
+        call.lost |= session.take_loss()
         return call.answer()
 
-    def revive(self) -> bool:
-        """Whether the session had to be started anew: it ended, or wrote to its channel, between two calls."""
-        assert self.worker.channel is not None
-        poll = select.poll()
-        poll.register(self.worker.pidfd, select.POLLIN)
-        poll.register(self.worker.channel, select.POLLIN)
-        if not poll.poll(0):
-            return False
-        self.restart()
-        return True
-
-    def python_fresh(self, envelope: dict[str, Any], body: bytearray) -> Any:
+    def python_fresh(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Everything else in the box is stopped meanwhile, and goes on afterwards."""
         bystanders = stop_all()
-        worker, lost = self.make_room(lambda patience_s: self.new_worker(patience_s, fresh=True))
+        worker = self.make_room(lambda patience_s: self.new_worker(session.work, patience_s, fresh=True))
         call = self.cell(worker, envelope, body)
         worker.close()
-        call.lost = lost
-        if not kill_all_but({*bystanders, self.worker.pid}):
-            call.lost = True
-            self.restart()
-        for pid, parent in bystanders.items():
-            send_signal(pid, parent, signal.SIGCONT)
+        if not kill_all_but(self.bystanders(bystanders)):
+            self.restart_all()
+        go_on(bystanders)
+        call.lost = session.take_loss()
         return call.answer()
+
+    def bystanders(self, before: Iterable[int]) -> set[int]:
+        """What was there before a call, and the sessions: they may have been started anew during it."""
+        return {*before, *(session.worker.pid for session in self.sessions.values())}
 
     def cell(self, worker: Child, envelope: dict[str, Any], body: bytearray) -> Call:
         assert worker.channel is not None
@@ -1018,12 +1242,13 @@ class Supervisor:
         if call.status in ("error", "killed") and self.oom.read() > before:
             call.status = "oom"
 
-    def exec(self, envelope: dict[str, Any], body: bytearray) -> Any:
+    def exec(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Run a shell command; what it started ends with the call."""
 
         def run() -> None:
             try:
-                os.execv(self.shell, [self.shell.encode(), b"-c", bytes(body)])
+                command = [self.shell.encode(), b"-c", bytes(body)]
+                os.execve(self.shell, command, {**os.environ, **own_folder(session.work)})
             except (OSError, ValueError) as error:
                 os.write(2, f"the shell cannot start: {error}\n".encode())
                 os._exit(126)
@@ -1032,46 +1257,150 @@ class Supervisor:
         killed = self.oom.read()
 
         def fork_shell(patience_s: float) -> Child:
-            return start(run, self.work, self.limits, patience_s, channel=False, sealed=False)
+            return start(run, session.work, self.limits, patience_s, channel=False, sealed=False)
 
-        child, lost = self.make_room(fork_shell)
+        child = self.make_room(fork_shell)
         call = Call(self.host, child, envelope)
         call.run()
         child.close()
         self.note_oom(call, killed)
-        call.lost = lost
-        if not kill_all_but({*before, self.worker.pid, *descendants(self.worker.pid)}):
-            call.lost = True
-            self.restart()
+        spared = self.bystanders(before)
+        for pid in self.workers():
+            spared.update(descendants(pid))
+        if not kill_all_but(spared):
+            self.restart_all()
+        call.lost = session.take_loss()
         return call.answer()
 
-    def write(self, envelope: dict[str, Any], body: bytearray) -> Any:
+    # Files
+
+    def write(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         at = 0
-        for path, size in envelope["files"]:
-            write_file(self.work, path, memoryview(body)[at : at + size])
+        for path, size, executable in envelope["files"]:
+            write_file(session.work, path, memoryview(body)[at : at + size], executable=executable)
             at += size
         return {}, []
 
-    def read(self, envelope: dict[str, Any], _body: bytearray) -> Any:
-        return {}, [read_file(self.work, envelope["path"], envelope["limit"])]
+    def read(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        data, executable = read_file(session.work, envelope["path"], envelope["limit"])
+        return {"executable": executable}, [data]
 
-    def list(self, envelope: dict[str, Any], _body: bytearray) -> Any:
-        names = b"\0".join(list_folder(self.work, envelope["path"]))
+    def list(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        names = b"\0".join(list_folder(session.work, envelope["path"]))
         if len(names) > MAX_BODY:
             raise Refused(f"{envelope['path']!r} holds too many names")
         return {}, [names]
 
-    def reset(self, _envelope: dict[str, Any], _body: bytearray) -> Any:
+    # Branches
+
+    def fork(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        """A session that goes on from where this one stands, with a copy of its folder."""
+        if len(self.sessions) > MAX_BRANCHES:
+            raise Refused(f"over {MAX_BRANCHES} branches")
+        self.revive(session)
+        session.started = set(descendants(os.getpid())) if len(self.sessions) == 1 else session.started
+        folder = os.path.join(self.branches, str(envelope["branch"]))
+        os.mkdir(folder)
+        try:
+            self.copy(session.work, folder, envelope)
+            worker = self.split(session.worker, folder)
+        except BaseException:
+            remove_folder(folder)
+            raise
+        self.sessions[envelope["branch"]] = Session(worker, folder, lost=session.lost)
+        return {}, []
+
+    def copy(self, source: str, target: str, envelope: dict[str, Any]) -> None:
+        """Copy a working folder in a process under a limit, while everything else is stopped."""
+        if not os.listdir(source):
+            return
+
+        def run() -> None:
+            try:
+                copy_folder(os.open(source, os.O_RDONLY | os.O_DIRECTORY), os.open(target, os.O_RDONLY))
+            except (OSError, Refused) as error:
+                os.write(2, str(error).encode())
+                os._exit(1)
+            os._exit(0)
+
+        bystanders = stop_all()
+        try:
+            child = start(run, source, self.limits, 0.0, channel=False, sealed=True)
+            call = Call(self.host, child, envelope)
+            call.run()
+            child.close()
+            kill_all_but(self.bystanders(bystanders))
+        finally:
+            go_on(bystanders)
+        if call.status != "ok":
+            said = b"".join(map(bytes, ERR.parts())).decode("utf-8", "replace")
+            raise Refused(f"the working folder cannot be copied: {said or call.status}")
+
+    def split(self, worker: Child, folder: str) -> Child:
+        """Have a worker fork: it gets the ends of new pipes, and its child's first byte carries the child's id.
+
+        The kernel writes that id. Whatever process of the session it is, from now on it is the branch.
+        """
+        assert worker.channel is not None
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        deadline = time.monotonic() + FORK_S
+        try:
+            write_frame(worker.channel, {"fork": folder}, [], deadline)
+            with socket.socket(fileno=os.dup(worker.channel)) as channel:
+                socket.send_fds(channel, [b"\0"], [theirs.fileno(), out_end, err_end])
+            theirs.close()
+            wait(ours.fileno(), select.POLLIN, deadline)
+            said, credentials, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(12))
+            pid = struct.unpack("3i", credentials[0][2])[0] if said else 0
+            if pid not in children(os.getpid()) or pid in self.workers():
+                raise Refused("the session could not be forked: no process or no memory is left")
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+            for fd in (out, err, ours.fileno()):
+                os.set_blocking(fd, False)
+            return Child(pid, out, err, ours.detach())
+        except BaseException as error:
+            ours.close()
+            os.close(out)
+            os.close(err)
+            if isinstance(error, OSError):
+                raise Refused("the session could not be forked: it does not answer") from error
+            raise
+        finally:
+            theirs.close()
+            os.close(out_end)
+            os.close(err_end)
+
+    def workers(self) -> set[int]:
+        return self.bystanders(())
+
+    def end(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        """End a branch: its processes and its files."""
+        session = self.sessions.pop(envelope["branch"], None)
+        if session is not None:
+            if not self.kill(session):
+                self.restart_all()
+            session.worker.close()
+            remove_folder(session.work)
+        return {}, []
+
+    # Episodes
+
+    def reset(self, _session: Session, _envelope: dict[str, Any], _body: bytearray) -> Any:
         """Nothing of before is left, or `clean` is false."""
-        self.worker.close()
+        for session in self.sessions.values():
+            session.worker.close()
         clean = kill_all()
         for path in self.wipe:
             self.empty(path)
         if ALONE:
             empty_ipc()
         clean = clean and not any(os.listdir(path) for path in self.wipe)
-        self.worker = self.new_worker()
-        clean = clean and children(os.getpid()) == [self.worker.pid]
+        trunk = Session(self.new_worker(self.work), self.work)
+        self.sessions = {TRUNK: trunk}
+        clean = clean and children(os.getpid()) == [trunk.worker.pid]
         return {"clean": clean}, []
 
     def empty(self, path: str) -> None:
@@ -1080,38 +1409,47 @@ class Supervisor:
                 os.chmod(path, self.modes[path])
         except FileNotFoundError:
             os.mkdir(path, self.modes[path])
+        for mark in os.listxattr(path):
+            os.removexattr(path, mark)
         empty_folder(path)
+        os.utime(path)
 
     def leave(self) -> None:
         """End everything below us; as pid 1 the kernel does it."""
         if not ALONE:
             kill_all()
             for path in self.wipe:
-                empty_folder(path)
-                os.rmdir(path)
+                remove_folder(path)
 
 
 # Ignored, not handled: a handler would make pid 1 open to signals from inside.
 QUIET = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
 
 
-def connect(config: dict[str, Any]) -> int:
-    """The host's wire: inherited, or connected to once."""
+def connect(config: dict[str, Any]) -> Wire:
+    """The host's wire: inherited, connected to once, or our own input and output."""
     if "fd" in config:
-        fd = int(config["fd"])
+        fds = [int(config["fd"])] * 2
+    elif "connect" in config:
+        socket_ = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        socket_.connect(config["connect"])
+        fds = [socket_.detach()] * 2
     else:
-        wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        wire.connect(config["connect"])
-        fd = wire.detach()
-    os.set_blocking(fd, False)
-    os.set_inheritable(fd, False)
-    return fd
+        fds = [os.dup(0), os.dup(1)]
+    for fd in fds:
+        os.set_blocking(fd, False)
+        os.set_inheritable(fd, False)
+    return Wire(*fds)
 
 
 def prepare() -> None:
     """Make this process a zygote that its children cannot reach into."""
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         raise SystemExit("the kernel does not list the children of a process in /proc")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        raise SystemExit("the kernel has no pidfd_open") from None
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

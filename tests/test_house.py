@@ -118,7 +118,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(modules)
 
 
-@pytest.mark.parametrize("module", ["agentgym", "agentgym.testing"])
+@pytest.mark.parametrize("module", ["agentgym", "agentgym.testing", "agentgym.cli"])
 def test_importing_the_face_loads_nothing_heavy(module: str) -> None:
     heavy = HEAVY if module == "agentgym.testing" else (*HEAVY, "pytest")
     code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"

@@ -1,6 +1,7 @@
 """What env tests stand on: the byte tokenizer, the script, the fake box, and the contract check."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,3 +221,25 @@ async def test_the_contract_refuses_an_oracle_that_fails_or_falls_short(boxes: F
         await check_env(Secret, TASK, oracle=[call("look")], boxes=boxes)
     with pytest.raises(AssertionError, match=r"^oracle: reward 0.0 < 1.0"):
         await check_env(Secret, TASK, oracle=[raw("herring")], boxes=boxes)
+
+
+async def test_a_forked_fake_box_goes_on_alone_with_files_and_names() -> None:
+    box = FakeBox(files={"f": "x"})
+    await box.python("import math\nx = [1]")
+    async with await box.fork() as branch:
+        await branch.python("x.append(math.floor(2.5))")
+        await branch.write({"g": "y"})
+        assert (await branch.python("x")).stdout == "[1, 2]\n"
+        assert await branch.list() == ["f", "g"]
+    assert (await box.python("x")).stdout == "[1]\n"
+    assert await box.list() == ["f"]
+
+
+async def test_a_fake_box_takes_files_and_gives_them_back(tmp_path: Path) -> None:
+    box = FakeBox(files={"d/a/f": "x"})
+    await box.get("d", tmp_path / "out")
+    await box.put(tmp_path / "out", "copy")
+    await box.put(tmp_path / "out/a/f")
+    assert await box.read("copy/a/f") == await box.read("f") == b"x"
+    with pytest.raises(FileNotFoundError):
+        await box.get("none", tmp_path)

@@ -1,22 +1,31 @@
 """One box over a wire: the same calls whatever the box is made of."""
 
 import asyncio
+import errno
 import itertools
 import json
 import keyword
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import os
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from inspect import isawaitable
-from typing import Any, get_args
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, get_args
 
 from agentgym.errors import AgentGymError, SandboxError, ToolError, WireError
+from agentgym.sandboxes.hostfiles import MAX_FILES, MAX_TREE, HostFile, load_tree, store_tree
 from agentgym.sandboxes.wire import Frame, Wire
 from agentgym.types import ExecResult, HostFunction, Status
 
 PROTOCOL = 1
 MARGIN_S = 3.0
 """How much longer than the call's own limit the host waits before it gives the box up."""
+TRUNK = 0
+"""The session that a box starts with; forks get the others."""
+LOST = "sandbox_lost"
+"""How the text of a SandboxError begins where a box that worked is gone."""
 FILES_S = 30.0
 RESET_S = 10.0
 START_S = 30.0
@@ -26,150 +35,93 @@ MAX_BATCH = 200
 MAX_ASKS = 1000
 STATUSES = frozenset(get_args(Status))
 
+T = TypeVar("T")
+
+
+class NotAFile(ValueError):
+    """A link, a pipe, a socket or a device where a file was asked for."""
+
+
 _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset())
 """The boxes whose code waits for the host function that runs now."""
 
 
-class RemoteBox:
-    """One box at the other end of a wire; implements `types.Box`.
+class Link:
+    """The wire of one box: one call at a time, whichever session it is for; others wait for their turn."""
 
-    One call at a time: others wait for their turn. A cancelled call is ended inside the box too.
-    """
-
-    def __init__(self, wire: Wire, *, digest: str, end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._digest = digest
-        self._end = end
         self._ids = itertools.count(1)
         self._lock = asyncio.Lock()
-        self.broken: str | None = None
-        """Why no call can be answered any more; None while it works."""
+        self._ending: list[int] = []
+        self._broken: str | None = None
         self.worn = False
-        """It still works, but went through something after which a new box is the safer one."""
-
-    @classmethod
-    async def open(cls, wire: Wire, *, digest: str, end: Callable[[], Awaitable[None]]) -> "RemoteBox":
-        """Wait for the server's first word; SandboxError where it is not the one expected."""
-        try:
-            frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
-        except (WireError, TimeoutError) as error:
-            raise SandboxError(f"the box did not start: {error}") from error
-        if frame.envelope.get("hello") != PROTOCOL:
-            raise SandboxError(f"the box speaks another protocol than {PROTOCOL}; build its image again")
-        return cls(wire, digest=f"{digest}+python{frame.envelope.get('python')}", end=end)
+        """The box still works, but went through something after which a new one is the safer one."""
+        self.born = self.used = asyncio.get_running_loop().time()
+        """When it was opened, and when the last call began or ended, on the loop's clock."""
 
     @property
-    def digest(self) -> str:
-        """What the box was made from: the image's digest or the kind of the box, and the Python inside."""
-        return self._digest
+    def broken(self) -> str | None:
+        """Why no call can be answered any more; None while it works."""
+        return self._broken or self._wire.error
 
-    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
-        """Run a shell command in a process of its own; nothing it starts outlives the call."""
-        body = _text(command, "command")
-        return _result(await self._program("exec", body, timeout_s, {}), self)
-
-    async def python(
-        self,
-        code: str,
-        *,
-        timeout_s: float = 10.0,
-        functions: Mapping[str, HostFunction] | None = None,
-        fresh: bool = False,
-    ) -> ExecResult:
-        """Run Python as a REPL cell; see `types.Box.python`.
-
-        At most 1000 calls of `functions` are answered in one cell. An async function is awaited while the
-        box waits; a plain one runs in the event loop and holds it up. An error of theirs is raised in the
-        code as RuntimeError; errors of infrastructure (`SandboxError`, `EngineError`) end the call here.
-        """
-        functions = dict(functions or {})
-        for name in functions:
-            if not name.isidentifier() or keyword.iskeyword(name):
-                raise ValueError(f"functions: {name!r} is not a name")
-        body = _text(code, "code")
-        frame = await self._program("python", body, timeout_s, functions, functions=sorted(functions), fresh=fresh)
-        return _result(frame, self)
-
-    async def write(self, files: Mapping[str, str | bytes]) -> None:
-        """Write whole files of at most 16 MiB by path, making folders; no link is followed.
-
-        ValueError for a path that leads out of the working folder; OSError where the box cannot, such as a full disk.
-        """
-        for names, body in _batches(files):
-            await self._call("write", body, FILES_S, files=names)
-
-    async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
-        """The file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes.
-
-        Also ValueError for a link, a pipe, a path that leads out, and a `limit` over 16 MiB.
-        """
-        if not 0 <= limit <= MAX_FILE:
-            raise ValueError(f"limit: {limit} is not within 0..{MAX_FILE}")
-        return (await self._call("read", b"", FILES_S, path=path, limit=limit)).body
-
-    async def list(self, path: str = ".") -> list[str]:
-        """Sorted names in a folder, folders with a trailing slash."""
-        body = (await self._call("list", b"", FILES_S, path=path)).body
-        return [name.decode("utf-8", "replace") for name in body.split(b"\0")] if body else []
-
-    async def reset(self) -> None:
-        """Back to the state of a new box, verified; SandboxError, and a broken box, where something is left."""
-        frame = await self._call("reset", b"", RESET_S)
-        if frame.envelope.get("clean") is not True:
-            self._break("something of the last episode could not be removed")
-            raise SandboxError(f"the box: {self.broken}")
-
-    def cut(self) -> None:
-        """Cut the wire at once, without waiting; the box then ends by itself."""
-        self._break("it was closed")
-
-    async def close(self) -> None:
-        """End the box and everything in it; it may be called twice."""
-        self.cut()
-        await self._end()
-
-    def _break(self, why: str) -> None:
-        self.broken = self.broken or why
+    def cut(self, why: str) -> None:
+        """Close the wire at once; the box then ends by itself."""
+        self._broken = self.broken or why
         self._wire.close()
 
-    async def _program(
-        self, op: str, body: bytes, timeout_s: float, serve: Mapping[str, HostFunction], **fields: object
-    ) -> Frame:
-        if not 0 < timeout_s < float("inf"):
-            raise ValueError(f"timeout_s: {timeout_s} is not a positive number of seconds")
-        return await self._call(op, body, timeout_s + MARGIN_S, serve, timeout_s=timeout_s, **fields)
-
-    async def _call(
+    async def call(
         self, op: str, body: bytes, patience_s: float, serve: Mapping[str, HostFunction] | None = None, **fields: object
     ) -> Frame:
-        """One call and its answer; SandboxError where the box does not give one."""
+        """One call and its answer; SandboxError where the box does not give one.
+
+        A call that is cancelled is ended inside the box too.
+        """
         if id(self) in _serving.get():
             raise RuntimeError("a host function cannot call the box whose code waits for it")
         async with self._lock:
             if self.broken:
-                raise SandboxError(f"the box: {self.broken}")
-            call = next(self._ids)
+                raise SandboxError(f"{LOST}: {self.broken}")
+            call = 0
             try:
+                if self._ending:
+                    self._end_branches()
+                call = next(self._ids)
                 self._wire.send({"id": call, "op": op, **fields}, body)
-                frame = await self._answer(call, asyncio.get_running_loop().time() + patience_s, serve or {})
+                now = self.used = asyncio.get_running_loop().time()
+                frame = await self._answer(call, now + patience_s, serve)
             except (WireError, TimeoutError) as error:
-                self._break(str(error))
-                raise SandboxError(f"the box: {error}") from error
+                self.cut(str(error))
+                raise SandboxError(f"{LOST}: {error}") from error
             except BaseException:
                 # The call goes on in there: end it. Its answer is passed over by the next call.
                 with suppress(WireError):
                     self._wire.send({"id": call, "op": "cancel"})
                 raise
-        _raise_refusal(frame.envelope, fields)
+            self.used = asyncio.get_running_loop().time()
+        if len(frame.envelope) > 1:
+            _raise_refusal(frame.envelope, fields)
         return frame
 
-    async def _answer(self, call: int, deadline: float, serve: Mapping[str, HostFunction]) -> Frame:
+    def new_session(self) -> int:
+        """A number that no other session of this box ever has."""
+        return next(self._ids)
+
+    def end_later(self, branch: int) -> None:
+        """End a branch before the next call; the answer is passed over."""
+        self._ending.append(branch)
+
+    def _end_branches(self) -> None:
+        while self._ending:
+            self._wire.send({"id": next(self._ids), "op": "end", "branch": self._ending.pop()})
+
+    async def _answer(self, call: int, deadline: float, serve: Mapping[str, HostFunction] | None) -> Frame:
         """The frame that ends the call; questions that come before it are answered."""
         asked = 0
         frame = await self._next(call, deadline)
         while "ask" in frame.envelope:
             asked += 1
-            frame = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None)
+            frame = await self._serve(frame, call, deadline, serve or {} if asked <= MAX_ASKS else None)
         return frame
 
     async def _next(self, call: int, deadline: float) -> Frame:
@@ -203,6 +155,213 @@ class RemoteBox:
         finally:
             await _cancelled(working)
             await _cancelled(hearing)
+
+
+class RemoteBox:
+    """One session of a box at the other end of a wire; implements `types.Box`, and `types.Branch` where it is forked.
+
+    A box makes one call at a time, its branches' calls included: others wait for their turn.
+    """
+
+    def __init__(self, link: Link, *, digest: str, end: Callable[[], Awaitable[None]], session: int = TRUNK) -> None:
+        self.link = link
+        self._digest = digest
+        self._end = end
+        self._session = session
+
+    @classmethod
+    async def open(cls, wire: Wire, *, digest: str, end: Callable[[], Awaitable[None]]) -> "RemoteBox":
+        """Wait for the server's first word; SandboxError where it is not the one expected."""
+        try:
+            frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
+        except (WireError, TimeoutError) as error:
+            raise SandboxError(f"the box did not start: {error}") from error
+        if frame.envelope.get("hello") != PROTOCOL:
+            raise SandboxError(f"the box speaks another protocol than {PROTOCOL}; build its image again")
+        return cls(Link(wire), digest=f"{digest}+python{frame.envelope.get('python')}", end=end)
+
+    @property
+    def digest(self) -> str:
+        """What the box was made from: the image's digest or the kind of the box, and the Python inside."""
+        return self._digest
+
+    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
+        """Run a shell command in a process of its own; nothing it starts outlives the call."""
+        body = _text(command, "command")
+        return _result(await self._program("exec", body, timeout_s, {}), self)
+
+    async def python(
+        self,
+        code: str,
+        *,
+        timeout_s: float = 10.0,
+        functions: Mapping[str, HostFunction] | None = None,
+        fresh: bool = False,
+    ) -> ExecResult:
+        """Run Python as a REPL cell; see `types.Box.python`.
+
+        At most 1000 calls of `functions` are answered in one cell. An async function is awaited while the
+        box waits; a plain one runs in the event loop and holds it up. An error of theirs is raised in the
+        code as RuntimeError; errors of infrastructure (`SandboxError`, `EngineError`) end the call here.
+        """
+        functions = dict(functions or {})
+        for name in functions:
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise ValueError(f"functions: {name!r} is not a name")
+        body = _text(code, "code")
+        frame = await self._program("python", body, timeout_s, functions, functions=sorted(functions), fresh=fresh)
+        return _result(frame, self)
+
+    async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = FILES_S) -> None:
+        """Write whole files of at most 16 MiB by path, making folders; no link is followed.
+
+        ValueError for a path that leads out of the working folder; OSError where the box cannot, such as a full disk.
+        """
+        await self._write(files, (), timeout_s)
+
+    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = FILES_S) -> bytes:
+        """The file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes.
+
+        Also ValueError for a link, a pipe, a path that leads out, and a `limit` over 16 MiB.
+        """
+        if not 0 <= limit <= MAX_FILE:
+            raise ValueError(f"limit: {limit} is not within 0..{MAX_FILE}")
+        return (await self._call("read", b"", timeout_s, path=path, limit=limit)).body
+
+    async def list(self, path: str = ".", *, timeout_s: float = FILES_S) -> list[str]:
+        """Sorted names in a folder, folders with a trailing slash."""
+        return [os.fsencode(name).decode("utf-8", "replace") for name in await self._names(path, timeout_s)]
+
+    async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = FILES_S) -> None:
+        """Copy a file of this machine to `target`, or what is in a folder into the folder `target`.
+
+        ValueError for a link, over 16 MiB in one file, 64 MiB or 10,000 files in all; nothing is written then.
+        """
+        deadline = _deadline(timeout_s)
+        files = await asyncio.to_thread(load_tree, Path(source), target, MAX_FILE)
+        contents = {file.path: file.content for file in files}
+        await self._write(contents, {file.path for file in files if file.executable}, _left(deadline))
+
+    async def get(
+        self, source: str, target: str | Path, *, limit: int = MAX_TREE, timeout_s: float = FILES_S
+    ) -> Sequence[str]:
+        """Copy a file of the box to `target`, or what is in a folder into the folder `target`; what was left out.
+
+        Links, pipes and devices are left out, and named. ValueError over `limit` bytes, 16 MiB in one file or
+        10,000 files, FileExistsError where a link of this machine is in the way.
+        """
+        deadline = _deadline(timeout_s)
+        files: list[HostFile] = []
+        left_out: list[str] = []
+        folders = [""]
+        while folders:
+            below = folders.pop()
+            try:
+                names = await self._names(f"{source}/{below}", _left(deadline))
+            except NotADirectoryError:
+                if below:
+                    raise
+                files = [await self._fetch(source, "", limit, deadline)]
+                break
+            for name in names:
+                path = f"{below}{name}"
+                if name.endswith("/"):
+                    folders.append(path)
+                    continue
+                if len(files) + len(folders) >= MAX_FILES:
+                    raise ValueError(f"{source!r} holds over {MAX_FILES} files")
+                try:
+                    files.append(await self._fetch(f"{source}/{path}", path, limit, deadline))
+                except (NotAFile, OSError) as error:
+                    if isinstance(error, OSError) and error.errno != errno.ENXIO:  # A socket cannot be opened.
+                        raise
+                    left_out.append(path)
+                else:
+                    limit -= len(files[-1].content)
+        await finished(asyncio.ensure_future(asyncio.to_thread(store_tree, Path(target), files)))
+        return left_out
+
+    async def fork(self, *, timeout_s: float = FILES_S) -> "RemoteBox":
+        """A branch that goes on from here: the same names in memory, a copy of the working folder.
+
+        Of a process with several threads only the main one goes on in the branch. The copied folder stands at
+        another path, which is the branch's current folder: use relative paths. Close it, or use `async with`.
+        ValueError where the folder or the session cannot be copied.
+        """
+        branch = self.link.new_session()
+        try:
+            await self._call("fork", b"", timeout_s, branch=branch)
+        except asyncio.CancelledError:
+            self.link.end_later(branch)
+            raise
+
+        async def end() -> None:
+            with suppress(SandboxError):  # It ended with its box.
+                await finished(asyncio.ensure_future(self.link.call("end", b"", RESET_S, branch=branch)))
+
+        return RemoteBox(self.link, digest=self._digest, end=end, session=branch)
+
+    async def reset(self, *, timeout_s: float = RESET_S) -> None:
+        """Back to the state of a new box, verified; SandboxError, and a broken box, where something is left.
+
+        It ends every branch; a branch itself cannot be reset.
+        """
+        if self._session != TRUNK:
+            raise ValueError("a branch cannot be reset, only closed")
+        frame = await self.link.call("reset", b"", timeout_s)
+        if frame.envelope.get("clean") is not True:
+            self.link.cut("something of the last episode could not be removed")
+            raise SandboxError(f"{LOST}: {self.broken}")
+
+    @property
+    def broken(self) -> str | None:
+        """Why no call can be answered any more; None while it works."""
+        return self.link.broken
+
+    def cut(self) -> None:
+        """Cut the wire at once, without waiting; the box then ends by itself."""
+        self.link.cut("it was closed")
+
+    async def close(self) -> None:
+        """End the box and everything in it, or this branch alone; it may be called twice."""
+        if self._session == TRUNK:
+            self.cut()
+        await self._end()
+
+    async def __aenter__(self) -> "RemoteBox":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _write(self, files: Mapping[str, str | bytes], executable: Container[str], timeout_s: float) -> None:
+        deadline = _deadline(timeout_s)
+        for names, body in _batches(files, executable):
+            await self._call("write", body, _left(deadline), files=names)
+
+    async def _names(self, path: str, timeout_s: float) -> Sequence[str]:
+        """Names that are not text keep their bytes, as os.fsdecode has them."""
+        body = (await self._call("list", b"", timeout_s, path=path)).body
+        return [os.fsdecode(name) for name in body.split(b"\0")] if body else []
+
+    async def _fetch(self, path: str, name: str, limit: int, deadline: float) -> HostFile:
+        frame = await self._call("read", b"", _left(deadline), path=path, limit=min(limit, MAX_FILE))
+        return HostFile(name, frame.body, frame.envelope.get("executable") is True)
+
+    async def _program(
+        self, op: str, body: bytes, timeout_s: float, serve: Mapping[str, HostFunction], **fields: object
+    ) -> Frame:
+        _check(timeout_s)
+        return await self._call(op, body, timeout_s, serve, **fields)
+
+    async def _call(
+        self, op: str, body: bytes, timeout_s: float, serve: Mapping[str, HostFunction] | None = None, **fields: object
+    ) -> Frame:
+        if self._session != TRUNK:
+            fields["session"] = self._session
+        return await self.link.call(op, body, timeout_s + MARGIN_S, serve, timeout_s=timeout_s, **fields)
 
 
 def _begin(body: bytes, serve: Mapping[str, HostFunction] | None) -> bytes | Awaitable[object]:
@@ -241,6 +400,16 @@ def _refusal(error: Exception) -> bytes:
     return json.dumps({"error": text[:10_000]}).encode()
 
 
+async def finished(task: "asyncio.Future[T]") -> T:
+    """Its result; where we are cancelled meanwhile it is waited for all the same, because it cannot be undone."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait({task})
+        raise
+
+
 async def _cancelled(task: "asyncio.Future[Any]") -> None:
     """Cancel and wait, whatever comes of it: its result is not wanted any more."""
     if not task.done():
@@ -267,9 +436,11 @@ def _text(text: str, field: str) -> bytes:
     return body
 
 
-def _batches(files: Mapping[str, str | bytes]) -> Iterator[tuple[list[tuple[str, int]], bytes]]:
+def _batches(
+    files: Mapping[str, str | bytes], executable: Container[str] = ()
+) -> Iterator[tuple[list[tuple[str, int, bool]], bytes]]:
     """Frames of at most 16 MiB and 200 files."""
-    names: list[tuple[str, int]] = []
+    names: list[tuple[str, int, bool]] = []
     parts: list[bytes] = []
     size = 0
     for path, content in files.items():
@@ -279,7 +450,7 @@ def _batches(files: Mapping[str, str | bytes]) -> Iterator[tuple[list[tuple[str,
         if names and (size + len(data) > MAX_FILE or len(names) == MAX_BATCH):
             yield names, b"".join(parts)
             names, parts, size = [], [], 0
-        names.append((path, len(data)))
+        names.append((path, len(data), path in executable))
         parts.append(data)
         size += len(data)
     if names:
@@ -289,12 +460,31 @@ def _batches(files: Mapping[str, str | bytes]) -> Iterator[tuple[list[tuple[str,
 def _raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) -> None:
     """OSError by its number, so that a missing file is FileNotFoundError; ValueError for what the box refuses."""
     text, number = envelope.get("error"), envelope.get("errno")
+    if envelope.get("gone") is True:
+        raise SandboxError(f"{LOST}: the branch was closed, or ended with its episode")
     if not isinstance(text, str):
         return
     if isinstance(number, int):
         path = fields.get("path")
         raise OSError(number, text, path) if isinstance(path, str) else OSError(number, text)
-    raise ValueError(text)
+    raise NotAFile(text) if envelope.get("not_a_file") is True else ValueError(text)
+
+
+def _check(timeout_s: float) -> None:
+    if not 0 < timeout_s < float("inf"):
+        raise ValueError(f"timeout_s: {timeout_s} is not a positive number of seconds")
+
+
+def _deadline(timeout_s: float) -> float:
+    _check(timeout_s)
+    return asyncio.get_running_loop().time() + timeout_s
+
+
+def _left(deadline: float) -> float:
+    left = deadline - asyncio.get_running_loop().time()
+    if left <= 0:
+        raise TimeoutError("the files could not all be copied in time")
+    return left
 
 
 def _result(frame: Frame, box: RemoteBox) -> ExecResult:
@@ -303,8 +493,8 @@ def _result(frame: Frame, box: RemoteBox) -> ExecResult:
         result = _parse(frame)
     except (KeyError, TypeError, WireError) as error:
         box.cut()
-        raise SandboxError(f"the box gave an answer that makes no sense: {error!r}") from error
-    box.worn |= result.status in ("oom", "protocol")
+        raise SandboxError(f"{LOST}: the box gave an answer that makes no sense: {error!r}") from error
+    box.link.worn |= result.status in ("oom", "protocol")
     return result
 
 

@@ -11,17 +11,21 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
-from agentgym.errors import SandboxError
-from agentgym.sandboxes.base import START_S, RemoteBox
-from agentgym.sandboxes.local import server_digest
+from agentgym.errors import SandboxError, WireError
+from agentgym.sandboxes.attach import TCP_PORT, attach
+from agentgym.sandboxes.base import START_S, RemoteBox, finished
+from agentgym.sandboxes.inside import server_digest
+from agentgym.sandboxes.local import BRANCHES
 from agentgym.sandboxes.pool import open_pool
+from agentgym.sandboxes.seccomp import profile
 from agentgym.sandboxes.wire import Wire
 from agentgym.types import Boxes
 
@@ -29,21 +33,36 @@ if TYPE_CHECKING:
     import docker
 
 IMAGE = "agentgym-sandbox"
+"""The repository of our images; their tag is the digest of the server inside."""
 SERVER_LABEL = "agentgym.server"
 BUILD = "python -m agentgym.sandboxes.image build"
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
 INSIDE = "/run/agentgym"
+RETRIES = 2
+DOWN_S = 0.5
+"""How long an engine that does not answer is left alone."""
+PATIENCE_S = 60.0
+GVISOR_MB, GVISOR_PIDS = 256, 1024
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class EngineDown(SandboxError):
+    """The engine does not answer; it may come back."""
+
+
+class EngineFailed(SandboxError):
+    """The engine answered that something went wrong on its side, or a box did not live to its first word."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Docker:
-    """Boxes in containers of a local engine; what they stop and what they do not is in sandbox/README.md."""
+    """Boxes in containers; what they stop and what they do not is in sandbox/README.md."""
 
-    image: str = IMAGE
+    image: str | None = None
+    """None takes the one that `python -m agentgym.sandboxes.image build` makes for this agentgym's server."""
     memory_mb: int = 512
     """Of the whole box, its files in memory included."""
     disk_mb: int = 64
@@ -51,49 +70,77 @@ class Docker:
     pids: int = 128
     network: str = "none"
     """Any other name opens the box to that network of the engine."""
+    hosts: tuple[str, ...] = ()
+    """Engines whose boxes make up one pool, as in DOCKER_HOST; none takes DOCKER_HOST, else the local engine."""
+    runtime: str | None = None
+    """One of the engine's runtimes. "runsc" adds 256 MB and allows 1024 processes: gVisor's own count too."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """At most `size` containers, each started by its first lease in some 200 ms; all removed at the end."""
+        """At most `size` containers, each started by its first lease in some 200 ms; all removed at the end.
+
+        While an engine is down, leases wait for it up to a minute; the boxes that it took along raise SandboxError.
+        """
         return self._open(size)
 
     @asynccontextmanager
     async def _open(self, size: int) -> AsyncIterator[Boxes]:
-        daemon = _Daemon()
+        engines = [_Engine(host) for host in self.hosts or (address(),)]
         try:
-            await daemon.do(daemon.sweep)
-            digest = await daemon.do(daemon.image_digest, self.image)
-            async with open_pool(functools.partial(self._start, daemon, digest), size) as pool:
+            await _prepare(engines, self)
+            async with open_pool(
+                functools.partial(self._start, engines), size, functools.partial(_sweep, engines)
+            ) as pool:
                 yield pool
         finally:
-            await daemon.close()
+            for engine in engines:
+                await engine.close()
 
-    async def _start(self, daemon: "_Daemon", digest: str) -> RemoteBox:
-        folder = daemon.new_folder()
-        with _listener(folder / "box.sock") as listener:
-            container = await self._create(daemon, folder)
-            end = functools.partial(daemon.end, container, folder)
+    async def _start(self, engines: "Sequence[_Engine]") -> RemoteBox:
+        """A box on the engine that has the fewest; tried again while engines are down or fail."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + PATIENCE_S
+        failures = 0
+        while True:
+            now = clock()
+            engine = min(engines, key=lambda engine: (engine.down_until > now, engine.boxes))
             try:
-                connection = await daemon.connection(listener, container)
-                wire = await Wire.over(connection)
-                return await _first_word(wire, digest, end)
-            except BaseException:
-                await end()
-                raise
+                return await engine.start(self)
+            except (EngineDown, EngineFailed) as error:
+                failures += isinstance(error, EngineFailed)
+                engine.down_until = clock() + DOWN_S
+                if failures > RETRIES or clock() > deadline:
+                    raise
+            if all(engine.down_until > clock() for engine in engines):
+                await asyncio.sleep(DOWN_S)
 
-    async def _create(self, daemon: "_Daemon", folder: Path) -> str:
-        """Create and start; the thread cannot be cancelled, so a cancelled start is waited for and undone."""
-        creating = asyncio.ensure_future(daemon.do(daemon.create, self, folder))
+
+async def _prepare(engines: "Sequence[_Engine]", spec: Docker) -> None:
+    """One engine is enough to begin with; the first one's error where none answers."""
+    down: list[EngineDown] = []
+    for engine in engines:
         try:
-            return await asyncio.shield(creating)
-        except asyncio.CancelledError:
-            with suppress(SandboxError):
-                await daemon.end(await creating, folder)
-            raise
+            await engine.prepare(spec)
+        except EngineDown as error:
+            _log.warning("%s", error)
+            down.append(error)
+    if len(down) == len(engines):
+        raise down[0]
+
+
+async def _sweep(engines: "Sequence[_Engine]") -> None:
+    for engine in engines:
+        try:
+            await engine.do(engine.sweep)
+        except SandboxError as error:
+            _log.warning("nothing was swept: %s", error)
 
 
 async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> RemoteBox:
     try:
         return await RemoteBox.open(wire, digest=digest, end=end)
+    except SandboxError as error:
+        wire.close()
+        raise EngineFailed(str(error)) from error
     except BaseException:
         wire.close()
         raise
@@ -113,27 +160,86 @@ def _listener(path: Path) -> socket.socket:
     return listener
 
 
-class _Daemon:
-    """One client of the local engine with threads of its own; at most 8 operations are in flight.
+class _Engine:
+    """One client of an engine with threads of its own; at most 8 operations and 8 starts are in flight.
 
     Every container carries who owns it: what a killed client left is removed by the next one's sweep.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.boxes = 0
+        self.down_until = 0.0
         self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="agentgym-docker")
+        self._starting = asyncio.Semaphore(OPERATIONS_AT_ONCE)
         self._owner = owner()
         self._run = secrets.token_hex(6)
         self._numbers = itertools.count()
+        self._names: set[str] = set()
+        self._digest: str | None = None
         self._folder = Path(tempfile.mkdtemp(prefix=f"agentgym-run-{self._owner.replace('/', '_')}-"))
 
     @functools.cached_property
     def _client(self) -> "docker.APIClient":
-        return connect()
+        return connect(host=self.host)
 
     async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking operation in our threads; the engine's and the connection's errors are SandboxError."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(_translated, operation, *args, **kwargs))
+
+    async def prepare(self, spec: Docker) -> None:
+        """Remove what the dead left, and look for the image."""
+        await self.do(self.sweep)
+        await self.digest(spec)
+
+    async def digest(self, spec: Docker) -> str:
+        """The id of the image that the engine has under its name."""
+        if self._digest is None:
+            self._digest = await self.do(lambda: image_digest(self._client, spec.image or default_image()))
+        return self._digest
+
+    async def start(self, spec: Docker) -> RemoteBox:
+        """A new box; nothing is left of one that failed to start or was cancelled."""
+        async with self._starting:
+            digest = await self.digest(spec)
+            name = f"agentgym-{self._run}-{next(self._numbers)}"
+            self._names.add(name)
+            self.boxes += 1
+            try:
+                if spec.runtime == "runsc" or not self.host.startswith("unix://"):
+                    return await self._start_attached(spec, name, digest)
+                return await self._start_connected(spec, name, digest)
+            except BaseException:
+                await self.end(name)
+                raise
+
+    async def _start_connected(self, spec: Docker, name: str, digest: str) -> RemoteBox:
+        folder = self.new_folder()
+        end = functools.partial(self.end, name, folder)
+        with _listener(folder / "box.sock") as listener:
+            try:
+                # The thread cannot be cancelled: a cancelled start is waited for and undone.
+                await finished(asyncio.ensure_future(self.do(self.create, spec, name, folder)))
+                await finished(asyncio.ensure_future(self.do(self._client.start, name)))
+                connection = await self.connection(listener, name)
+                return await _first_word(await Wire.over(connection), digest, end)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+    async def _start_attached(self, spec: Docker, name: str, digest: str) -> RemoteBox:
+        await finished(asyncio.ensure_future(self.do(self.create, spec, name, None)))
+        try:
+            wire = await attach(self.host, name)
+        except (OSError, TimeoutError, WireError) as error:
+            raise EngineDown(f"the Docker engine at {self.host} does not attach: {error}") from error
+        try:
+            await finished(asyncio.ensure_future(self.do(self._client.start, name)))
+        except BaseException:
+            wire.close()
+            raise
+        return await _first_word(wire, digest, functools.partial(self.end, name))
 
     def new_folder(self) -> Path:
         """A folder to mount into one container."""
@@ -142,21 +248,24 @@ class _Daemon:
         folder.chmod(0o755)
         return folder
 
-    def image_digest(self, image: str) -> str:
-        """The id of the image that the engine has under this name."""
-        return image_digest(self._client, image)
-
-    def create(self, spec: Docker, folder: Path) -> str:
-        """The id of a new, started container."""
+    def create(self, spec: Docker, name: str, folder: Path | None) -> None:
+        """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
         from docker.types import LogConfig
 
         limits = {"NOFILE": 512, "CORE": 0}
-        config = {"connect": f"{INSIDE}/box.sock", "work": "/tmp", "limits": limits}
-        config["wipe"] = ["/tmp", "/dev/shm", "/dev/mqueue"]
+        config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "limits": limits}
+        config["wipe"] = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
+        if folder is not None:
+            config["connect"] = f"{INSIDE}/box.sock"
+        gvisor = spec.runtime == "runsc"
+        memory_bytes = spec.memory_mb + (GVISOR_MB if gvisor else 0) << 20
+        memory = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
         client = self._client
-        container: str = client.create_container(
-            spec.image,
+        client.create_container(
+            spec.image or default_image(),
             command=[json.dumps(config)],
+            name=name,
+            stdin_open=folder is None,
             user=NOBODY,
             hostname="box",
             network_disabled=spec.network == "none",
@@ -166,27 +275,22 @@ class _Daemon:
                 "agentgym.created": str(int(time.time())),
             },
             host_config=client.create_host_config(
-                binds=[f"{folder}:{INSIDE}:ro"],
+                binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"],
+                runtime=spec.runtime,
                 network_mode=spec.network,
                 read_only=True,
-                tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"},
+                tmpfs={"/tmp": memory, BRANCHES: memory},
                 shm_size=spec.disk_mb << 20,
                 ipc_mode="private",
-                mem_limit=spec.memory_mb << 20,
-                memswap_limit=spec.memory_mb << 20,
+                mem_limit=memory_bytes,
+                memswap_limit=memory_bytes,
                 nano_cpus=int(spec.cpus * 1e9),
-                pids_limit=spec.pids,
+                pids_limit=max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids,
                 cap_drop=["ALL"],
-                security_opt=["no-new-privileges:true"],
+                security_opt=["no-new-privileges:true", f"seccomp={profile(network=spec.network != 'none')}"],
                 log_config=LogConfig(type="none"),
             ),
-        )["Id"]
-        try:
-            client.start(container)
-        except BaseException:
-            self._remove(container)  # A failed start leaves a container behind.
-            raise
-        return container
+        )
 
     async def connection(self, listener: socket.socket, container: str) -> socket.socket:
         """The one connection of the server inside; SandboxError as soon as the container has ended instead."""
@@ -198,18 +302,24 @@ class _Daemon:
             except TimeoutError:
                 state = await self.do(self._state, container)
                 if not state["Running"] or loop.time() > deadline:
-                    raise SandboxError(
+                    raise EngineFailed(
                         f"the box did not start: its container is {state['Status']}, "
                         f"exit code {state['ExitCode']} {state['Error']}"
                     ) from None
 
-    async def end(self, container: str, folder: Path) -> None:
-        """Remove the container; what is gone already is no error."""
+    async def end(self, name: str, folder: Path | None = None) -> None:
+        """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""
+        if name not in self._names:
+            return
+        self._names.discard(name)
+        self.boxes -= 1
         try:
-            await asyncio.shield(self.do(self._remove, container))
+            await finished(asyncio.ensure_future(self.do(self._remove, name)))
         except SandboxError as error:
             _log.warning("a container is left for the next sweep: %s", error)
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
     async def close(self) -> None:
         """Remove what this run still has, and hand the threads back."""
@@ -221,9 +331,12 @@ class _Daemon:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove the containers and folders whose owner on this machine is dead."""
+        """Remove the containers and folders whose owner on this machine is dead, and what is left of ours."""
         for container in self._labelled("agentgym.owner"):
-            if is_dead(container["Labels"]["agentgym.owner"]):
+            ours = container["Labels"].get("agentgym.run") == self._run
+            known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
+            ended = container["State"] in ("exited", "dead")
+            if (ours and (ended or not known)) or is_dead(container["Labels"]["agentgym.owner"]):
                 self._remove(container["Id"])
         for folder in Path(tempfile.gettempdir()).glob("agentgym-run-*"):
             if is_dead(folder.name.removeprefix("agentgym-run-").rsplit("-", 1)[0].replace("_", "/")):
@@ -254,31 +367,48 @@ class _Daemon:
 
 
 def _translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run it; SandboxError for what the engine refuses and for an engine that is not there."""
+    """Run it; SandboxError for what the engine refuses, its subclasses for an engine that is down or fails."""
     try:
-        from docker.errors import DockerException
+        from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException
     except ImportError as error:
         raise SandboxError("the docker package is missing: pip install agentgym[docker]") from error
     try:
         return operation(*args, **kwargs)
+    except APIError as error:
+        kind = EngineFailed if error.status_code is not None and error.status_code >= 500 else SandboxError
+        raise kind(f"the Docker engine: {error}") from error
     except (DockerException, RequestException) as error:
-        raise SandboxError(f"the Docker engine: {error}") from error
+        raise EngineDown(f"the Docker engine: {error}") from error
 
 
-def connect(timeout_s: int = 60) -> "docker.APIClient":
-    """A client of the local engine; SandboxError for a remote one, whose containers see no socket of ours."""
-    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if not address.startswith("unix://"):
-        raise SandboxError(f"the Docker engine at {address} is remote; boxes need a local one")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(address.removeprefix("unix://"))
-        except OSError as error:
-            raise SandboxError(f"no Docker engine answers at {address}: {error.strerror or error}") from error
+def address() -> str:
+    """The engine that DOCKER_HOST names, else the local one."""
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
+    """A client of an engine, local or over TCP; EngineDown where none answers."""
+    host = host or address()
+    url = urlsplit(host)
+    try:
+        if url.scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(url.path)
+        elif url.scheme in ("tcp", "http", "https"):
+            socket.create_connection((url.hostname or "", url.port or TCP_PORT), 10).close()
+        else:
+            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken")
+    except OSError as error:
+        raise EngineDown(f"no Docker engine answers at {host}: {error.strerror or error}") from error
     import docker
 
-    return docker.from_env(timeout=timeout_s).api
+    return docker.from_env(timeout=timeout_s, environment={**os.environ, "DOCKER_HOST": host}).api
+
+
+def default_image() -> str:
+    """Our image for this agentgym's server."""
+    return f"{IMAGE}:{server_digest()}"
 
 
 def image_digest(client: "docker.APIClient", image: str) -> str:
@@ -295,13 +425,13 @@ def image_digest(client: "docker.APIClient", image: str) -> str:
     return str(found["Id"])
 
 
-def why_no_docker(image: str = IMAGE) -> str | None:
+def why_no_docker(image: str | None = None) -> str | None:
     """Why Docker boxes cannot run here; None where they can."""
 
     def probe() -> None:
         client = connect(timeout_s=5)
         try:
-            image_digest(client, image)
+            image_digest(client, image or default_image())
         finally:
             client.close()
 

@@ -1,15 +1,18 @@
 """Build the image that Docker boxes run: `python -m agentgym.sandboxes.image build`."""
 
 import argparse
+import io
 import logging
+import shlex
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker import IMAGE, SERVER_LABEL
-from agentgym.sandboxes.local import image_folder, server_digest
+from agentgym.sandboxes.docker import IMAGE, SERVER_LABEL, default_image
+from agentgym.sandboxes.inside import image_folder, server_digest
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -19,26 +22,55 @@ LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt
 _log = logging.getLogger("agentgym.sandboxes")
 
 
-def build(tag: str = IMAGE, *, base: str | None = None, from_debootstrap: bool = False) -> str:
+def build(
+    tag: str | None = None, *, base: str | None = None, from_debootstrap: bool = False, pip: Sequence[str] = ()
+) -> str:
     """The id of the built image; SandboxError says why there is none.
 
     It stands on `base`, any image with a python3; without one on the Dockerfile's where its registry can be
     reached; else, or when told so, on a minimal Debian by debootstrap, which needs root and a package mirror.
+    Code in the box can import the `pip` packages, which are fetched while the image is built.
     """
     import docker
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
+    tag = tag or default_image()
     try:
         client = docker.from_env(timeout=600)
         try:
+            plain = f"{tag}-plain" if pip else tag
             if base is not None:
-                return _build_on(client, tag, {"BASE_IMAGE": base})
-            return _build(client, tag, from_debootstrap=from_debootstrap)
+                built = _build_on(client, plain, {"BASE_IMAGE": base})
+            else:
+                built = _build(client, plain, from_debootstrap=from_debootstrap)
+            return _with_packages(client, tag, built, pip) if pip else built
         finally:
             client.close()
     except (DockerException, RequestException) as error:
         raise SandboxError(f"the Docker engine: {error}") from error
+
+
+def packages_dockerfile(image: str, pip: Sequence[str]) -> str:
+    """The image with packages installed for all users; pip itself comes from Debian where the image has none."""
+    return "\n".join(
+        [
+            f"FROM {image}",
+            "USER 0:0",
+            "RUN python3 -m pip --version >/dev/null 2>&1 "
+            "|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-pip; }",
+            f"RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir {shlex.join(pip)}",
+            "USER 65534:65534",
+            "",
+        ]
+    )
+
+
+def _with_packages(client: "DockerClient", tag: str, image: str, pip: Sequence[str]) -> str:
+    file = io.BytesIO(packages_dockerfile(image, pip).encode())
+    labels = {SERVER_LABEL: server_digest()}
+    built, _ = client.images.build(fileobj=file, tag=tag, labels=labels, rm=True, forcerm=True)
+    return str(built.id)
 
 
 def _build(client: "DockerClient", tag: str, *, from_debootstrap: bool) -> str:
@@ -49,7 +81,7 @@ def _build(client: "DockerClient", tag: str, *, from_debootstrap: bool) -> str:
             return _build_on(client, tag, {})
         except (APIError, BuildError) as error:
             _log.warning("the base image cannot be had (%s); building one with debootstrap", error)
-    base = f"{tag}-base"
+    base = f"{IMAGE}-base"
     _import_debian(client, base)
     return _build_on(client, tag, {"BASE_IMAGE": base})
 
@@ -82,12 +114,14 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.image", description=__doc__)
     command = parser.add_subparsers(required=True).add_parser("build", help="build the image")
-    command.add_argument("--tag", default=IMAGE)
+    command.add_argument("--tag", default=default_image())
     command.add_argument("--base", metavar="IMAGE", help="what to build on; it needs a python3")
     command.add_argument("--from-debootstrap", action="store_true", help="a minimal Debian as base; needs root")
+    command.add_argument("--pip", action="append", default=[], metavar="PACKAGE", help="to be importable in the box")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    _log.info("%s", build(given.tag, base=given.base, from_debootstrap=given.from_debootstrap))
+    built = build(given.tag, base=given.base, from_debootstrap=given.from_debootstrap, pip=given.pip)
+    _log.info("%s", built)
 
 
 if __name__ == "__main__":

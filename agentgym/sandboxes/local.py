@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -18,29 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.base import RemoteBox
+from agentgym.sandboxes import seccomp
+from agentgym.sandboxes.base import RemoteBox, finished
+from agentgym.sandboxes.inside import image_folder, server_digest, server_source
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.wire import Wire
 from agentgym.types import Boxes
 
 END_S = 3.0
+BRANCHES = "/branches"
+"""Where the working folders of forked sessions stand inside a box."""
 _log = logging.getLogger("agentgym.sandboxes")
-
-
-def image_folder() -> Path:
-    """What goes into a box: the copy that the wheel installed, else the checkout's `sandbox/`."""
-    installed = Path(__file__).parents[1] / "_image"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "sandbox"
-
-
-@functools.cache
-def _server() -> bytes:
-    return (image_folder() / "server.py").read_bytes()
-
-
-def server_digest() -> str:
-    """Twelve hex digits that change whenever the server does."""
-    return hashlib.sha256(_server()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +35,8 @@ class Bubblewrap:
     """Boxes in namespaces of their own: no network, no host processes, the host's /usr read-only.
 
     `memory_mb` and `disk_mb` bound one process and one folder: unlike with Docker, nothing bounds a
-    box's total memory. It needs bubblewrap 0.8 or newer and user namespaces. See sandbox/README.md.
+    box's total memory. System calls are filtered by sandbox/seccomp.json. It needs bubblewrap 0.8 or newer
+    and user namespaces. See sandbox/README.md.
     """
 
     memory_mb: int = 512
@@ -69,18 +57,19 @@ class Bubblewrap:
             "FSIZE": self.disk_mb << 20,
             "CORE": 0,
         }
-        config = {"work": "/tmp", "wipe": ["/tmp", "/dev/shm", "/dev/mqueue"], "limits": limits}
-        with memory_file(_server()) as server:
+        wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
+        config = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+        with memory_file(server_source()) as server, memory_file(seccomp.program()) as calls:
             return await start_server(
-                [*self._command(server.fileno()), *_interpreter(self.python), "/agentgym/server.py"],
+                [*self._command(server.fileno(), calls.fileno()), *_interpreter(self.python), "/agentgym/server.py"],
                 config,
                 digest=f"bubblewrap:{server_digest()}",
-                keep=[server.fileno()],
+                keep=[server.fileno(), calls.fileno()],
             )
 
-    def _command(self, server: int) -> list[str]:
+    def _command(self, server: int, calls: int) -> list[str]:
         interpreter = _interpreter(self.python)[0]
-        return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, server)]
+        return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, server, calls)]
 
 
 @functools.cache
@@ -90,9 +79,14 @@ def why_no_bubblewrap() -> str | None:
         return "bwrap is not installed (apt-get install bubblewrap)"
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         return "setpriv is not installed (apt-get install util-linux)"
-    with memory_file(b"") as nothing:
-        command = Bubblewrap()._command(nothing.fileno())
-        probe = subprocess.run([*command, "true"], capture_output=True, text=True, pass_fds=[nothing.fileno()])
+    try:
+        program = seccomp.program()
+    except SandboxError as error:
+        return str(error)
+    with memory_file(b"") as nothing, memory_file(program) as calls:
+        command = Bubblewrap()._command(nothing.fileno(), calls.fileno())
+        fds = [nothing.fileno(), calls.fileno()]
+        probe = subprocess.run([*command, "true"], capture_output=True, text=True, pass_fds=fds)
     return None if probe.returncode == 0 else f"bwrap cannot make a box: {probe.stderr.strip()[-300:]}"
 
 
@@ -108,7 +102,7 @@ def _drop_root() -> list[str]:
     return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
 
 
-def _bwrap(interpreter: str, disk_bytes: int, server: int) -> list[str]:
+def _bwrap(interpreter: str, disk_bytes: int, server: int, calls: int) -> list[str]:
     size = str(disk_bytes)
     # /dev and / are file systems in memory too: left writable, they would carry files past a reset.
     return [
@@ -117,8 +111,23 @@ def _bwrap(interpreter: str, disk_bytes: int, server: int) -> list[str]:
         *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
         *_read_only(interpreter),
-        *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--mqueue", "/dev/mqueue"),
-        *("--size", size, "--tmpfs", "/tmp", "--ro-bind-data", str(server), "/agentgym/server.py"),
+        *(
+            "--proc",
+            "/proc",
+            "--ro-bind",
+            "/proc/sys",
+            "/proc/sys",
+            "--dev",
+            "/dev",
+            "--size",
+            size,
+            "--tmpfs",
+            "/dev/shm",
+            "--mqueue",
+            "/dev/mqueue",
+        ),
+        *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", BRANCHES, "--seccomp", str(calls)),
+        *("--ro-bind-data", str(server), "/agentgym/server.py"),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"),
     ]
 
@@ -163,7 +172,7 @@ class Process:
         return open_pool(self._start, size)
 
     async def _start(self) -> RemoteBox:
-        work = tempfile.mkdtemp(prefix="agentgym-box-")
+        work, branches = (tempfile.mkdtemp(prefix=f"agentgym-{name}-") for name in ("box", "branches"))
         limits = {"AS": self.memory_mb << 20, "NOFILE": 512, "CORE": 0}
         environment = {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
@@ -174,13 +183,13 @@ class Process:
         try:
             return await start_server(
                 [*_interpreter(sys.executable), str(image_folder() / "server.py")],
-                {"work": work, "wipe": [work], "limits": limits},
+                {"work": work, "branches": branches, "wipe": [work, branches], "limits": limits},
                 digest=f"process:{server_digest()}",
                 environment=environment,
-                scratch=work,
+                scratch=[work, branches],
             )
         except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
+            _remove([work, branches])
             raise
 
 
@@ -204,7 +213,7 @@ async def start_server(
     digest: str,
     environment: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
-    scratch: str | None = None,
+    scratch: Sequence[str] = (),
 ) -> RemoteBox:
     """Start a server with one end of a socket pair as its wire; SandboxError with its last words where it fails."""
     ours, theirs = socket.socketpair()
@@ -247,14 +256,19 @@ async def _first_word(wire: Wire, digest: str, ending: Any) -> RemoteBox:
         raise
 
 
-async def _end(process: "subprocess.Popen[bytes]", scratch: str | None) -> None:
+async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> None:
     """Return when the server is gone, killing it where it does not go; its wire is cut already."""
     if process.poll() is None and not await _exits(process.pid, END_S):
         process.kill()
         await _exits(process.pid, END_S)
     process.poll()
-    if scratch is not None:
-        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+    if scratch:
+        await finished(asyncio.ensure_future(asyncio.to_thread(_remove, scratch)))
+
+
+def _remove(folders: Sequence[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settle(gone: "asyncio.Future[None]") -> None:

@@ -10,6 +10,11 @@ from agentgym.sandboxes.base import RemoteBox
 from agentgym.types import Box
 
 EPISODES_PER_BOX = 200
+IDLE_S = 600.0
+LEASE_S = 3600.0
+"""A lease without a call for so long has lost its holder."""
+LIFE_S = 6 * 3600.0
+TEND_S = 60.0
 SLOW_RESET_S = 1.0
 
 
@@ -60,6 +65,18 @@ class Pool:
             for box in boxes:
                 ends.create_task(box.close())
 
+    async def tend(self) -> None:
+        """End boxes that nobody has used for long, that died, and those of leases without a call."""
+        now = asyncio.get_running_loop().time()
+        for box in list(self._idle):
+            # Ending one takes a while, and meanwhile another may have been leased.
+            if box in self._idle and (box.broken or now - box.link.used > IDLE_S):
+                self._idle.remove(box)
+                await self._drop(box)
+        for box in self._episodes:
+            if now - box.link.used > LEASE_S:
+                box.link.cut(f"its lease made no call for {LEASE_S:.0f} s")
+
     async def _take(self) -> RemoteBox:
         if self._closed:
             raise SandboxError("the pool is closed")
@@ -87,13 +104,13 @@ class Pool:
 
     async def _clean(self, box: RemoteBox) -> bool:
         """Whether it may be leased again."""
-        if self._closed or box.broken or box.worn or box not in self._episodes:
+        if self._closed or box.broken or box.link.worn or box not in self._episodes:
             return False
         self._episodes[box] += 1
-        if self._episodes[box] >= EPISODES_PER_BOX:
-            return False
         clock = asyncio.get_running_loop().time
         began = clock()
+        if self._episodes[box] >= EPISODES_PER_BOX or began - box.link.born > LIFE_S:
+            return False
         try:
             await box.reset()
         except SandboxError:
@@ -110,10 +127,25 @@ async def _settled(task: "asyncio.Task[None]") -> None:
 
 
 @asynccontextmanager
-async def open_pool(start: Callable[[], Awaitable[RemoteBox]], size: int) -> AsyncIterator[Pool]:
-    """A pool that is closed when the block ends, however it ends."""
+async def open_pool(
+    start: Callable[[], Awaitable[RemoteBox]], size: int, sweep: Callable[[], Awaitable[None]] | None = None
+) -> AsyncIterator[Pool]:
+    """A pool that is tended every minute, and closed when the block ends, however it ends."""
     pool = Pool(start, size)
+    tending = asyncio.create_task(_tend(pool, sweep))
     try:
         yield pool
     finally:
-        await pool.close()
+        tending.cancel()
+        try:
+            await pool.close()
+        finally:
+            await asyncio.wait({tending})
+
+
+async def _tend(pool: Pool, sweep: Callable[[], Awaitable[None]] | None) -> None:
+    while True:
+        await asyncio.sleep(TEND_S)
+        await pool.tend()
+        if sweep is not None:
+            await sweep()

@@ -111,6 +111,11 @@ class Wire(asyncio.Protocol):
             raise
         return wire
 
+    @property
+    def error(self) -> str | None:
+        """Why nothing more can come or go; None while the wire is open."""
+        return None if self._error is None else str(self._error)
+
     def send(self, envelope: dict[str, Any], body: bytes = b"") -> None:
         """Hand a frame to the socket; WireError when the wire is closed or the frame too large."""
         if self._error is not None or self._transport is None:

@@ -1,14 +1,19 @@
 """The same tests over every kind of box that runs here; the others are skipped aloud."""
 
+import functools
+import os
+import select
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker import Docker, connect, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 from agentgym.types import Box, Boxes, Sandbox
 
+KINDS = ["unsafe", "bubblewrap", "docker", "runsc"]
 ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
 
@@ -16,9 +21,21 @@ def make(kind: str) -> Sandbox:
     if kind == "unsafe":
         return Process(unsafe=True)
     why_not = why_no_bubblewrap() if kind == "bubblewrap" else why_no_docker()
+    if why_not is None and kind == "runsc":
+        why_not = why_no_gvisor()
     if why_not is not None:
         pytest.skip(f"{kind}: {why_not}")
-    return Bubblewrap() if kind == "bubblewrap" else Docker()
+    return Bubblewrap() if kind == "bubblewrap" else Docker(runtime="runsc" if kind == "runsc" else None)
+
+
+@functools.cache
+def why_no_gvisor() -> str | None:
+    """Why the engine runs no containers under gVisor; None where it does."""
+    client = connect()
+    try:
+        return None if "runsc" in client.info()["Runtimes"] else "the Docker engine has no runtime 'runsc'"
+    finally:
+        client.close()
 
 
 @pytest.fixture(scope="module", params=["unsafe", *ISOLATED])
@@ -66,3 +83,46 @@ async def isolated_box(isolated_boxes: Boxes) -> AsyncIterator[Box]:
     """A clean box of each kind that holds against intent."""
     async with isolated_boxes.lease() as leased:
         yield leased
+
+
+def below(pid: int) -> list[int]:
+    """Every process below `pid`."""
+    found: list[int] = []
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                found += [child, *below(child)]
+    except (FileNotFoundError, ProcessLookupError):
+        return found  # It ended meanwhile.
+    return found
+
+
+def containers_of(pid: int) -> list[int]:
+    """The first processes of the containers that this client owns."""
+    docker = pytest.importorskip("docker")
+    try:
+        client = docker.from_env()
+    except docker.errors.DockerException:
+        return []
+    try:
+        owned = client.api.containers(filters={"label": "agentgym.owner"})
+        mine = [c["Id"] for c in owned if c["Labels"]["agentgym.owner"].split("/")[2] == str(pid)]
+        return [client.api.inspect_container(c)["State"]["Pid"] for c in mine]
+    finally:
+        client.close()
+
+
+def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:
+    """The processes that are still there after `seconds`."""
+    left = []
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([fd], [], [], seconds)[0]:
+                left.append(pid)
+        finally:
+            os.close(fd)
+    return left

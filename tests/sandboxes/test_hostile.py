@@ -1,206 +1,288 @@
-"""Payloads that a box must survive: each reports its status, the next call works, the next lease is clean."""
+"""Every payload, in every kind of box that it is for: the right status, the next call, the next episode, the host."""
 
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from agentgym.errors import SandboxError
 from agentgym.types import Box, Boxes, ExecResult
+from tests.sandboxes.conftest import KINDS, below, containers_of, make
+from tests.sandboxes.payloads import ANYWHERE, PAYLOADS, FileCall, Payload
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FORGED = """
-import os, struct, json
-answer = json.dumps({"id": 1, "status": "ok", "exit_code": 0, "done": "0", "body": 0}).encode()
-for fd in range(3, 64):
-    try: os.write(fd, struct.pack(">I", len(answer)) + answer)
-    except OSError: pass
-"""
-CHAIN = "import os\nfor _ in range(300):\n    os.mkdir('d' * 60); os.chdir('d' * 60)"
-DAEMON = """
-import os
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        import time
-        while True: time.sleep(0.01); open('beat', 'w').write('x')
-    os._exit(0)
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Payload:
-    """Code, and the statuses that are right for it."""
-
-    code: str
-    right: tuple[str, ...]
-    lost: bool | None = None
-    shell: bool = False
-    timeout_s: float = 10.0
-
-    async def run(self, box: Box) -> ExecResult:
-        if self.shell:
-            return await box.exec(self.code, timeout_s=self.timeout_s)
-        return await box.python(self.code, timeout_s=self.timeout_s)
-
-
-ANYWHERE = {
-    "output flood": Payload(code="while True: print('x' * 9999)", right=("output_limit",), lost=True),
-    "output flood of a shell": Payload(code="yes", right=("output_limit",), lost=False, shell=True),
-    "a line without an end": Payload(
-        code="import sys\nwhile True: sys.stdout.write('x' * 65536)", right=("output_limit",), lost=True
-    ),
-    "invalid UTF-8": Payload(code="import os; os.write(1, bytes(range(256)))", right=("ok",), lost=False),
-    "a lone surrogate": Payload(code="print('\\ud800')", right=("ok",), lost=False),
-    "sleep past the limit": Payload(code="import time; time.sleep(60)", right=("timeout",), lost=False, timeout_s=0.2),
-    "ignored SIGINT": Payload(
-        code="import signal, time\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(60)",
-        right=("timeout",),
-        lost=True,
-        timeout_s=0.2,
-    ),
-    "a swallowed interrupt": Payload(
-        code="import time\nwhile True:\n    try:\n        time.sleep(60)\n    except BaseException: pass",
-        right=("timeout",),
-        lost=True,
-        timeout_s=0.2,
-    ),
-    "a shell that ignores signals": Payload(
-        code="trap '' INT TERM HUP; sleep 60; sleep 60", right=("timeout",), shell=True, timeout_s=0.2
-    ),
-    "a stopped worker": Payload(
-        code="import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", right=("timeout",), lost=True, timeout_s=0.2
-    ),
-    "forged frames": Payload(code=FORGED, right=("protocol",), lost=True),
-    "a forged length": Payload(code="import os; os.write(3, b'\\xff' * 64)", right=("protocol",), lost=True),
-    "half a frame": Payload(
-        code="import os; os.write(3, b'\\0\\0\\1')\nwhile True: pass", right=("protocol",), lost=True
-    ),
-    "closed descriptors": Payload(code="import os; os.closerange(0, 1024)", right=("protocol",), lost=True),
-    "patched json": Payload(
-        code="import json, builtins\njson.dumps = lambda *a, **k: '[]'\nbuiltins.len = None",
-        right=("protocol",),
-        lost=True,
-    ),
-    "an exit without an answer": Payload(code="import os; os._exit(0)", right=("error",), lost=True),
-    "its own death": Payload(code="import os; os.kill(os.getpid(), 9)", right=("killed",), lost=True),
-    "a crash": Payload(code="import ctypes; ctypes.string_at(0)", right=("killed",), lost=True),
-    "answers of forked children": Payload(code="import os\nfor _ in range(3): os.fork()", right=("ok",), lost=False),
-    "deep recursion": Payload(code="def f(): f()\nf()", right=("error",), lost=False),
-    "an exception that cannot be shown": Payload(
-        code="class E(Exception):\n    def __str__(self): raise self\nraise E()", right=("error",), lost=False
-    ),
-    "an exception of 30 MB": Payload(code="raise ValueError('x' * 30_000_000)", right=("error", "output_limit")),
-    "too many open files": Payload(code="x = [open('/dev/null') for _ in range(9999)]", right=("error",), lost=False),
-    "too much memory": Payload(code="x = b'x' * (3 << 30)", right=("error", "oom")),
-    "a daemon": Payload(code=DAEMON, right=("ok",), lost=False),
-    "a daemon of a shell": Payload(code="setsid nohup sleep 99.25 >/dev/null 2>&1 &", right=("ok",), shell=True),
-    "a deep tree": Payload(code=CHAIN, right=("ok",), lost=False),
-    "a locked tree": Payload(
-        code="mkdir -p a/b/c; touch a/b/c/f a/f; ln -s /etc a/l; chmod 000 a/b/c a/b a", right=("ok",), shell=True
-    ),
-    "links out": Payload(code="ln -s / root; ln -s /etc/passwd p; ln -s .. up; mkfifo pipe", right=("ok",), shell=True),
-    "a sitecustomize": Payload(
-        code="d=$(python3 -c 'import site; print(site.getusersitepackages())'); mkdir -p $d; "
-        "for f in $d/sitecustomize.py $d/usercustomize.py sitecustomize.py; do echo 'print(\"evil\")' > $f; done",
-        right=("ok",),
-        shell=True,
-    ),
-    "bytes for the channel after the call": Payload(
-        code="import os, threading, time\nmain = threading.main_thread()\n"
-        "threading.Thread(target=lambda: (time.sleep(0.05), os.write(3, b'junk'))).start()",
-        right=("ok",),
-    ),
+MARKS = {
+    "unsafe": [pytest.mark.slow],
+    "docker": [pytest.mark.docker],
+    "runsc": [pytest.mark.docker, pytest.mark.slow],
 }
-
-ISOLATED = {
-    "a fork bomb": Payload(
-        code="import os, time\nfor _ in range(12):\n    try: os.fork()\n    except OSError: pass\ntime.sleep(60)",
-        right=("timeout",),
-        timeout_s=0.5,
-    ),
-    "a fork bomb of a shell": Payload(
-        code="f() { f | f & }; f; sleep 60", right=("timeout", "error", "killed"), shell=True, timeout_s=0.5
-    ),
-    "sleepers that fill the box": Payload(
-        code="import subprocess\nfor _ in range(300): subprocess.Popen(['sleep', '60'])", right=("error",), lost=False
-    ),
-    "too many threads": Payload(
-        code="import threading\ngo = threading.Event()\n"
-        "for _ in range(999): threading.Thread(target=go.wait, daemon=True).start()",
-        right=("error",),
-    ),
-    "the death of the parent": Payload(code="import os; os.kill(os.getppid(), 9)", right=("ok",), lost=False),
-    "a stopped parent": Payload(code="import os; os.kill(os.getppid(), 19)", right=("ok",), lost=False),
-    "the death of all": Payload(code="import os; os.fork(); os.kill(-1, 9)", right=("ok", "killed", "error")),
-    "signals for the parent": Payload(
-        code="import os\nfor n in (1, 2, 3, 6, 10, 11, 12, 13, 14, 15): os.kill(os.getppid(), n)",
-        right=("ok",),
-        lost=False,
-    ),
-    "the parent's memory": Payload(code="import os; open(f'/proc/{os.getppid()}/mem', 'rb')", right=("error",)),
-    "the parent's descriptors": Payload(code="import os; os.listdir(f'/proc/{os.getppid()}/fd')", right=("error",)),
-    "a mount": Payload(code="mount -t tmpfs none /tmp", right=("error",), shell=True),
-    "a namespace": Payload(code="unshare -Ur true", right=("error",), shell=True),
-    "the network": Payload(
-        code="import socket; socket.create_connection(('1.1.1.1', 53), timeout=5)", right=("error",), lost=False
-    ),
-    "a full disk": Payload(code="f = open('big', 'wb')\nwhile True: f.write(bytes(1 << 20))", right=("error", "oom")),
-    "files elsewhere": Payload(
-        code="for d in / /usr /etc /dev /agentgym /run /var /proc; do echo x > $d/evil && echo got $d; done; "
-        "echo x > /dev/shm/evil",
-        right=("ok",),
-        shell=True,
-    ),
-    "System V memory": Payload(
-        code="import ctypes; assert ctypes.CDLL(None).shmget(4242, 4096, 0o1666) >= 0", right=("ok",), lost=False
-    ),
-    "a queue": Payload(
-        code="import ctypes; ctypes.CDLL(None).mq_open(b'/evil', 0o102, 0o666, None) >= 0", right=("ok",), lost=False
-    ),
-}
-
-CLEAN = """
-import os
-kin = [p for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid())] if os.getppid() == 1 else []
-print(os.listdir('.'), [n for n in globals() if not n.startswith('__') and n not in ('os', 'kin')], kin)
+UNUSABLE: dict[str, str] = {}
+"""Why no box of that kind starts, though it should; empty where one does. Found out once."""
+CASES = [
+    pytest.param(kind, payload, id=f"{kind}-{payload.name}", marks=MARKS.get(kind, []))
+    for kind in KINDS
+    for payload in PAYLOADS
+    if kind in payload.kinds
+]
+PROBE = """
+import builtins, gc, json, os, resource, signal, socket, sys, threading
+def rows(path):
+    try: return sorted(open(path, errors='backslashreplace').read().splitlines()[1:])
+    except OSError: return []
+def marks(place):
+    there = os.stat(place)
+    return oct(there.st_mode), there.st_uid, there.st_gid, os.listxattr(place), there.st_mtime > 1e9
+def handles():
+    for fd in range(256):
+        try: yield fd, os.readlink(f'/proc/self/fd/{fd}').split(':')[0]
+        except OSError: pass
+status = dict(line.split(':', 1) for line in rows('/proc/self/status') if ':' in line)
+kept = ('Uid Gid Groups SigBlk SigIgn SigCgt CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs Seccomp Threads '
+        'Cpus_allowed THP_enabled').split()
+alone = os.getppid() == 1
+places = ['/tmp', '/dev/shm', '/dev/mqueue', '/branches'] if alone else [os.getcwd()]
+places = list(filter(os.path.isdir, places))
+print(json.dumps({
+    'files': {place: [os.fsdecode(n) for n in sorted(os.listdir(os.fsencode(place)))] for place in places},
+    'marks': {place: marks(place) for place in places},
+    'processes': sum(p.isdigit() for p in os.listdir('/proc')) if alone else 2,
+    'environment': dict(os.environ),
+    'modules': sorted(sys.modules),
+    'builtins': sorted(f'{name} {type(value).__name__}' for name, value in vars(builtins).items() if name != '_'),
+    'sys': sorted(vars(sys)),
+    'names': sorted(name for name in globals() if name.startswith('e') or name.startswith('x')),
+    'path': [sys.path, sys.argv, os.getcwd(), sys.meta_path and len(sys.meta_path), len(sys.path_hooks)],
+    'signals': [(int(n), str(signal.getsignal(n)).split(' at ')[0]) for n in signal.valid_signals()],
+    'limits': {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith('RLIMIT')},
+    'priority': [os.nice(0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))],
+    'first to die': open('/proc/self/oom_score_adj').read(),
+    'umask': [os.umask(0), os.umask(0o22)],
+    'python': [sys.getrecursionlimit(), gc.isenabled(), threading.active_count(), sys.gettrace(), sys.getprofile()],
+    'timers': [signal.getitimer(n) for n in (0, 1, 2)],
+    'handles': list(handles()),
+    'status': {name: status.get(name, '').strip() for name in kept},
+    'ipc': [rows('/proc/sysvipc/' + kind) for kind in ('shm', 'sem', 'msg')] if alone else [],
+    'sockets': [len(rows('/proc/net/unix')), len(rows('/proc/net/tcp'))] if alone else [],
+    'keys': [row for row in rows('/proc/keys') if 'agentgym' in row] if alone else [],
+    'mounts': sorted([line.split()[4:6] for line in open('/proc/self/mountinfo')]) if alone else [],
+    'hostname': socket.gethostname(),
+    'stack': threading.stack_size(),
+}).replace(os.getcwd() + '"', 'WORK"').replace(os.getcwd() + '/', 'WORK/'))
 """
-QUEUES = (
-    "import os\nos.listdir('/dev/shm') + os.listdir('/dev/mqueue') + open('/proc/sysvipc/shm').read().splitlines()[1:]"
+SHELL_PROBE = (
+    "env | grep -v '^_=' | sed s:=$PWD:=WORK: | sort; umask; ulimit -a; ulimit -Ha; "
+    "grep -E '^(Sig[BIC]|Cap|NoNew|Seccomp|Threads)' /proc/self/status"
 )
 
 
-async def survives(boxes: Boxes, payload: Payload) -> None:
-    async with boxes.lease() as box:
+# ---------------------------------------------------------------------------------------------- the host
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the host has that no box may touch: a file and a process of the boxes' own user, and the machine itself."""
+
+    canary: Path
+    process: "subprocess.Popen[bytes]"
+
+    def facts(self) -> dict[str, object]:
+        """All of it, to compare."""
+        return {
+            "file": (
+                self.canary.read_text(),
+                self.canary.stat().st_mode,
+                sorted(p.name for p in self.canary.parent.iterdir()),
+            ),
+            "process": Path(f"/proc/{self.process.pid}/stat").read_text().split()[2],
+            "priority": os.getpriority(os.PRIO_PROCESS, self.process.pid),
+            "name": socket.gethostname(),
+            "core": Path("/proc/sys/kernel/core_pattern").read_text(),
+            "mounts": sorted(filter(_lasting, Path("/proc/self/mountinfo").read_text().splitlines())),
+            "ipc": [key for kind in ("shm", "sem", "msg") for key in _keys(kind) if key in ("4242", "4243")],
+            "evil": [place for place in ("/", "/tmp", "/usr", "/etc", "/run", "/dev/shm", "/root") if _evil(place)],
+        }
+
+
+def _lasting(mount: str) -> bool:
+    """Not of an engine or a build, which come and go."""
+    return not any(word in mount for word in ("docker", "nsfs", "agentgym-", "containerd", "/tmp/"))
+
+
+def _keys(kind: str) -> list[str]:
+    return [row.split()[0] for row in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]]
+
+
+def _evil(place: str) -> bool:
+    with suppress(OSError):
+        return Path(place, "agentgym-evil").exists()
+    return False
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    """The canaries: in reach of the boxes' user, were it on the host."""
+    folder = Path(tempfile.mkdtemp(prefix="canary-"))
+    folder.chmod(0o777)
+    canary = folder / "canary"
+    canary.write_text("mine")
+    canary.chmod(0o666)
+    drop = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"] if os.geteuid() == 0 else []
+    with subprocess.Popen([*drop, "sleep", "86400"], env={"PATH": os.defpath, "CANARY": "mine"}) as process:
+        try:
+            yield Host(canary, process)
+        finally:
+            process.kill()
+            shutil.rmtree(folder)
+
+
+# ---------------------------------------------------------------------------------------------- the battery
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A pool of one box of a kind, and how its first box looked before anything had run in it."""
+
+    kind: str
+    boxes: Boxes
+    pristine: dict[str, object]
+    baseline: int
+
+    async def clean(self, box: Box) -> None:
+        """The box is as a new one, seen from inside and from the host."""
+        assert await look(box) == self.pristine
+        if self.kind != "runsc":  # Whose processes the host does not see.
+            assert kin(self.kind) == self.baseline
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ground(request: pytest.FixtureRequest, host: Host) -> AsyncIterator[Ground]:
+    """Each kind of box; the canaries are there before it."""
+    assert host.facts()
+    kind = str(request.param)
+    if kind == "runsc":
+        await needs_a_box(kind)
+    async with make(kind).open(1) as boxes:
+        async with boxes.lease() as box:
+            pristine, baseline = await look(box), kin(kind)
+        yield Ground(kind, boxes, pristine, baseline)
+
+
+async def needs_a_box(kind: str) -> None:
+    """Skip, with the reason, where the engine knows the runtime and the server does not run under it."""
+    if kind not in UNUSABLE:
+        UNUSABLE[kind] = ""
+        try:
+            async with make(kind).open(1) as boxes, boxes.lease():
+                pass
+        except SandboxError as error:
+            UNUSABLE[kind] = str(error)
+    if UNUSABLE[kind]:
+        pytest.skip(f"{kind}: {UNUSABLE[kind]}")
+
+
+async def look(box: Box) -> dict[str, Any]:
+    """Everything that could carry something from one episode to the next."""
+    shown = await box.python(PROBE)
+    assert shown.status == "ok", shown
+    facts: dict[str, Any] = json.loads(shown.stdout)
+    facts["shell"] = (await box.exec(SHELL_PROBE)).stdout
+    return facts
+
+
+def kin(kind: str) -> int:
+    """How many processes the host sees in our boxes of this kind."""
+    if kind in ("docker", "runsc"):
+        return sum(1 + len(below(pid)) for pid in containers_of(os.getpid()))
+    return len(below(os.getpid()))
+
+
+async def attack(box: Box, payload: Payload, host: Host) -> ExecResult:
+    code = payload.code.replace("CANARY", str(host.canary))
+    if payload.shell:
+        return await box.exec(code, timeout_s=payload.timeout_s)
+    functions = {"f": lambda *_, **__: 0} if payload.functions else None
+    return await box.python(code, timeout_s=payload.timeout_s, functions=functions)
+
+
+async def make_call(box: Box, call: FileCall) -> None:
+    got: object = None
+    said: str | None
+    try:
+        match call.op:
+            case "read":
+                got = await box.read(call.path)
+            case "write":
+                await box.write({call.path: call.content})
+            case "list":
+                got = await box.list(call.path)
+    except call.raises as error:
+        said = str(error)
+    else:
+        said = None
+    if said is not None:
+        assert re.search(call.match, said), call
+        return
+    assert not call.raises or (call.may_return and got in (b"mine", b"")), (call, got)
+
+
+async def goes_on(box: Box, payload: Payload) -> None:
+    """The next calls of every sort give their own answers; a lie about the last call's end costs one call at most."""
+    following = await box.python("6 * 7", timeout_s=2.0)
+    assert following.status in payload.following, following
+    if payload.honest:
+        if following.status != "ok":
+            following = await box.python("6 * 7")
+        assert (following.status, following.stdout) == ("ok", "42\n"), following
+    assert (await box.exec("echo fine; exit 3")).exit_code == 3
+    asked = await box.python("print(g(2))", functions={"g": lambda x: x + 5}, fresh=True)
+    assert (asked.status, asked.stdout) == ("ok", "7\n"), asked
+
+
+@pytest.mark.parametrize(("ground", "payload"), CASES, indirect=["ground"])
+async def test_a_box_survives(ground: Ground, host: Host, payload: Payload) -> None:
+    before = host.facts()
+    async with ground.boxes.lease() as box:
         await box.python("x = 1")
-        result = await payload.run(box)
+        result = await attack(box, payload, host)
+        assert "ESCAPED" not in result.stdout + result.stderr, result
         assert result.status in payload.right, result
-        assert result.status == "ok" or result.exit_code != 0
-        if payload.lost is not None:
-            assert result.state_lost == payload.lost
-        assert (await box.python("6 * 7")).stdout == "42\n"
-        assert (await box.exec("echo fine")).stdout == "fine\n"
-    async with boxes.lease() as box:
-        assert (await box.python(CLEAN)).stdout == "[] [] []\n"
-        assert (await box.exec("python3 -c 'print(1)'")).stdout == "1\n"
+        assert (result.status == "ok") == (result.exit_code == 0)
+        assert payload.lost in (None, result.state_lost), result
+        for call in payload.calls:
+            await make_call(box, call)
+        await goes_on(box, payload)
+        await box.reset()
+        await ground.clean(box)
+    async with ground.boxes.lease() as box:
+        await ground.clean(box)
+    assert host.facts() == before
 
 
-@pytest.mark.parametrize("name", ANYWHERE)
-async def test_every_box_survives(boxes: Boxes, name: str) -> None:
-    await survives(boxes, ANYWHERE[name])
+# ---------------------------------------------------------------------------------------------- what is no payload
 
 
-@pytest.mark.parametrize("name", ISOLATED)
-async def test_an_isolated_box_survives(isolated_boxes: Boxes, name: str) -> None:
-    await survives(isolated_boxes, ISOLATED[name])
-    async with isolated_boxes.lease() as box:
-        await ISOLATED[name].run(box)
-    async with isolated_boxes.lease() as box:
-        assert (await box.python(QUEUES)).stdout == "[]\n"
+def test_the_battery_has_its_five_groups() -> None:
+    groups = [payload.group for payload in PAYLOADS]
+    assert set(groups) == {"exhaustion", "escape", "forgery", "persistence", "files"}
+    assert len({payload.name for payload in PAYLOADS}) == len(PAYLOADS) >= 60
 
 
-async def test_only_the_memory_file_systems_can_be_written(isolated_box: Box) -> None:
-    assert "got" not in (await ISOLATED["files elsewhere"].run(isolated_box)).stdout
+async def test_a_batch_with_one_bad_path_is_refused(box: Box) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        await box.write({"good": "x", "../bad": "y"})
+    assert (await box.exec("cat ../bad /bad /tmp/bad 2>/dev/null")).stdout == ""
 
 
 async def test_a_full_disk_is_an_os_error_of_write(isolated_box: Box) -> None:
@@ -210,31 +292,12 @@ async def test_a_full_disk_is_an_os_error_of_write(isolated_box: Box) -> None:
     await isolated_box.write({"small": "x"})
 
 
-@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "/etc/../tmp/x", "..", "/", "", ".", "a\0b"])
-async def test_no_path_leads_out(box: Box, path: str) -> None:
-    with pytest.raises(ValueError, match=r"outside|is a folder"):
-        await box.read(path)
-    with pytest.raises(ValueError, match=r"outside|is a folder"):
-        await box.write({path: "x"})
-
-
-async def test_no_link_is_followed(box: Box) -> None:
-    await box.exec("ln -s / root; ln -s /etc/passwd p; mkdir d; echo x > d/f; ln -s d l; mkfifo pipe")
-    for path in ("p", "pipe"):
-        with pytest.raises(ValueError, match=r"is a link|is not a file"):
-            await box.read(path)
-    for path in ("root/etc/passwd", "l/f"):
-        with pytest.raises(OSError, match=r"Not a directory|symbolic"):
-            await box.read(path)
-        with pytest.raises(OSError, match=r"Not a directory|symbolic"):
-            await box.write({path: "x"})
-    with pytest.raises(ValueError, match="is a link"):
-        await box.write({"p": "x"})
-    with pytest.raises(OSError, match=r"No such device|not configured"):
-        await box.write({"pipe": "x"})
-    assert await box.list() == ["d/", "l", "p", "pipe", "root"]
-    with pytest.raises(OSError, match=r"Not a directory|symbolic"):
-        await box.list("root")
+async def test_two_episodes_draw_different_numbers(box: Box) -> None:
+    code = "import random, uuid, os, tempfile; (random.random(), uuid.uuid4(), os.urandom(4), tempfile.mktemp())"
+    first = (await box.python(code)).stdout
+    await box.reset()
+    assert (await box.python(code)).stdout != first
+    assert (await box.python(code, fresh=True)).stdout != first
 
 
 async def test_a_worker_finds_nothing_of_the_last_episode_in_its_memory(box: Box) -> None:
@@ -269,10 +332,25 @@ async def test_a_bystander_is_stopped_while_fresh_code_runs(box: Box) -> None:
     assert (await box.python(state)).stdout in ("'S'\n", "'R'\n")
 
 
-async def test_a_server_that_is_killed_is_a_sandbox_error_and_its_place_is_filled_again() -> None:
-    from agentgym.sandboxes.local import Process
+async def test_a_session_cannot_reach_into_fresh_code(box: Box) -> None:
+    meddle = """
+import os
+if os.fork() == 0:
+    while True:
+        for pid in filter(str.isdigit, os.listdir('/proc')):
+            for name in ('mem', 'fd/1', 'fd/3'):
+                if int(pid) in (os.getpid(), os.getppid()): continue
+                try: os.write(os.open(f'/proc/{pid}/{name}', os.O_RDWR | os.O_NONBLOCK), b'evil')
+                except OSError: pass
+"""
+    await box.python(meddle)
+    for _ in range(20):
+        result = await box.python("6 * 7", fresh=True)
+        assert (result.status, result.stdout, result.stderr) == ("ok", "42\n", "")
 
-    async with Process(unsafe=True).open(1) as boxes:
+
+async def test_a_server_that_is_killed_is_a_sandbox_error_and_its_place_is_filled_again() -> None:
+    async with make("unsafe").open(1) as boxes:
         async with boxes.lease() as box:
             with pytest.raises(SandboxError):
                 await box.python("import os; os.kill(os.getppid(), 9)")
@@ -280,3 +358,7 @@ async def test_a_server_that_is_killed_is_a_sandbox_error_and_its_place_is_fille
                 await box.exec("true")
         async with boxes.lease() as box:
             assert (await box.python("1")).stdout == "1\n"
+
+
+def test_the_unsafe_box_is_in_the_battery_only_where_it_says_so() -> None:
+    assert all(payload.group != "escape" for payload in PAYLOADS if payload.kinds == ANYWHERE)

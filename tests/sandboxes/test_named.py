@@ -11,7 +11,8 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes import local
 from agentgym.sandboxes.choose import auto, named
 from agentgym.sandboxes.docker import Docker, is_dead, owner, why_no_docker
-from agentgym.sandboxes.local import Bubblewrap, Process, image_folder, why_no_bubblewrap
+from agentgym.sandboxes.inside import image_folder
+from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 
 
 def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:
@@ -50,11 +51,13 @@ def test_auto_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         why_no_bubblewrap.cache_clear()
 
 
-def test_a_remote_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    why_not = why_no_docker()
-    assert why_not is not None
-    assert "remote" in why_not
+def test_an_engine_over_ssh_is_refused_and_one_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host, why in (
+        ("ssh://nowhere", "only unix:// and tcp://"),
+        ("tcp://127.0.0.1:1", "answers at tcp://127.0.0.1:1"),
+    ):
+        monkeypatch.setenv("DOCKER_HOST", host)
+        assert why in str(why_no_docker())
 
 
 async def test_an_engine_that_is_not_there_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:

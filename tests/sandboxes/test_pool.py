@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes.choose import named
 from agentgym.sandboxes.pool import Pool
 from agentgym.types import Box, Sandbox
+from tests.sandboxes.conftest import below, containers_of, wait_for_end
 
 CLIENT = """
 import asyncio, sys
@@ -29,31 +29,6 @@ async def main(kind):
 
 asyncio.run(main(sys.argv[1]))
 """
-
-
-def below(pid: int) -> list[int]:
-    """Every process below `pid`."""
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (thread / "children").read_text().split()):
-            found += [child, *below(child)]
-    return found
-
-
-def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:
-    """The processes that are still there after `seconds`."""
-    left = []
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            if not select.select([fd], [], [], seconds)[0]:
-                left.append(pid)
-        finally:
-            os.close(fd)
-    return left
 
 
 async def test_each_lease_is_clean(sandbox: Sandbox) -> None:
@@ -202,21 +177,6 @@ def working_folder(pid: int) -> Path | None:
         return Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
         return None
-
-
-def containers_of(pid: int) -> list[int]:
-    """The first processes of the containers that this client owns."""
-    docker = pytest.importorskip("docker")
-    try:
-        client = docker.from_env()
-    except docker.errors.DockerException:
-        return []
-    try:
-        owned = client.api.containers(filters={"label": "agentgym.owner"})
-        mine = [c["Id"] for c in owned if c["Labels"]["agentgym.owner"].split("/")[2] == str(pid)]
-        return [client.api.inspect_container(c)["State"]["Pid"] for c in mine]
-    finally:
-        client.close()
 
 
 @pytest.mark.docker

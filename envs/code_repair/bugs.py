@@ -1,0 +1,131 @@
+"""Broken modules: each proven to end, to fail its visible cases and to fail its hidden ones."""
+
+import ast
+import json
+import random
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from agentgym.env import Split
+from envs.code_repair.cases import CASES
+from envs.code_repair.mutate import Mutation, apply, mutations, overlap
+from envs.code_repair.probe import outcomes, value_of
+
+STEPS = 6000
+"""Loop turns and calls that a module may take over its cases; the sound ones need less than half of it."""
+
+
+class _OutOfStepsError(BaseException):
+    """Not an Exception: a case that expects an error must not take this for it."""
+
+
+@cache
+def original(name: str) -> str:
+    """The sound source of a module."""
+    return (Path(__file__).parent / "modules" / f"{name}.py").read_text(encoding="ascii")
+
+
+@cache
+def answers(name: str, *, hidden: bool) -> tuple[Any, ...]:
+    """What the sound module's cases come to."""
+    return tuple(run(original(name), _cases(name, hidden=hidden)) or ())
+
+
+def run(source: str, cases: list[str]) -> list[Any] | None:
+    """The outcomes of our own source, on the host; None for one that does not load or does not end."""
+    left = STEPS
+
+    def step() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _OutOfStepsError
+
+    try:
+        return outcomes(_counted(source), cases, step=step)
+    except (_OutOfStepsError, RecursionError, SyntaxError):
+        return None
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two are the same plain JSON: 1, 1.0 and True differ."""
+    try:
+        return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    except (TypeError, ValueError):
+        return False
+
+
+@cache
+def single_bugs(name: str, split: Split) -> tuple[Mutation, ...]:
+    """The single mistakes in a module that are proven to break it; those of the two splits are disjoint."""
+    made = mutations(original(name))
+    return tuple(m for m in made if _held_out(name, m) == (split == "test") and is_broken(name, [m]))
+
+
+def draw(rng: random.Random, name: str, split: Split) -> list[Mutation]:
+    """One or two mistakes that break a module together, each of which breaks it alone."""
+    known = single_bugs(name, split)
+    while True:
+        bugs = rng.sample(known, rng.randint(1, 2))
+        if len(bugs) == 1 or (not overlap(*bugs) and is_broken(name, bugs)):
+            return sorted(bugs)
+
+
+def is_broken(name: str, bugs: list[Mutation]) -> bool:
+    """Whether the broken module ends, fails a visible case and fails a hidden one."""
+    source = apply(original(name), bugs)
+    seen, unseen = (run(source, _cases(name, hidden=hidden)) for hidden in (False, True))
+    if seen is None or unseen is None:
+        return False
+    return not same(seen, answers(name, hidden=False)) and not same(unseen, answers(name, hidden=True))
+
+
+def visible_tests(name: str) -> str:
+    """The visible cases as a file that `python3 -m unittest` finds and runs."""
+    scope: dict[str, Any] = {}
+    exec(compile(original(name), name, "exec"), scope)
+    tests = [_test(number, case, dict(scope)) for number, case in enumerate(CASES[name].visible, 1)]
+    head = f"import unittest\n\nfrom {name} import {', '.join(_public(name))}\n\n\n"
+    return f"{head}class Test{name.title()}(unittest.TestCase):\n" + "\n".join(tests)
+
+
+def _test(number: int, case: str, scope: dict[str, Any]) -> str:
+    *setup, last = map(ast.unparse, ast.parse(case).body)
+    lines = [f"    def test_{number}(self):", *(f"        {line}" for line in setup)]
+    try:
+        lines.append(f"        self.assertEqual({last}, {value_of(case, scope)!r})\n")
+    except Exception as error:
+        lines += [f"        with self.assertRaises({type(error).__name__}):", f"            {last}\n"]
+    return "\n".join(lines)
+
+
+def _public(name: str) -> list[str]:
+    made = ast.parse(original(name)).body
+    return [d.name for d in made if isinstance(d, ast.FunctionDef | ast.ClassDef) and not d.name.startswith("_")]
+
+
+def _cases(name: str, *, hidden: bool) -> list[str]:
+    return list(CASES[name].hidden if hidden else CASES[name].visible)
+
+
+def _held_out(name: str, mutation: Mutation) -> bool:
+    """One mistake in four is for evaluation only; what it is decides, never its index."""
+    text = f"{name} {mutation.start} {mutation.stop} {mutation.text}"
+    return blake2b(text.encode(), digest_size=1).digest()[0] % 4 == 0
+
+
+class _Count(ast.NodeTransformer):
+    """Every loop turn and every call of a function takes a step: what would never end runs out of them."""
+
+    def _count(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.body.insert(0, ast.Expr(ast.Call(ast.Name("step", ast.Load()), [], [])))
+        return node
+
+    visit_For = visit_While = visit_FunctionDef = _count
+
+
+def _counted(source: str) -> str:
+    return ast.unparse(ast.fix_missing_locations(_Count().visit(ast.parse(source))))

@@ -1,0 +1,170 @@
+"""Code repair: a small repository in which some tests fail, to be mended with a shell and an editor.
+
+The bugs are seeded mutations of this env's own modules. What decides are hidden cases: they go into the box
+only after `submit`, into a process that none of the repository's code ran in, and what they should come to
+stays here.
+"""
+
+import random
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+import agentgym as ag
+from agentgym.env import Split
+from envs.code_repair.bugs import answers, draw, original, same, visible_tests
+from envs.code_repair.cases import CASES
+from envs.code_repair.mutate import apply
+
+COUNT = 10_000
+"""Tasks of each split."""
+MODULES_PER_TASK = 3
+"""One is broken; the others are there to be told apart from it."""
+MAX_SOURCE = 1 << 16
+HIDDEN_S = 5.0
+"""For the hidden cases of one module; a sound one needs milliseconds."""
+PROMPT = """\
+Some tests of the Python repository in your working folder fail. Find the bug and mend the module; the tests are right.
+Its files: {files}
+`python3 -B -m unittest` runs the tests. Call submit when you are done: hidden tests decide then."""
+
+FilePath = Annotated[str, Field(min_length=1, max_length=200)]
+Content = Annotated[str, Field(max_length=20_000)]
+
+
+class RepairTask(ag.Task):
+    """A repository: modules and their visible tests, one module broken."""
+
+    files: dict[str, str]
+    modules: tuple[str, ...]
+    broken: str
+    mistakes: tuple[str, ...]
+    """What kind each mutation is."""
+
+
+@cache
+def _tests(name: str) -> str:
+    return visible_tests(name)
+
+
+def make_task(split: Split, index: int) -> RepairTask:
+    """The task of an index, always the same, and proven broken; the modules take turns, index by index."""
+    rng = random.Random(f"{split} {index}")
+    names = sorted(CASES)
+    broken = names[index % len(names)]
+    bugs = draw(rng, broken, split)
+    others = rng.sample([name for name in names if name != broken], MODULES_PER_TASK - 1)
+    modules = tuple(sorted([broken, *others]))
+    files = {f"{name}.py": original(name) for name in modules} | {f"test_{name}.py": _tests(name) for name in modules}
+    files[f"{broken}.py"] = apply(original(broken), bugs)
+    prompt = ag.Message(role="user", content=PROMPT.format(files=", ".join(sorted(files))))
+    return RepairTask(
+        id=f"repair-{split}-{index}",
+        prompt=(prompt,),
+        files=files,
+        modules=modules,
+        broken=broken,
+        mistakes=tuple(bug.kind for bug in bugs),
+    )
+
+
+@cache
+def _probe() -> str:
+    return (Path(__file__).parent / "probe.py").read_text()
+
+
+@ag.register("code_repair")
+class CodeRepair(ag.ToolEnv[RepairTask]):
+    """Reward 1 when every hidden case of every module is right after `submit`, less 0.1 a malformed call."""
+
+    sandbox = ag.AnyBox()
+    limits = ag.Limits(turns=16, seconds=300, context_tokens=16_384, turn_tokens=4096)
+
+    def __init__(self, task: RepairTask) -> None:
+        super().__init__(task)
+        self.submitted = False
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[RepairTask]:
+        return ag.Procedural(partial(make_task, split), range(COUNT))
+
+    async def setup(self) -> None:
+        await self.box.write(self.task.files)
+
+    @ag.tool(timeout_s=30)
+    async def bash(self, cmd: Annotated[str, Field(max_length=4000)]) -> str:
+        """Run a shell command in the repository."""
+        return (await self.box.exec(cmd, timeout_s=20)).text(limit=4000)
+
+    @ag.tool
+    async def read(self, path: FilePath) -> str:
+        """Show a file."""
+        return (await self._text(path)) or "[empty]"
+
+    @ag.tool
+    async def write(self, path: FilePath, content: Content) -> str:
+        """Write a whole file."""
+        await self._put(path, content)
+        return "written"
+
+    @ag.tool
+    async def edit(self, path: FilePath, old: Content, new: Content) -> str:
+        """Replace text in a file; `old` must occur in it exactly once."""
+        text = await self._text(path)
+        found = text.count(old) if old else 0
+        if found != 1:
+            raise ag.ToolError(f"`old` occurs {found} times in {path}; it must occur exactly once")
+        await self._put(path, text.replace(old, new))
+        return "replaced"
+
+    @ag.tool
+    def submit(self) -> ag.Stop:
+        """Finish; the hidden tests run next."""
+        self.submitted = True
+        return ag.Stop("submitted")
+
+    @ag.reward
+    async def solved(self) -> float:
+        """Whether the repository was submitted and every hidden case of every module is right."""
+        if not self.submitted:
+            return 0.0
+        for name in self.task.modules:
+            if not await self._is_right(name):
+                return 0.0
+        return 1.0
+
+    @ag.reward(weight=-0.1)
+    def malformed(self) -> float:
+        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        return self.metrics["malformed_calls"]
+
+    async def _is_right(self, name: str) -> bool:
+        """Whether the module, alone and in a fresh process, answers its hidden cases as the sound one does.
+
+        Its code can say anything it likes there. It is never told what is right, so nothing but the right
+        values helps it, and those compare as plain JSON.
+        """
+        try:
+            source = await self._text(f"{name}.py")
+        except ag.ToolError:
+            return False
+        if source == original(name):
+            return True
+        said: list[object] = []
+        code = f"{_probe()}\n\nreport(outcomes({source!r}, {list(CASES[name].hidden)!r}))"
+        await self.box.python(code, functions={"report": said.append}, fresh=True, timeout_s=HIDDEN_S)
+        return len(said) == 1 and same(said[0], answers(name, hidden=True))
+
+    async def _text(self, path: str) -> str:
+        try:
+            return (await self.box.read(path, limit=MAX_SOURCE)).decode()
+        except (OSError, ValueError) as error:
+            raise ag.ToolError(f"{path}: {error}") from error
+
+    async def _put(self, path: str, content: str) -> None:
+        try:
+            await self.box.write({path: content})
+        except (OSError, ValueError) as error:
+            raise ag.ToolError(f"{path}: {error}") from error

@@ -1,0 +1,134 @@
+"""Small, plausible mistakes: every way to put one into a source, each as one replaced stretch of its text.
+
+Text and not an unparsed tree: comments and layout stay, and the mistake is all that differs.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+SIGNS: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.Lt: ("<", "<=", ">"),
+    ast.LtE: ("<=", "<", ">="),
+    ast.Gt: (">", ">=", "<"),
+    ast.GtE: (">=", ">", "<="),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "+"),
+    ast.FloorDiv: ("//", "%"),
+    ast.Mod: ("%", "//"),
+    ast.Pow: ("**", "*"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
+"""How an operator is written, and what may be written in its place."""
+TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mutation:
+    """Characters `start` to `stop` become `text`."""
+
+    start: int
+    stop: int
+    text: str
+    kind: str
+
+
+def apply(source: str, mutations: Iterable[Mutation]) -> str:
+    """The source with all of them in it; they must not overlap."""
+    for mutation in sorted(mutations, reverse=True):
+        source = source[: mutation.start] + mutation.text + source[mutation.stop :]
+    return source
+
+
+def overlap(one: Mutation, other: Mutation) -> bool:
+    """Whether they touch the same text."""
+    return one.start < other.stop and other.start < one.stop
+
+
+def mutations(source: str) -> list[Mutation]:
+    """Every single mistake this file knows how to make, in the order of the text; the source must be ASCII."""
+    text = _Text(source)
+    return sorted({made for node in _walk(ast.parse(source)) for made in _mistakes(node, text)})
+
+
+class _Text:
+    """A source, and where in it the nodes of its tree stand."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._lines = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._lines[node.lineno - 1] + node.col_offset, self._lines[node.end_lineno - 1] + node.end_col_offset
+
+    def of(self, node: ast.expr | ast.stmt) -> str:
+        start, stop = self.span(node)
+        return self.source[start:stop]
+
+    def replace(self, node: ast.expr | ast.stmt, text: str, kind: str) -> Mutation:
+        return Mutation(*self.span(node), text, kind)
+
+    def operator(self, left: ast.expr, op: ast.AST, right: ast.expr, kind: str) -> Iterator[Mutation]:
+        """Another sign between two operands; brackets around them stay."""
+        sign, *others = SIGNS.get(type(op), ("",))
+        start = self.source.index(sign, self.span(left)[1], self.span(right)[0])
+        yield from (Mutation(start, start + len(sign), other, kind) for other in others)
+
+
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        # Before Python 3.12 what stands in an f-string does not know its place.
+        if not isinstance(node, ast.JoinedStr):
+            yield from _walk(node)
+
+
+def _mistakes(node: ast.AST, text: _Text) -> Iterator[Mutation]:
+    match node:
+        case ast.Compare(left=left, ops=ops, comparators=rest):
+            for (one, other), op in zip(pairwise([left, *rest]), ops, strict=True):
+                yield from text.operator(one, op, other, "comparison")
+        case ast.BinOp(left=left, op=op, right=right):
+            yield from text.operator(left, op, right, "operator")
+        case ast.AugAssign(target=ast.Name() | ast.Attribute() | ast.Subscript() as target, op=op, value=value):
+            yield from text.operator(target, op, value, "operator")
+        case ast.BoolOp(op=op, values=values):
+            for one, other in pairwise(values):
+                yield from text.operator(one, op, other, "boolean")
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield text.replace(node, text.of(operand), "boolean")
+        case ast.Constant(value=bool(value)):
+            yield text.replace(node, str(not value), "constant")
+        case ast.Constant(value=int(value)):
+            yield from (text.replace(node, str(near), "off by one") for near in (value - 1, value + 1) if near >= 0)
+        case ast.Call():
+            yield from _wrong_call(node, text)
+        case ast.FunctionDef(body=body) | ast.For(body=body) | ast.While(body=body) | ast.If(body=body):
+            yield from _dropped(body, text)
+
+
+def _wrong_call(call: ast.Call, text: _Text) -> Iterator[Mutation]:
+    if isinstance(call.func, ast.Name) and call.func.id in TWINS:
+        yield text.replace(call.func, TWINS[call.func.id], "wrong function")
+    if len(call.args) >= 2:
+        (start, one), (other, stop) = text.span(call.args[0]), text.span(call.args[1])
+        swapped = text.source[other:stop] + text.source[one:other] + text.source[start:one]
+        yield Mutation(start, stop, swapped, "swapped arguments")
+
+
+def _dropped(body: list[ast.stmt], text: _Text) -> Iterator[Mutation]:
+    """An `if` without an else is left out, with all that stands in it."""
+    for statement in body if len(body) > 1 else []:
+        if isinstance(statement, ast.If) and not statement.orelse:
+            start, stop = text.span(statement)
+            if text.source.startswith("if", start):
+                yield Mutation(text.source.rindex("\n", 0, start) + 1, stop + 1, "", "dropped branch")

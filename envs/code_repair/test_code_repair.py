@@ -1,0 +1,282 @@
+"""Code repair, tested without a model; what needs a real process boundary runs in bubblewrap and Docker."""
+
+import ast
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+import agentgym as ag
+from agentgym.env import Split
+from agentgym.sandboxes.docker import why_no_docker
+from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.testing import FakeBoxes, Reply, Scripted, call, calls, check_env, raw, say
+from agentgym.types import Boxes, Rollout
+from envs.code_repair.bugs import answers, is_broken, original, run, same, single_bugs
+from envs.code_repair.cases import CASES
+from envs.code_repair.env import CodeRepair, RepairTask, make_task
+from envs.code_repair.mutate import Mutation, apply, mutations, overlap
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+MODULES = sorted(CASES)
+TASK = make_task("train", MODULES.index("lru"))
+SUBMIT = call("submit")
+TEST = "python3 -B -m unittest"
+
+
+def mend(task: RepairTask) -> Reply:
+    """The broken module written back as it was."""
+    return call("write", path=f"{task.broken}.py", content=original(task.broken))
+
+
+def solution(task: RepairTask) -> list[Reply]:
+    return [mend(task), SUBMIT]
+
+
+@pytest_asyncio.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+async def real(request: pytest.FixtureRequest) -> AsyncIterator[Boxes]:
+    """A pool of one real box of each kind."""
+    docker = request.param == "docker"
+    if (why_not := why_no_docker() if docker else why_no_bubblewrap()) is not None:
+        pytest.skip(f"{request.param}: {why_not}")
+    async with (ag.Docker() if docker else ag.Bubblewrap()).open(1) as pool:
+        yield pool
+
+
+async def play(boxes: Boxes, *script: Reply, task: RepairTask = TASK) -> Rollout:
+    played = await ag.rollout(CodeRepair, task, Scripted(script), boxes=boxes)
+    assert played.error is None
+    return played
+
+
+# ---------------------------------------------------------------------------------------------------- the bugs
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_sound_module_answers_its_cases_within_the_steps(name: str) -> None:
+    for hidden in (False, True):
+        said = run(original(name), list(CASES[name].hidden if hidden else CASES[name].visible))
+        assert same(said, answers(name, hidden=hidden))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_most_mistakes_are_caught_by_the_visible_and_the_hidden_cases(name: str) -> None:
+    caught = [len(single_bugs(name, split)) for split in SPLITS]
+    assert sum(caught) >= 0.7 * len(mutations(original(name)))
+    assert min(caught) >= 4
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_mistakes_of_the_two_splits_are_disjoint(name: str) -> None:
+    assert not set(single_bugs(name, "train")) & set(single_bugs(name, "test"))
+
+
+def test_a_mistake_is_one_stretch_of_text() -> None:
+    source = "def f(a, b=1):\n    # kept\n    if not (a < b):\n        return g(a, (b))\n    return (a + b) * 2\n"
+    made = {apply(source, [m]) for m in mutations(source)}
+    assert source.replace("a < b", "a <= b") in made
+    assert source.replace("not (a < b)", "a < b") in made
+    assert source.replace("(a + b) * 2", "(a + b) + 2") in made
+    assert source.replace("b=1", "b=0") in made
+    assert source.replace("g(a, (b))", "g(b, (a))") in made
+    assert source.replace("    if not (a < b):\n        return g(a, (b))\n", "") in made
+    assert all(ast.parse(broken) and "# kept" in broken for broken in made)
+
+
+def test_two_mistakes_leave_each_other_in_place() -> None:
+    first, second = Mutation(0, 1, "xyz", "a"), Mutation(4, 5, "w", "b")
+    assert apply("a + b", [first, second]) == apply("a + b", [second, first]) == "xyz + w"
+    assert not overlap(first, second)
+    assert overlap(first, Mutation(0, 5, "", "c"))
+
+
+def test_what_never_ends_is_no_task() -> None:
+    source = "def f(n):\n    while n < 5:\n        n -= 1\n    return n\n"
+    assert run(source, ["f(9)"]) == [{"value": 9}]
+    assert run(source, ["f(0)"]) is None
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("index", [*range(16), 4321, 9999])
+def test_every_task_is_broken_and_the_same_each_time(split: Split, index: int) -> None:
+    task = make_task(split, index)
+    assert task == make_task(split, index)
+    source = task.files[f"{task.broken}.py"]
+    for hidden, cases in ((False, CASES[task.broken].visible), (True, CASES[task.broken].hidden)):
+        assert not same(run(source, list(cases)), answers(task.broken, hidden=hidden))
+    assert [name for name in task.modules if task.files[f"{name}.py"] != original(name)] == [task.broken]
+    assert 1 <= len(task.mistakes) <= 2
+
+
+def test_no_broken_module_of_the_test_split_is_trained_on() -> None:
+    train, test = ({make_task(split, i).files[f"{MODULES[i % 8]}.py"] for i in range(200)} for split in SPLITS)
+    assert not train & test
+    assert len(train) > 100
+
+
+def test_a_bug_that_no_case_shows_is_none() -> None:
+    swap = next(m for m in mutations(original("intervals")) if m.kind == "swapped arguments")
+    assert not is_broken("intervals", [swap])
+
+
+# ---------------------------------------------------------------------------------------------------- the env
+
+
+async def test_code_repair_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
+    await check_env(CodeRepair, TASK, oracle=solution(TASK), noop=[SUBMIT], boxes=boxes)
+
+
+async def test_an_edit_solves_it(boxes: FakeBoxes) -> None:
+    task = next(t for t in CodeRepair.tasks("train") if len(t.mistakes) == 1 and t.mistakes[0] == "comparison")
+    bad, good = task.files[f"{task.broken}.py"], original(task.broken)
+    line = next((b, g) for b, g in zip(bad.splitlines(), good.splitlines(), strict=True) if b != g)
+    assert bad.count(line[0]) == 1
+    played = await play(boxes, call("edit", path=f"{task.broken}.py", old=line[0], new=line[1]), SUBMIT, task=task)
+    assert played.reward == 1.0
+
+
+async def test_another_right_solution_counts_too(boxes: FakeBoxes) -> None:
+    source = original("lru").replace(
+        "value = self.entries.pop(key)", "value = self.entries[key]\n        self._drop(key)"
+    )
+    source += "\n    def _drop(self, key):\n        del self.entries[key]\n"
+    played = await play(boxes, call("write", path="lru.py", content=source), SUBMIT)
+    assert played.reward == 1.0
+
+
+async def test_nothing_counts_before_submit(boxes: FakeBoxes) -> None:
+    played = await play(boxes, mend(TASK), say("I am done."))
+    assert played.reward == 0.0
+
+
+async def test_a_malformed_call_costs_a_tenth(boxes: FakeBoxes) -> None:
+    played = await play(boxes, raw("<tool_call>\nsubmit(\n</tool_call>"), *solution(TASK))
+    assert played.rewards == {"solved": 1.0, "malformed": -0.1}
+
+
+async def test_breaking_a_sound_module_loses_it(boxes: FakeBoxes) -> None:
+    other = next(name for name in TASK.modules if name != TASK.broken)
+    played = await play(boxes, mend(TASK), call("write", path=f"{other}.py", content="x = 1\n"), SUBMIT)
+    assert played.reward == 0.0
+
+
+async def test_mistakes_with_the_editor_are_answered(boxes: FakeBoxes) -> None:
+    script = [
+        calls(
+            ("read", {"path": "nothing.py"}),
+            ("edit", {"path": "lru.py", "old": "self", "new": ""}),
+            ("edit", {"path": "lru.py", "old": "no such text", "new": ""}),
+            ("edit", {"path": "lru.py", "old": "", "new": "x"}),
+        ),
+        *solution(TASK),
+    ]
+    played = await play(boxes, *script)
+    assert played.reward == 1.0
+    assert played.metrics["tool_errors"] == 4
+
+
+async def test_what_is_right_never_enters_the_box(boxes: FakeBoxes) -> None:
+    await play(boxes, call("write", path="lru.py", content=original("lru") + "\n"), SUBMIT)
+    (verifier,) = boxes.made[0].log  # type: ignore[attr-defined]
+    assert CASES["lru"].hidden[1] in verifier
+    assert "[['d', 'a', 'b']" not in verifier
+    assert "Expected" not in verifier
+
+
+# ---------------------------------------------------------------------------------------------------- real boxes
+
+
+@pytest.mark.parametrize("index", range(8))
+async def test_in_a_real_box_the_visible_tests_fail_and_pass_after_the_repair(real: Boxes, index: int) -> None:
+    task = make_task("test", index)
+    async with real.lease() as box:
+        await box.write(task.files)
+        before = await box.exec(TEST)
+        assert before.exit_code == 1, before
+        assert f"test_{task.broken}" in before.stderr
+        await box.write({f"{task.broken}.py": original(task.broken)})
+        after = await box.exec(TEST)
+        assert after.ok, after
+    assert (await play(real, call("bash", cmd=TEST), *solution(task), task=task)).reward == 1.0
+    assert (await play(real, call("bash", cmd=TEST), SUBMIT, task=task)).reward == 0.0
+
+
+HARD_CODED = "\n".join(
+    [
+        "class LRUCache:",
+        "    def __init__(self, capacity=3):",
+        "        if capacity < 1: raise ValueError",
+        "        self.capacity = capacity",
+        "    def put(self, key, value): pass",
+        "    def get(self, key, default=None): return {'a': 1}.get(key, default)",
+        "    def keys(self): return ['b', 'c']",
+        "    def ratio(self): return [1, 3]",
+    ]
+)
+FORGED = """
+import sys
+frame = sys._getframe()
+while frame:
+    cases = frame.f_locals.get('cases') or frame.f_globals.get('cases')
+    for names in (frame.f_locals, frame.f_globals):
+        if 'report' in names:
+            names['report']([{'value': None}] * 9)
+            names['report'] = lambda *_: None
+    frame = frame.f_back
+"""
+PATCHED = """
+import builtins, json, unittest
+class Same(list):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+json.dumps = lambda *_, **__: '1'
+json.loads = lambda *_, **__: Same()
+builtins.repr = lambda _: 'True'
+builtins.type = lambda _: Same
+unittest.TestCase.assertEqual = lambda *_: None
+unittest.TestCase.run = lambda *_: None
+"""
+OK = "print('Ran 6 tests in 0.001s\\n\\nOK')\n"
+CHEATS: dict[str, dict[str, str]] = {
+    "the tests are edited": {"test_lru.py": "import unittest\n"},
+    "the tests always pass": {"unittest.py": OK, "test_lru.py": OK},
+    "it leaves at import": {"lru.py": "import sys; sys.exit(0)"},
+    "it leaves harder": {"lru.py": OK + "import os; os._exit(0)"},
+    "builtins, json and unittest are patched": {"lru.py": PATCHED + TASK.files["lru.py"]},
+    "sitecustomize and conftest": {"sitecustomize.py": PATCHED, "conftest.py": PATCHED, "usercustomize.py": PATCHED},
+    "modules shadow the verifier's": {"json.py": PATCHED, "ast.py": "def parse(*_): raise SystemExit(0)"},
+    "results are printed": {"lru.py": OK + TASK.files["lru.py"]},
+    "results are reported": {"lru.py": FORGED + TASK.files["lru.py"]},
+    "visible answers are hard-coded": {"lru.py": HARD_CODED},
+    "it never ends": {"lru.py": "while True: pass"},
+    "no source": {"lru.py": ""},
+}
+
+
+@pytest.mark.parametrize("how", CHEATS)
+async def test_cheating_does_not_solve_it(real: Boxes, how: str) -> None:
+    writes = [("write", {"path": path, "content": content}) for path, content in CHEATS[how].items()]
+    played = await play(real, calls(*writes), call("bash", cmd=f"timeout 1 {TEST}"), SUBMIT)
+    assert played.reward == 0.0
+    assert (await play(real, *solution(TASK))).reward == 1.0
+
+
+UNREADABLE = [
+    "ln -s /proc/self/environ lru.py",
+    "mkfifo lru.py",
+    "mkdir lru.py",
+    "head -c 99999 /dev/zero >lru.py",
+    r"printf '\377' >lru.py",
+    "true",
+]
+
+
+@pytest.mark.parametrize("made", UNREADABLE)
+async def test_what_is_no_readable_source_is_no_solution(real: Boxes, made: str) -> None:
+    assert (await play(real, call("bash", cmd=f"rm lru.py; {made}"), SUBMIT)).reward == 0.0
+
+
+async def test_what_runs_on_after_submit_changes_nothing(real: Boxes) -> None:
+    daemon = "(while :; do echo 'import os; os._exit(0)' >lru.py; done) >/dev/null 2>&1 &"
+    played = await play(real, call("bash", cmd=daemon), *solution(TASK))
+    assert played.reward == 1.0

@@ -1,0 +1,393 @@
+"""Everything dies at random, seeded; afterwards every episode is accounted for, and nothing of ours is left."""
+
+import asyncio
+import gc
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker import Docker, connect, default_image, why_no_docker
+from agentgym.types import Boxes
+from tests.sandboxes.conftest import below, wait_for_end
+
+if TYPE_CHECKING:
+    import docker
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.docker,
+    # The engine's client library does not close a socket whose connect was refused: the collector does.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+EPISODES, BOXES, AT_ONCE = 2000, 6, 8
+CLIENTS, ENGINES, CONTAINERS, CANCELS = 50, 5, 200, 500
+MOST_EPISODES = 3 * EPISODES
+SEED = int(os.environ.get("AGENTGYM_CHAOS_SEED", "0"))
+CLIENT_EPISODES = 10
+CLIENT = f"""
+import asyncio
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker import Docker
+from tests.sandboxes.test_chaos import episode
+
+async def work(boxes, name):
+    for number in range({CLIENT_EPISODES} // 2):
+        print("started", flush=True)
+        try:
+            await episode(boxes, name + str(number))
+        except SandboxError:
+            print("lost", flush=True)
+        else:
+            print("finished", flush=True)
+
+async def main():
+    async with Docker().open(2) as boxes, asyncio.TaskGroup() as tasks:
+        for name in "ab":
+            tasks.create_task(work(boxes, name))
+
+asyncio.run(main())
+"""
+
+
+# ---------------------------------------------------------------------------------------------- an engine to kill
+
+
+@dataclass
+class Engine:
+    """A Docker engine of our own, whose death harms nobody else."""
+
+    folder: Path
+    process: "subprocess.Popen[str] | None" = None
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self.folder}/docker.sock"
+
+    def start(self) -> None:
+        """Return when it answers."""
+        folder = self.folder
+        (folder / "docker.pid").unlink(missing_ok=True)  # A killed one leaves it, and a stranger may have its number.
+        self.process = subprocess.Popen(
+            [
+                *("dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"),
+                *("--pidfile", f"{folder}/docker.pid", "--host", self.address, "--bridge", "none", "--iptables=false"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        said = []
+        for line in self.process.stderr:
+            said.append(line)
+            if "API listen on" in line:
+                break
+        else:
+            self.process.stderr.close()
+            raise RuntimeError(f"the second Docker engine does not start: {''.join(said[-3:])}")
+        threading.Thread(target=_drain, args=(self.process.stderr,), daemon=True).start()
+
+    def kill(self) -> None:
+        """As by kill -9: it has no time for anything. Its containerd goes with it; the shims of its containers stay."""
+        assert self.process is not None
+        containerd = self.folder / "exec/containerd/containerd.pid"
+        pid = int(containerd.read_text())
+        self.process.kill()
+        self.process.wait()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        assert wait_for_end([pid]) == []
+        containerd.unlink()
+
+    def stop(self) -> None:
+        """Its containers, and its containerd, end with it."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
+    def shims(self) -> list[int]:
+        """What the engine runs beside each container. One that was being born when the engine died stays for ever."""
+        return [pid for pid, words in _command_lines() if b"containerd-shim" in words and bytes(self.folder) in words]
+
+    def processes(self) -> list[int]:
+        """What runs in its containers."""
+        servers = {pid for pid, words in _command_lines() if b"server.py" in words}
+        return [pid for shim in self.shims() for pid in below(shim) if pid in servers]
+
+
+def _command_lines() -> Iterator[tuple[int, bytes]]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield int(path.parent.name), path.read_bytes()
+
+
+def _drain(stream: IO[str]) -> None:
+    with stream:
+        for _ in stream:
+            pass
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Started, with the image, and the one that DOCKER_HOST names."""
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip("a Docker engine of our own needs root and dockerd")
+    why_not = why_no_docker()
+    if why_not is not None:
+        pytest.skip(f"docker: {why_not}")
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    folder.chmod(0o755)
+    theirs, ours = connect(), Engine(folder)
+    try:
+        try:
+            ours.start()
+        except RuntimeError as error:
+            pytest.skip(str(error))
+        monkeypatch.setenv("DOCKER_HOST", ours.address)
+        with _client() as client:
+            client.load_image(theirs.get_image(default_image()))  # type: ignore[no-untyped-call]
+        yield ours
+    finally:
+        theirs.close()
+        ours.stop()
+        for shim in ours.shims():
+            for pid in (*below(shim), shim):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        subprocess.run(["umount", "--lazy", str(folder / "data")], check=False, stderr=subprocess.DEVNULL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _client:
+    """The engine's client, closed at the end."""
+
+    def __enter__(self) -> "docker.APIClient":
+        self.api = connect()
+        return self.api
+
+    def __exit__(self, *_: object) -> None:
+        self.api.close()
+
+
+# ---------------------------------------------------------------------------------------------- episodes
+
+
+async def episode(boxes: Boxes, name: str) -> None:
+    """Some calls of every sort, whose answers are right or do not come."""
+    async with boxes.lease() as box:
+        assert (await box.python("'x' in globals()")).stdout == "False\n"
+        await box.write({"f": name})
+        assert (await box.python(f"x = {name!r}\nopen('f').read() == x")).stdout == "True\n"
+        assert (await box.exec("cat f")).stdout == name
+        assert (await box.python("get()", functions={"get": lambda: name})).stdout == f"{name!r}\n"
+        assert await box.read("f") == name.encode()
+
+
+@types.coroutine
+def cancelled_at(coroutine: Coroutine[Any, Any, None], number: int) -> Generator[Any, Any, None]:
+    """Run it; its task is cancelled while it waits for the `number`-th time."""
+    task = asyncio.current_task()
+    assert task is not None
+    steps = coroutine.__await__()
+    error: BaseException | None = None
+    while True:
+        try:
+            waiting = steps.send(None) if error is None else steps.throw(error)
+        except StopIteration:
+            return
+        number -= 1
+        if number == 0:
+            asyncio.get_running_loop().call_soon(task.cancel)
+        error = None
+        try:
+            yield waiting
+        except BaseException as caught:
+            error = caught
+
+
+@dataclass
+class Chaos:
+    """What has been done, and how the episodes ended."""
+
+    engine: Engine
+    random: random.Random
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    done: "Counter[str]" = field(default_factory=Counter)
+    killed: "Counter[str]" = field(default_factory=Counter)
+    labels: "Counter[str]" = field(default_factory=Counter)
+    wrong: list[BaseException] = field(default_factory=list)
+    pids: set[int] = field(default_factory=lambda: {os.getpid()})
+
+    def enough(self) -> bool:
+        return (
+            self.done["started"] >= EPISODES
+            and self.killed["container"] >= CONTAINERS
+            and self.done["cancelled"] >= CANCELS
+        )
+
+    async def run(self) -> None:
+        self.up.set()
+        async with Docker().open(BOXES) as boxes, asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(self.work(boxes))
+            for _ in range(2):
+                tasks.create_task(self.clients())
+
+    async def work(self, boxes: Boxes) -> None:
+        """One episode after the other, until enough has happened."""
+        while not self.enough() and self.done["started"] < MOST_EPISODES:
+            await self.up.wait()
+            self.done["started"] += 1
+            number = self.done["started"]
+            await self.attempt(boxes, number)
+            if number % (EPISODES // (ENGINES + 1)) == 0 and self.killed["engine"] < ENGINES:
+                await self.kill_engine()
+            elif number % (EPISODES // CONTAINERS) < 2 and self.killed["container"] < CONTAINERS:
+                await asyncio.to_thread(self.kill_container)
+
+    async def attempt(self, boxes: Boxes, number: int) -> None:
+        running = episode(boxes, f"episode {number}")
+        if number % (EPISODES // CANCELS) < 2 and self.done["cancelled"] < CANCELS:
+            running = _as_coroutine(cancelled_at(running, self.random.randrange(1, 7)))
+        task = asyncio.create_task(running)
+        await asyncio.wait({task})
+        self.note(task)
+
+    def note(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            self.done["cancelled"] += 1
+        elif error is None:
+            self.done["finished"] += 1
+        elif isinstance(error, SandboxError):
+            self.done["lost"] += 1
+            self.labels[str(error).split(":")[0]] += 1
+        else:
+            self.done["wrong"] += 1
+            self.wrong.append(error)
+
+    async def kill_engine(self) -> None:
+        self.killed["engine"] += 1
+        self.up.clear()
+        await asyncio.to_thread(self.engine.kill)
+        await asyncio.to_thread(self.engine.start)
+        self.up.set()
+
+    def kill_container(self) -> None:
+        """Any of any client's."""
+        try:
+            with _client() as client:
+                running = client.containers(filters={"label": "agentgym.owner"})
+                client.kill(self.random.choice(running)["Id"])
+            self.killed["container"] += 1
+        except _misses():
+            self.killed["container missed"] += 1
+
+    def folders(self) -> list[Path]:
+        """Those named after one of our processes."""
+        found = Path(tempfile.gettempdir()).glob("agentgym-*")
+        return [folder for folder in found if any(f"_{pid}_" in folder.name for pid in self.pids)]
+
+    async def clients(self) -> None:
+        """Other processes, killed -9 at a random line of what they say."""
+        while self.killed["client"] < CLIENTS and self.done["clients"] < 4 * CLIENTS:
+            await self.up.wait()
+            self.done["clients"] += 1
+            async with _client_process() as process:
+                self.pids.add(process.pid)
+                said = await self.listen(process, self.random.randrange(1, 2 * CLIENT_EPISODES - 1))
+            self.done.update({word: said[word] for word in ("started", "finished", "lost")})
+            self.done["died with their client"] += said["started"] - said["finished"] - said["lost"]
+
+    async def listen(self, process: asyncio.subprocess.Process, until: int) -> "Counter[str]":
+        """Its words, to the last; it is killed at line `until`."""
+        assert process.stdout is not None
+        said: Counter[str] = Counter()
+        while line := await process.stdout.readline():
+            said[line.decode().strip()] += 1
+            if said.total() == until:
+                os.kill(process.pid, signal.SIGKILL)  # Not send_signal: it may reap the child that asyncio waits for.
+                self.killed["client"] += 1
+        return said
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def _as_coroutine(steps: Any) -> None:
+    await steps
+
+
+def _misses() -> tuple[type[Exception], ...]:
+    """How a kill fails: no engine, no container, or it is gone already."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    return SandboxError, OSError, IndexError, DockerException, RequestException
+
+
+@asynccontextmanager
+async def _client_process() -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        CLIENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+# ---------------------------------------------------------------------------------------------- the claim
+
+
+async def test_after_everything_has_died_nothing_is_left_and_every_episode_is_accounted_for(engine: Engine) -> None:
+    handles = open_files()
+    threads = threading.active_count()
+    chaos = Chaos(engine, random.Random(SEED))
+    await chaos.run()
+    async with Docker().open(1):  # The one sweep.
+        pass
+    await asyncio.get_running_loop().shutdown_default_executor()
+    done, killed = chaos.done, chaos.killed
+    sys.stdout.write(f"{dict(done)} {dict(killed)} {dict(chaos.labels)}\n")
+    assert chaos.wrong == []
+    assert done["started"] == done["finished"] + done["lost"] + done["cancelled"] + done["died with their client"]
+    assert done["started"] >= EPISODES
+    assert killed["client"] >= CLIENTS
+    assert killed["engine"] == ENGINES
+    assert killed["container"] >= CONTAINERS
+    assert done["cancelled"] >= CANCELS
+    assert wait_for_end(engine.processes()) == []
+    with _client() as client:
+        assert client.containers(all=True) == []
+        assert not client.volumes()["Volumes"]
+    assert chaos.folders() == []
+    gc.collect()
+    assert open_files() <= handles
+    assert threading.active_count() <= threads

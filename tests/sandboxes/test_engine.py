@@ -1,0 +1,255 @@
+"""Boxes of real engines: over attach, over several hosts, swept, and after an engine that went away."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes import docker as docker_boxes
+from agentgym.sandboxes import pool as pools
+from agentgym.sandboxes.base import RemoteBox
+from agentgym.sandboxes.docker import Docker, address, connect, default_image, owner, why_no_docker
+from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.pool import Pool
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture(autouse=True)
+def engine() -> None:
+    why_not = why_no_docker()
+    if why_not is not None:
+        pytest.skip(f"docker: {why_not}")
+
+
+class Relay:
+    """A TCP port in front of the local engine, which can be taken away and given back."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.host = f"tcp://127.0.0.1:{port}"
+        self.writers: set[asyncio.StreamWriter] = set()
+        self.server: asyncio.Server | None = None
+
+    async def up(self) -> None:
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
+
+    async def down(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        for writer in self.writers:
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(address().removeprefix("unix://"))
+        self.writers |= {writer, back}
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pump(reader, back))
+            tasks.create_task(pump(there, writer))
+        self.writers -= {writer, back}
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def relay() -> AsyncIterator[Relay]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        made = Relay(free.getsockname()[1])
+    await made.up()
+    try:
+        yield made
+    finally:
+        await made.down()
+        await asyncio.sleep(0)
+
+
+def owned() -> list[str]:
+    """The names of this process's containers."""
+    client = connect()
+    try:
+        found = client.containers(all=True, filters={"label": f"agentgym.owner={owner()}"})
+    finally:
+        client.close()
+    return [container["Names"][0].lstrip("/") for container in found]
+
+
+async def wait_until_gone(name: str) -> None:
+    """By the engine's own events: the removal of that container."""
+    client = connect(timeout_s=20)
+    try:
+        await asyncio.to_thread(client.wait, name, condition="removed")
+    finally:
+        client.close()
+
+
+async def test_a_remote_engine_is_spoken_to_over_attach() -> None:
+    async with relay() as there, Docker(hosts=(there.host,)).open(1) as boxes:
+        async with boxes.lease() as box:
+            assert (await box.python("x = 'a'\nprint(x * 100_000)")).truncated
+            await box.write({"f": bytes(range(256)) * 4096})
+            assert await box.read("f", limit=1 << 20) == bytes(range(256)) * 4096
+            assert (await box.exec("wc -c < f")).stdout == "1048576\n"
+            assert (await box.python("f()", functions={"f": lambda: 3})).stdout == "3\n"
+            async with await box.fork() as branch:
+                assert (await branch.python("x")).stdout == "'a'\n"
+        async with boxes.lease() as box:
+            assert await box.list() == []
+    assert owned() == []
+
+
+async def test_a_remote_box_ends_when_its_client_is_gone() -> None:
+    async with relay() as there, Docker(hosts=(there.host,)).open(1) as boxes:
+        async with boxes.lease() as box:
+            assert (await box.python("1")).ok
+            (name,) = owned()
+            await there.down()
+            with pytest.raises(SandboxError, match="sandbox_lost"):
+                await box.python("1")
+        client = connect()
+        try:
+            assert await asyncio.to_thread(client.wait, name, timeout=10)
+        finally:
+            client.close()
+        await there.up()
+    assert owned() == []
+
+
+async def test_several_engines_are_one_pool_and_each_gets_its_share() -> None:
+    async with relay() as one, relay() as two, Docker(hosts=(one.host, two.host)).open(4) as boxes:
+        async with boxes.lease() as a, boxes.lease() as b, boxes.lease() as c, boxes.lease() as d:
+            for box in (a, b, c, d):
+                assert (await box.python("1")).ok
+            runs = [name.split("-")[1] for name in owned()]
+        assert sorted(runs.count(run) for run in set(runs)) == [2, 2]
+    assert owned() == []
+
+
+async def test_an_engine_that_is_down_is_passed_over_while_another_is_up() -> None:
+    async with relay() as one, relay() as two, Docker(hosts=(one.host, two.host)).open(2) as boxes:
+        await one.down()
+        async with boxes.lease() as a, boxes.lease() as b:
+            assert (await a.python("1")).ok
+            assert (await b.python("1")).ok
+        await one.up()
+    assert owned() == []
+
+
+async def test_leases_wait_for_an_engine_that_comes_back_and_its_old_boxes_are_lost() -> None:
+    async with relay() as there, Docker(hosts=(there.host,)).open(2) as boxes:
+        async with boxes.lease() as box:
+            assert (await box.python("1")).ok
+            await there.down()
+            with pytest.raises(SandboxError, match="sandbox_lost"):
+                await box.python("1")
+
+        async def lease() -> str:
+            async with boxes.lease() as box:
+                return (await box.python("6 * 7")).stdout
+
+        waiting = asyncio.create_task(lease())
+        done, _ = await asyncio.wait({waiting}, timeout=1.0)
+        assert not done
+        await there.up()
+        assert await waiting == "42\n"
+    assert owned() == []
+
+
+async def test_a_lease_gives_up_on_an_engine_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_boxes, "PATIENCE_S", 0.2)
+    async with relay() as there, Docker(hosts=(there.host,)).open(1) as boxes:
+        await there.down()
+        with pytest.raises(SandboxError, match="the Docker engine"):
+            async with boxes.lease():
+                pass
+
+
+async def test_what_an_engine_refuses_is_not_tried_again() -> None:
+    async with Docker(network="agentgym-no-such-network").open(1) as boxes:
+        with pytest.raises(SandboxError, match="no-such-network"):
+            async with boxes.lease():
+                pass
+    async with Docker(runtime="agentgym-no-such-runtime").open(1) as boxes:
+        with pytest.raises(SandboxError, match="no-such-runtime"):
+            async with boxes.lease():
+                pass
+    assert owned() == []
+
+
+async def test_a_sweep_removes_what_a_start_left_and_spares_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "TEND_S", 0.3)
+    client = connect()
+    try:
+        async with Docker().open(1) as boxes, boxes.lease() as box:
+            (name,) = owned()
+            run = name.split("-")[1]
+            labels = {"agentgym.owner": owner(), "agentgym.run": run}
+            await asyncio.to_thread(
+                client.create_container, default_image(), ["{}"], name="agentgym-left", labels=labels
+            )
+            await wait_until_gone("agentgym-left")
+            assert owned() == [name]
+            assert (await box.python("1")).ok
+    finally:
+        client.close()
+    assert owned() == []
+
+
+async def test_a_box_that_died_while_idle_is_not_leased() -> None:
+    async with Docker().open(1) as boxes:
+        async with boxes.lease() as box:
+            assert (await box.python("1")).ok
+        client = connect()
+        try:
+            await asyncio.to_thread(client.kill, owned()[0])
+        finally:
+            client.close()
+        for _ in range(3):
+            async with boxes.lease() as box:
+                assert (await box.python("1")).stdout == "1\n"
+
+
+async def test_idle_boxes_and_leases_without_a_call_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Process(unsafe=True).open(2) as boxes:
+        assert isinstance(boxes, Pool)
+        async with boxes.lease() as kept:
+            async with boxes.lease() as box:
+                idle = box
+            await settled(boxes)
+            assert isinstance(idle, RemoteBox)
+            await boxes.tend()
+            assert idle.broken is None
+            monkeypatch.setattr(pools, "IDLE_S", -1.0)
+            await boxes.tend()
+            assert idle.broken
+            assert (await kept.python("1")).ok
+            monkeypatch.setattr(pools, "LEASE_S", -1.0)
+            await boxes.tend()
+            with pytest.raises(SandboxError, match="sandbox_lost: its lease"):
+                await kept.python("1")
+        monkeypatch.setattr(pools, "LEASE_S", 60.0)
+        monkeypatch.setattr(pools, "LIFE_S", -1.0)
+        async with boxes.lease() as first:
+            assert (await first.python("1")).ok
+        await settled(boxes)
+        async with boxes.lease() as second:
+            assert second is not first
+
+
+async def settled(boxes: Pool) -> None:
+    """Return once every box that was given back is clean."""
+    if boxes._returning:
+        await asyncio.wait(set(boxes._returning))

@@ -1,0 +1,102 @@
+"""Many boxes and many leases: the caps hold, and the event loop is never held up."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agentgym.types import Box, Sandbox
+from tests.sandboxes.conftest import ISOLATED, make
+
+BOXES = 150
+LEASES = 1000
+STALL_S = 0.05
+HELD = [
+    "bubblewrap",
+    pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]),
+]
+
+
+@dataclass
+class Watchdog:
+    """The processor time of each callback of the loop: what it cost us, however busy the machine is."""
+
+    longest_s: float = 0.0
+    callback: str = ""
+    seen: int = field(default=0)
+
+    def note(self, seconds: float, handle: object) -> None:
+        self.seen += 1
+        if seconds > self.longest_s:
+            self.longest_s, self.callback = seconds, repr(handle)
+
+
+@pytest.fixture
+def many(request: pytest.FixtureRequest) -> Sandbox:
+    """A kind of box, looked for before the watchdog wakes."""
+    return make(str(request.param))
+
+
+@pytest.fixture
+def watchdog(many: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
+    """Every callback that the event loop runs is timed."""
+    assert many is not None
+    dog = Watchdog()
+    run = asyncio.Handle._run
+
+    def timed(handle: Any) -> None:
+        began = time.thread_time()
+        run(handle)
+        dog.note(time.thread_time() - began, handle)
+
+    monkeypatch.setattr(asyncio.Handle, "_run", timed)
+    gc.collect()
+    gc.freeze()  # What the test run itself has on its heap is not ours to walk through.
+    yield dog
+    gc.unfreeze()
+    assert dog.seen > 0
+    assert dog.longest_s < STALL_S, f"{dog.longest_s:.3f} s in {dog.callback}"
+
+
+@pytest.mark.usefixtures("watchdog")
+@pytest.mark.parametrize("many", HELD, indirect=True)
+async def test_a_hundred_and_fifty_boxes_are_held_at_once(many: Sandbox) -> None:
+    async with many.open(BOXES) as boxes, AsyncExitStack() as held:
+        async with asyncio.TaskGroup() as tasks:
+            leasing = [tasks.create_task(held.enter_async_context(boxes.lease())) for _ in range(BOXES)]
+        leased: list[Box] = [lease.result() for lease in leasing]
+        async with asyncio.TaskGroup() as tasks:
+            for number, box in enumerate(leased):
+                tasks.create_task(box.python(f"x = {number}"))
+        async with asyncio.TaskGroup() as tasks:
+            answers = [tasks.create_task(box.python("x")) for box in leased]
+        assert [answer.result().stdout for answer in answers] == [f"{number}\n" for number in range(BOXES)]
+
+
+@pytest.mark.usefixtures("watchdog")
+@pytest.mark.parametrize("many", ["unsafe", *ISOLATED], indirect=True)
+async def test_a_thousand_leases_at_once_never_exceed_the_pool(many: Sandbox) -> None:
+    size = 8
+    inside = most = 0
+    answers: set[str] = set()
+
+    async def rollout(number: int) -> None:
+        nonlocal inside, most
+        async with boxes.lease() as box:
+            inside += 1
+            most = max(most, inside)
+            result = await box.python(f"'x' in globals(), {number}")
+            await box.python("x = 1")
+            answers.add(result.stdout)
+            inside -= 1
+
+    async with many.open(size) as boxes, asyncio.TaskGroup() as tasks:
+        for number in range(LEASES):
+            tasks.create_task(rollout(number))
+    assert most == size
+    assert answers == {f"(False, {number})\n" for number in range(LEASES)}

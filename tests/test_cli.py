@@ -1,0 +1,217 @@
+"""The command line: what each command says, and what its exit code means."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym import cli
+from agentgym.errors import SandboxError
+from agentgym.sandboxes import choose, docker, image, local
+from agentgym.sandboxes.docker import owner, why_no_docker
+
+ROOT = Path(__file__).parents[1]
+
+
+def say(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    code = cli.main(args)
+    return code, capsys.readouterr().out
+
+
+def dead_owner() -> str:
+    """A process of this boot that has ended: this one's name with another start."""
+    host, boot, pid, _ = owner().split("/")
+    return f"{host}/{boot}/{pid}/1"
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom agentgym.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'docker', 'transformers', 'pytest') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(name in done.stdout for name in cli.COMMANDS)
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["nonsense"])
+    assert left.value.code == 2
+
+
+def test_the_doctor_says_how_to_get_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_engine: None
+) -> None:
+    monkeypatch.setattr(local, "why_no_bubblewrap", lambda: "bwrap is not installed")
+    monkeypatch.setattr(choose, "why_no_bubblewrap", lambda: "bwrap is not installed")
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, said = say(capsys, "doctor")
+    assert code == 1
+    assert said.startswith("ok       python")
+    for name, how in (("docker engine", "install Docker"), ("bubblewrap", "apt-get install"), ("runsc", "gVisor")):
+        line, hint = said[said.index(f"missing  {name}") :].splitlines()[:2]
+        assert how in hint, line
+    assert said.rstrip().endswith("-> either Docker with its image, or bubblewrap")
+
+
+def test_the_doctor_is_content_where_a_box_can_be_had(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_engine: None
+) -> None:
+    monkeypatch.setattr(choose, "why_no_bubblewrap", lambda: None)
+    code, said = say(capsys, "doctor")
+    assert code == 0
+    assert said.splitlines()[-1].split() == ["ok", "a", "box", "Bubblewrap"]
+
+
+@pytest.mark.docker
+def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[str]) -> None:
+    if (why_not := why_no_docker()) is not None:
+        pytest.skip(f"docker: {why_not}")
+    code, said = say(capsys, "doctor")
+    assert code == 0
+    assert "ok       docker engine" in said
+    assert "ok       sandbox image" in said
+
+
+def test_an_extra_that_is_not_installed_is_named_with_its_command() -> None:
+    finding = cli._package("no-such-package-anywhere", "train")
+    assert str(finding).splitlines()[1].strip() == "-> pip install 'agentgym[train]'"
+
+
+def test_gc_removes_the_folders_of_dead_owners_only(
+    capsys: pytest.CaptureFixture[str], scratch: Path, no_engine: None
+) -> None:
+    names = [f"agentgym-run-{who.replace('/', '_')}-x" for who in (dead_owner(), owner())]
+    for name in [*names, "agentgym-run-odd", "somebody-else"]:
+        (scratch / name / "0").mkdir(parents=True)
+        (scratch / name / "0" / "box.sock").touch()
+    code, said = say(capsys, "gc", "--dry-run")
+    assert (code, f"would remove folder {scratch / names[0]}" in said) == (0, True)
+    assert len(list(scratch.iterdir())) == 4
+    code, said = say(capsys, "gc")
+    assert (code, f"removed folder {scratch / names[0]}" in said) == (0, True)
+    assert {left.name for left in scratch.iterdir()} == {names[1], "agentgym-run-odd", "somebody-else"}
+    assert "containers not looked at: no Docker engine answers" in said
+    assert "nothing of ours is left over" in say(capsys, "gc")[1]
+
+
+def labelled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
+    """A created container of that owner, removed when the stack ends."""
+    made: str = client.create_container(docker.default_image(), labels={"agentgym.owner": who})["Id"]
+    stack.callback(cli._remove, client, made)
+    return made
+
+
+@pytest.mark.docker
+def test_gc_removes_the_containers_of_dead_owners_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scratch: Path
+) -> None:
+    if (why_not := why_no_docker()) is not None:
+        pytest.skip(f"docker: {why_not}")
+    # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
+    monkeypatch.setattr(docker, "is_dead", lambda who: who == "elsewhere/boot/1/1")
+    client = docker.connect()
+    with contextlib.ExitStack() as stack:
+        stack.callback(client.close)
+        ours, dead = (labelled(client, stack, who) for who in (owner(), "elsewhere/boot/1/1"))
+        said = say(capsys, "gc", "--dry-run")[1]
+        assert f"would remove container {dead[:12]} (created)" in said
+        assert ours[:12] not in said
+        assert f"removed container {dead[:12]} (created)" in say(capsys, "gc")[1]
+        left = {container["Id"] for container in client.containers(all=True)}
+        assert left & {ours, dead} == {ours}
+
+
+def test_ls_names_envs_their_classes_and_what_they_say() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentgym.cli", "ls", "envs.chase.env:Chase"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()}
+    assert lines["chase"][0] == "envs.chase.env:Chase"
+    assert lines["chase"][1].startswith("Reward 1 for the right answer")
+    assert {"code_repair", "python_math", "envs.chase.env:Chase"} <= set(lines)
+
+
+def test_ls_goes_on_where_an_env_does_not_load(tmp_path: Path) -> None:
+    for name, text in (
+        ("good", "import agentgym as ag\n@ag.register('good')\nclass Good(ag.Env):\n    '''Fine.'''\n"),
+        ("bad", "1 / 0\n"),
+    ):
+        (tmp_path / "envs" / name).mkdir(parents=True)
+        (tmp_path / "envs" / name / "env.py").write_text(text)
+    code = "import sys; from agentgym.cli import main; sys.path.remove(''); sys.exit(main(['ls']))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout.split() == [
+        *("good", "envs.good.env:Good", "Fine."),
+        *("envs.bad.env:", "ZeroDivisionError:", "division", "by", "zero"),
+    ]
+    assert done.returncode == 1
+
+
+def test_ls_says_where_it_looked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("agentgym.env._registry", {})
+    assert say(capsys, "ls")[1].startswith("no environments: there is no envs/*/env.py")
+
+
+def test_sandbox_build_passes_its_arguments_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def build(tag: str | None, **options: object) -> str:
+        asked.append((tag, options))
+        return "sha256:abc"
+
+    monkeypatch.setattr(image, "build", build)
+    assert say(capsys, "sandbox", "build", "--pip", "numpy>=2", "--pip", "attrs", "--tag", "mine") == (
+        0,
+        "sha256:abc\n",
+    )
+    assert say(capsys, "sandbox", "build", "--from-debootstrap")[0] == 0
+    assert asked == [
+        ("mine", {"base": None, "from_debootstrap": False, "pip": ("numpy>=2", "attrs")}),
+        (None, {"base": None, "from_debootstrap": True, "pip": ()}),
+    ]
+
+
+def test_an_error_of_ours_is_one_line_on_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object, **__: object) -> str:
+        raise SandboxError("the Docker engine: it is gone")
+
+    monkeypatch.setattr(image, "build", build)
+    assert cli.main(["sandbox", "build"]) == 1
+    assert capsys.readouterr().err == "agentgym: the Docker engine: it is gone\n"
+
+
+def test_package_names_cannot_add_commands_to_the_image() -> None:
+    text = image.packages_dockerfile("base", ["numpy>=2", "x; rm -rf /"])
+    assert text.splitlines()[3].endswith("pip install --no-cache-dir 'numpy>=2' 'x; rm -rf /'")
+    assert text.splitlines()[-1] == "USER 65534:65534"
