@@ -25,6 +25,7 @@ from typing import IO, Any
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers.utils.logging import disable_progress_bar
 
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
@@ -145,10 +146,11 @@ async def learn(run: Run) -> dict[str, Any]:
     """
     env = find_env(run.env)
     start = time.perf_counter()
+    disable_progress_bar()  # the log has its own
     async with AsyncExitStack() as stack:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
         log = stack.enter_context(Log(run.out or _folder(run.recipe), steps=run.steps, shown=trainer.rank == 0))
-        log.note(f"starting {run.engine.slots} boxes ({run.box})")
+        log.note("loading")
         engine = await stack.enter_async_context(LocalEngine(run.model, run.engine))
         boxes = await stack.enter_async_context(AnyBox(kind=run.box).open(run.engine.slots)) if env.sandbox else None
         play = Play(env, engine, trainer, boxes, run.sampling)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Required, TypeAlias
 
 import numpy as np
@@ -218,10 +217,10 @@ class Rollout:
     group_id: str
     segments: tuple[Segment, ...]
     reward: float | None
-    rewards: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    rewards: Mapping[str, float] = field(default_factory=dict)
     stop_reason: str
     error: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    metrics: Mapping[str, float] = field(default_factory=dict)
     box: str | None = None
     """The digest of the image or the kind of the box that its tools ran in."""
 
