@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import agentgym as ag
+from agentgym.env import Split
 from agentgym.errors import EngineError
 from agentgym.loop import Log, Play, batches, sync
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.testing import FakeBoxes
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Adapter, Floats, Sampling
-from envs.chase.env import Chase, ChaseCompaction
+from envs.chase.env import Chase, ChaseCompaction, ChaseTask
 
 MODEL = Path(__file__).parents[1] / "recipes" / "checkpoints" / "chase_compaction"
 SAMPLING = Sampling(temperature=0.7, max_tokens=40)
@@ -86,6 +87,18 @@ def test_batches_are_of_the_seed_and_repeat_no_task() -> None:
     first, again, other = ([[t.id for t in b] for b in batches(Chase, 8, 5, seed=seed)] for seed in (1, 1, 2))
     assert first == again != other
     assert len(set(itertools.chain(*first))) == 40
+
+
+def test_a_small_data_set_comes_round_again_and_no_batch_has_a_task_twice() -> None:
+    class Seven(Chase):
+        @classmethod
+        def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
+            return Chase.tasks(split)[:7]
+
+    drawn = [[t.id for t in b] for b in batches(Seven, 3, 20, seed=0)]
+    assert all(len(set(batch)) == 3 for batch in drawn)
+    assert all(not set(drawn[i]) & set(drawn[i + 1]) for i in range(0, 20, 2))
+    assert len(set(itertools.chain(*drawn))) == 7
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:
