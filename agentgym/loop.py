@@ -25,6 +25,7 @@ from typing import IO, Any
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers.utils.logging import disable_progress_bar
 
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
@@ -61,7 +62,7 @@ class Run:
     group_size: int = 8
     """Rollouts of each task."""
     box: Kind = "auto"
-    """Where the model's code runs."""
+    """Where the model's code runs; auto is what the env declares."""
     max_tokens: int | None = None
     """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
@@ -80,24 +81,31 @@ class Run:
 
 
 def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int) -> Iterator[list[TaskT]]:
-    """`steps` batches of `prompts` training tasks in an order of the seed; no task twice before all were seen."""
+    """`steps` batches of `prompts` training tasks in an order of the seed.
+
+    No task comes twice before all were seen, but for the few that were left over when they fill no whole batch.
+    """
     tasks = find_env(env).tasks("train")
     if prompts > len(tasks):
         raise ValueError(f"prompts: {prompts} in a batch, and the env has {len(tasks)} training tasks")
-    drawn = _shuffled(len(tasks), random.Random(seed))
+    rng = random.Random(seed)
+    seen: set[int] = set()
     for _ in range(steps):
-        yield [tasks[next(drawn)] for _ in range(prompts)]
+        if len(seen) + prompts > len(tasks):
+            seen.clear()
+        indices = _draw(rng, prompts, len(tasks), seen)
+        yield [tasks[index] for index in indices]
 
 
-def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
-    while True:
-        # Drawn in parts: a procedural env has more tasks than anyone would shuffle.
-        seen: set[int] = set()
-        while len(seen) < count:
-            index = rng.randrange(count)
-            if index not in seen:
-                seen.add(index)
-                yield index
+def _draw(rng: random.Random, wanted: int, count: int, seen: set[int]) -> list[int]:
+    """Indices that were not seen yet; a procedural env has more of them than anyone would shuffle."""
+    drawn: list[int] = []
+    while len(drawn) < wanted:
+        index = rng.randrange(count)
+        if index not in seen:
+            seen.add(index)
+            drawn.append(index)
+    return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +117,22 @@ class Play:
     trainer: Trainer
     boxes: Boxes | None
     sampling: Sampling
+    concurrency: int = 64
+    """Rollouts at once, in this process."""
 
     async def collect(self, tasks: Sequence[Any], *, n: int, seed: int) -> Groups:
         """`n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
         mine = tasks[self.trainer.rank :: self.trainer.world]
-        groups = await run_groups(self.env, mine, self.engine, n=n, boxes=self.boxes, sampling=self.sampling, seed=seed)
+        groups = await run_groups(
+            self.env,
+            mine,
+            self.engine,
+            n=n,
+            boxes=self.boxes,
+            concurrency=self.concurrency,
+            sampling=self.sampling,
+            seed=seed,
+        )
         found = {group.group_id: group for group in self.trainer.gather(list(groups))}
         return Groups([found[task.id] for task in tasks])
 
@@ -145,13 +164,16 @@ async def learn(run: Run) -> dict[str, Any]:
     """
     env = find_env(run.env)
     start = time.perf_counter()
+    disable_progress_bar()  # the log has its own
     async with AsyncExitStack() as stack:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
         log = stack.enter_context(Log(run.out or _folder(run.recipe), steps=run.steps, shown=trainer.rank == 0))
-        log.note(f"starting {run.engine.slots} boxes ({run.box})")
+        log.note("loading")
         engine = await stack.enter_async_context(LocalEngine(run.model, run.engine))
-        boxes = await stack.enter_async_context(AnyBox(kind=run.box).open(run.engine.slots)) if env.sandbox else None
-        play = Play(env, engine, trainer, boxes, run.sampling)
+        slots = run.engine.slots
+        sandbox = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else env.sandbox
+        boxes = await stack.enter_async_context(sandbox.open(slots)) if sandbox else None
+        play = Play(env, engine, trainer, boxes, run.sampling, concurrency=slots)
         before = await _evaluate(run, play, log)
         with _saved(trainer, log.folder / "adapter"):
             await _train(run, play, log)
@@ -177,7 +199,7 @@ async def _train(run: Run, play: Play, log: "Log") -> None:
         batch = samples(groups, advantage=run.advantage, merge=run.merge)
         log.note("training")
         stats = await play.trainer.step(batch)
-        probe = probe or groups.rollouts[0].segments[0].token_ids.tolist()
+        probe = probe or next(s.token_ids.tolist() for r in groups.rollouts for s in r.segments)
         gap = await sync(play.trainer, play.engine, step + 1, probe, run.sampling, run.probe_tolerance)
         log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
 

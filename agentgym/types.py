@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Required, Self, TypeAlias
 
 import numpy as np
@@ -219,10 +219,10 @@ class Rollout:
     group_id: str
     segments: tuple[Segment, ...]
     reward: float | None
-    rewards: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    rewards: Mapping[str, float] = field(default_factory=dict)
     stop_reason: str
     error: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    metrics: Mapping[str, float] = field(default_factory=dict)
     box: str | None = None
     """The digest of the image or the kind of the box that its tools ran in."""
 

@@ -21,7 +21,14 @@ class ChaseCompactionGRPO(ag.Run):
     steps: int = 25
     max_tokens: int | None = 40
     train: ag.TrainConfig = field(
-        default_factory=lambda: ag.TrainConfig(lr=2e-3, temperature=0.7, normalise=2500.0, micro_tokens=4096)
+        default_factory=lambda: ag.TrainConfig(
+            lr=2e-3,
+            decay_steps=20,
+            temperature=0.7,
+            normalise=2500.0,  # about what 64 rollouts sample: few groups with a signal then mean a small step
+            grad_clip=0.05,  # a few times the usual norm, so that no single failure rules a step
+            micro_tokens=4096,
+        )
     )
 
 

@@ -124,16 +124,20 @@ _HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL
 
 
 class HuggingFaceTokenizer:
-    """A ChatTokenizer over a transformers tokenizer, its chat template and its response template."""
+    """A ChatTokenizer over a fast transformers tokenizer, its chat template and its response template."""
 
     def __init__(self, tokenizer: Any, response_template: dict[str, Any] | None = None) -> None:
         if not tokenizer.chat_template:
             raise ValueError("tokenizer: has no chat_template")
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
         self.tokenizer = tokenizer
+        # The layer below: the wrappers around it cost more than they do, once a turn.
+        self.backend = tokenizer.backend_tokenizer
         template = response_template or getattr(tokenizer, "response_template", None)
         if template is None and "<tool_call>" in tokenizer.chat_template:
             template = HERMES
-        self.response_template = template
+        self.response_template = None if template is None else load_response_template(template)
         self.opening = self._opening()
 
     def _opening(self) -> str:
@@ -149,11 +153,11 @@ class HuggingFaceTokenizer:
         return text
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False)
+        ids: list[int] = self.backend.encode(text.encode(errors="replace").decode(), add_special_tokens=False).ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode([*token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
         return text
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:

@@ -5,7 +5,6 @@ import hashlib
 import math
 import time
 from contextlib import AsyncExitStack
-from types import MappingProxyType
 from typing import Any
 
 from agentgym.env import Env, TaskT, find_env
@@ -91,10 +90,10 @@ class Episode:
             group_id=self.task.id,
             segments=tuple(segment.close() for segment in self.segments),
             reward=self.reward if error is None else None,
-            rewards=MappingProxyType(self.rewards),
+            rewards=self.rewards,
             stop_reason=stop_reason,
             error=error,
-            metrics=MappingProxyType(self.metrics),
+            metrics=self.metrics,
             box=digest,
         )
 

@@ -9,7 +9,7 @@ class TrainConfig:
     """Everything that changes what a step does to the weights; the defaults train the bundled tiny model."""
 
     lr: float = 2e-3
-    """Learning rate after warm-up, constant from there."""
+    """Learning rate after warm-up."""
     lora_rank: int = 16
     """Rank of the adapter, on every linear layer but the output layer."""
     lora_alpha: int = 32
@@ -20,6 +20,8 @@ class TrainConfig:
     """AdamW's weight decay, on the adapter."""
     warmup_steps: int = 3
     """Optimizer steps over which the learning rate rises from lr / warmup_steps to lr."""
+    decay_steps: int | None = None
+    """Optimizer steps over which it then falls linearly to a tenth of lr, and stays there; None: constant."""
     clip_low: float = 0.2
     """A probability ratio under 1 - clip_low is not pushed further down."""
     clip_high: float = 0.2

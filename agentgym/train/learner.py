@@ -96,9 +96,9 @@ class Learner:
         forwards += [self._micro_batch(step, samples, micro, total) for micro in plans[ranks.rank]]
         norm = _number(torch.nn.utils.clip_grad_norm_(self._weights, config.grad_clip))
         if math.isfinite(norm):
-            warm = min(1.0, (self.optimizer_steps + 1) / max(config.warmup_steps, 1))
+            rate = learning_rate(config, self.optimizer_steps)
             for group in self._optimizer.param_groups:
-                group["lr"] = config.lr * warm
+                group["lr"] = rate
             self._optimizer.step()
             self.optimizer_steps += 1
         self._optimizer.zero_grad(set_to_none=True)
@@ -151,6 +151,15 @@ class Learner:
             logprobs_BR, _ = self._forward(batch, sampling.temperature)
         scores: Floats = logprobs_BR[0].cpu().numpy()
         return scores
+
+
+def learning_rate(config: TrainConfig, taken: int) -> float:
+    """The rate of the next optimizer step after `taken` of them: warm-up, then linear decay to a tenth."""
+    warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
+    if config.decay_steps is None:
+        return config.lr * warm
+    done = min(1.0, max(0, taken - config.warmup_steps) / config.decay_steps)
+    return config.lr * warm * (1 - 0.9 * done)
 
 
 def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:

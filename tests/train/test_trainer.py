@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from agentgym.samples import samples
+from agentgym.train.learner import learning_rate
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.train.weights import write_adapter
 from agentgym.types import Group, Sample, Sampling
@@ -150,6 +151,12 @@ def test_a_gradient_that_is_not_finite_is_not_applied_and_counted(
         assert (stats["train/skipped_steps"], stats["train/optimizer_steps"]) == (1, 0)
         assert same(before, weights_of(trainer))
         assert trainer.train(rows)["train/optimizer_steps"] == 1
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
+    config = TrainConfig(lr=1.0, warmup_steps=2, decay_steps=4)
+    rates = [learning_rate(config, taken) for taken in range(8)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.775, 0.55, 0.325, 0.1, 0.1])
 
 
 def test_the_adapter_starts_as_nothing_and_the_same_in_every_run(tiny_model: Path, config: TrainConfig) -> None:

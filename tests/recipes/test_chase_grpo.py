@@ -1,0 +1,116 @@
+"""The recipe as a user runs it: a command, its last line, Ctrl-C, two processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--box", "unsafe", "--engine.slots", "16", "--eval-tasks", "8"]
+
+
+def command(*arguments: str) -> dict[str, Any]:
+    """How to start the recipe; its temporary files go where TMPDIR says."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {"args": [sys.executable, "-m", *arguments], "cwd": ROOT, "env": environment, "text": True}
+
+
+def recipe(out: Path, *arguments: str) -> dict[str, Any]:
+    """Run it to its end; the last line of its stdout."""
+    done = subprocess.run(
+        **command("recipes.chase_grpo", *SMALL, "--out", str(out), *arguments), capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return summary
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Eight steps on one process."""
+    out = tmp_path_factory.mktemp("alone")
+    return recipe(out, "--steps", "8"), out
+
+
+def test_the_reward_rises_and_the_held_out_score_agrees(alone: tuple[dict[str, Any], Path]) -> None:
+    summary, _ = alone
+    assert summary["recipe"] == "chase_grpo"
+    assert summary["rollouts"] == 8 * 64
+    assert summary["tool_calls"] > 300
+    rewards = [json.loads(line)["reward"] for line in (alone[1] / "metrics.jsonl").read_text().splitlines()]
+    assert rewards[-1] > rewards[0] + 0.3
+    assert summary["eval_after"] > summary["eval_before"] + 0.3
+
+
+def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str, Any], Path]) -> None:
+    rows = [json.loads(line) for line in (alone[1] / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["train/logprob_gap"] < 1e-4 and row["sync/logprob_gap"] < 1e-4 for row in rows)
+    assert all(row["rollouts/started"] == row["rollouts/finished"] + row["rollouts/failed"] for row in rows)
+
+
+def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    recipe(one, "--steps", "2")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+    two = tmp_path / "two"
+    done = subprocess.run(
+        **command(*launch, "-m", "recipes.chase_grpo", *SMALL, "--steps", "2", "--out", str(two)),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len([line for line in done.stdout.splitlines() if line.startswith("{")]) == 1
+    rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, two)]
+    for mine, theirs in zip(*rows, strict=True):
+        assert mine["reward"] == theirs["reward"]
+        assert mine["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-4, abs=1e-6)
+    tensors = [load_file(run / "adapter" / "adapter_model.safetensors") for run in (one, two)]
+    for name, tensor in tensors[0].items():
+        # Adam turns a gradient that is noise around 0 into a whole step of either sign, so not every entry agrees.
+        assert np.mean(np.abs(tensor - tensors[1][name]) > 1e-4) < 0.01, name
+
+
+def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path: Path) -> None:
+    temporary, out = tmp_path / "tmp", tmp_path / "run"
+    temporary.mkdir()
+    out.mkdir()
+    os.mkfifo(out / "metrics.jsonl")  # a pipe: reading its first line waits for the first step
+    start = command("recipes.chase_grpo", *SMALL, "--out", str(out))
+    start["env"] |= {"TMPDIR": str(temporary)}
+    with subprocess.Popen(**start, stderr=subprocess.PIPE, start_new_session=True) as running:
+        with (out / "metrics.jsonl").open() as metrics:
+            assert json.loads(metrics.readline())["step"] == 0
+            assert any("server.py" in text for text in processes(str(tmp_path)))
+            os.killpg(running.pid, signal.SIGINT)
+            metrics.read()
+        _, error = running.communicate()
+    assert running.returncode == 130
+    assert "Run again" in error
+    assert "Traceback" not in error
+    assert (out / "adapter" / "adapter_model.safetensors").exists()
+    assert not processes(str(tmp_path))
+    assert not list(temporary.glob("agentgym*"))
+
+
+def processes(mark: str) -> list[str]:
+    """Command lines of the processes that name this folder: the recipe's own and those of its boxes."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "cmdline").read_bytes().decode()
+        except OSError:
+            continue
+        if mark in text:
+            found.append(text.replace("\0", " "))
+    return found

@@ -1,0 +1,113 @@
+"""The loop, on the real engine, the real trainer and the shipped checkpoint."""
+
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.env import Split
+from agentgym.errors import EngineError
+from agentgym.loop import Log, Play, batches, sync
+from agentgym.rollouts.local import LocalConfig, LocalEngine
+from agentgym.testing import FakeBoxes
+from agentgym.train.trainer import TrainConfig, Trainer
+from agentgym.types import Adapter, Floats, Sampling
+from envs.chase.env import Chase, ChaseCompaction, ChaseTask
+
+MODEL = Path(__file__).parents[1] / "recipes" / "checkpoints" / "chase_compaction"
+SAMPLING = Sampling(temperature=0.7, max_tokens=40)
+
+
+@pytest.fixture
+async def play() -> AsyncIterator[Play]:
+    """Chase with compaction on the tiny model: several turns and segments, sixteen rollouts at once."""
+    config = TrainConfig(temperature=0.7, lr=2e-3, device="cpu")
+    async with Trainer(MODEL, config) as trainer, LocalEngine(MODEL, LocalConfig(slots=16)) as engine:
+        yield Play(ChaseCompaction, engine, trainer, FakeBoxes(), SAMPLING)
+
+
+def largest_gap(trainer: Trainer, rollout: ag.Rollout) -> float:
+    """Between the engine's and the trainer's log-probability, over all sampled tokens, in nats."""
+    gaps = []
+    for segment in rollout.segments:
+        scores: Floats = trainer.score(segment.token_ids.tolist(), sampling=SAMPLING)
+        gaps.append(np.abs(scores - segment.logprobs[1:])[segment.sampled[1:]].max())
+    return float(max(gaps))
+
+
+async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(play: Play) -> None:
+    tasks = ChaseCompaction.tasks("train")[:8]
+    before = await play.collect(list(tasks), n=4, seed=0)
+    assert any(len(r.segments) > 1 for r in before.rollouts)
+    assert max(largest_gap(play.trainer, r) for r in before.rollouts) < 1e-4
+    await play.trainer.step(ag.samples(before))
+    probe = before.rollouts[0].segments[0].token_ids.tolist()
+    await sync(play.trainer, play.engine, 1, probe, SAMPLING, tolerance=1e-4)
+    after = await play.collect(list(tasks), n=4, seed=1)
+    assert max(largest_gap(play.trainer, r) for r in after.rollouts) < 1e-4
+    assert {v.version for r in after.rollouts for s in r.segments for t in s.turns for v in t.versions} == {1}
+
+
+async def test_the_same_seed_gives_the_same_rollouts(play: Play) -> None:
+    tasks = list(ChaseCompaction.tasks("train")[:4])
+    first, again = [await play.collect(tasks, n=4, seed=3) for _ in range(2)]
+    other = await play.collect(tasks, n=4, seed=4)
+    ids = [[s.token_ids.tolist() for r in groups.rollouts for s in r.segments] for groups in (first, again, other)]
+    assert ids[0] == ids[1]
+    assert ids[0] != ids[2]
+
+
+async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play: Play) -> None:
+    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
+    norms = []
+    for merge in (True, False):
+        config = replace(play.trainer.config, normalise="rollout")
+        with Trainer(MODEL, config) as trainer:
+            norms.append(trainer.train(ag.samples(groups, merge=merge))["train/grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert norms[0] > 0
+
+
+async def test_a_lost_adapter_is_an_error(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lose(self: LocalEngine, adapter: Adapter | None, *, version: int) -> None:
+        """An engine that says yes and changes nothing."""
+
+    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
+    await play.trainer.step(ag.samples(groups))
+    monkeypatch.setattr(LocalEngine, "load_adapter", lose)
+    with pytest.raises(EngineError, match="does not sample from the policy"):
+        await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+
+
+def test_batches_are_of_the_seed_and_repeat_no_task() -> None:
+    first, again, other = ([[t.id for t in b] for b in batches(Chase, 8, 5, seed=seed)] for seed in (1, 1, 2))
+    assert first == again != other
+    assert len(set(itertools.chain(*first))) == 40
+
+
+def test_a_small_data_set_comes_round_again_and_no_batch_has_a_task_twice() -> None:
+    class Seven(Chase):
+        @classmethod
+        def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
+            return Chase.tasks(split)[:7]
+
+    drawn = [[t.id for t in b] for b in batches(Seven, 3, 20, seed=0)]
+    assert all(len(set(batch)) == 3 for batch in drawn)
+    assert all(not set(drawn[i]) & set(drawn[i + 1]) for i in range(0, 20, 2))
+    assert len(set(itertools.chain(*drawn))) == 7
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="prompts"):
+        next(batches(Chase, 2_000_000, 1, seed=0))
+
+
+def test_a_step_is_on_disk_when_it_is_logged(tmp_path: Path) -> None:
+    with Log(tmp_path / "run", steps=2) as log:
+        log(0, {"reward": 0.5, "rollouts/started": 4, "rollouts/finished": 3, "rollout/tool_calls": 2.0})
+        assert '"step": 0' in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert log.summary() == {"reward_first": 0.5, "reward_last": 0.5, "steps": 1, "rollouts": 4, "tool_calls": 6}
