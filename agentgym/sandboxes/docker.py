@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 IMAGE = "agentgym-sandbox"
 """The repository of our images; their tag is the digest of the server inside."""
 SERVER_LABEL = "agentgym.server"
-BUILD = "python -m agentgym.sandboxes.image build"
+BUILD = "agentgym sandbox build"
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
 INSIDE = "/run/agentgym"
@@ -62,7 +62,7 @@ class Docker:
     """Boxes in containers; what they stop and what they do not is in sandbox/README.md."""
 
     image: str | None = None
-    """None takes the one that `python -m agentgym.sandboxes.image build` makes for this agentgym's server."""
+    """None takes the one that `agentgym sandbox build` makes for this agentgym's server."""
     memory_mb: int = 512
     """Of the whole box, its files in memory included."""
     disk_mb: int = 64

@@ -1,6 +1,5 @@
-"""Build the image that Docker boxes run: `python -m agentgym.sandboxes.image build`."""
+"""Build the image that Docker boxes run; `agentgym sandbox build` is its command."""
 
-import argparse
 import io
 import logging
 import shlex
@@ -108,21 +107,3 @@ def _run(*command: str) -> None:
         raise SandboxError(f"{command[0]} is not installed") from error
     if done.returncode:
         raise SandboxError(f"{command[0]} failed: {(done.stderr or done.stdout)[-500:]}")
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.image", description=__doc__)
-    command = parser.add_subparsers(required=True).add_parser("build", help="build the image")
-    command.add_argument("--tag", default=default_image())
-    command.add_argument("--base", metavar="IMAGE", help="what to build on; it needs a python3")
-    command.add_argument("--from-debootstrap", action="store_true", help="a minimal Debian as base; needs root")
-    command.add_argument("--pip", action="append", default=[], metavar="PACKAGE", help="to be importable in the box")
-    given = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    built = build(given.tag, base=given.base, from_debootstrap=given.from_debootstrap, pip=given.pip)
-    _log.info("%s", built)
-
-
-if __name__ == "__main__":
-    main()

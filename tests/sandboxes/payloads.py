@@ -858,6 +858,7 @@ FORGERY = [
         "ok",
         "error",  # The exit may be seen first.
         lost=None,
+        following=("ok", "error"),  # Or only by the next call, which then says that its state was lost.
     ),
     forged("a hello", "os.write(3, frame({'hello': 1, 'python': '9'}))", "protocol"),
     forged("an ask of text", "os.write(3, frame({'id': call, 'ask': 'f'}, b'[]'))", "protocol", functions=True),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.chaos,
     pytest.mark.docker,
     # The engine's client library does not close a socket whose connect was refused: the collector does.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),

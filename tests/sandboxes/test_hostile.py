@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MARKS = {
     "unsafe": [pytest.mark.slow],
-    "docker": [pytest.mark.docker],
+    "docker": [pytest.mark.docker, pytest.mark.slow],
     "runsc": [pytest.mark.docker, pytest.mark.slow],
 }
 UNUSABLE: dict[str, str] = {}
