@@ -1431,7 +1431,7 @@ FILES = [
         shell=False,
     ),
     files(
-        "a full disk",
+        "a write to a full disk",
         "head -c 300000000 /dev/zero > full; true",
         write("f", OSError, match="space", content=bytes(1 << 20)),
         kinds=ISOLATED,

@@ -19,7 +19,7 @@ import pytest_asyncio
 from agentgym.errors import SandboxError
 from agentgym.types import Box, Boxes, ExecResult
 from tests.sandboxes.conftest import KINDS, below, containers_of, make
-from tests.sandboxes.payloads import ANYWHERE, PAYLOADS, FileCall, Payload
+from tests.sandboxes.payloads import PAYLOADS, FileCall, Payload
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -273,12 +273,6 @@ async def test_a_box_survives(ground: Ground, host: Host, payload: Payload) -> N
 # ---------------------------------------------------------------------------------------------- what is no payload
 
 
-def test_the_battery_has_its_five_groups() -> None:
-    groups = [payload.group for payload in PAYLOADS]
-    assert set(groups) == {"exhaustion", "escape", "forgery", "persistence", "files"}
-    assert len({payload.name for payload in PAYLOADS}) == len(PAYLOADS) >= 60
-
-
 async def test_a_batch_with_one_bad_path_is_refused(box: Box) -> None:
     with pytest.raises(ValueError, match="outside"):
         await box.write({"good": "x", "../bad": "y"})
@@ -326,7 +320,13 @@ print(hits)
 
 
 async def test_a_bystander_is_stopped_while_fresh_code_runs(box: Box) -> None:
-    pid = (await box.python("import subprocess\np = subprocess.Popen(['sleep', '60'])\np.pid")).stdout.strip()
+    start = """
+from subprocess import PIPE, Popen
+p = Popen(['cat'], stdin=PIPE, stdout=PIPE, bufsize=0)
+p.stdin.write(b'x'), p.stdout.read(1)  # It has started, and waits for more.
+print(p.pid)
+"""
+    pid = (await box.python(start)).stdout.strip()
     state = f"open('/proc/{pid}/stat').read().rsplit(')')[1].split()[0]"
     assert (await box.python(state, fresh=True)).stdout == "'T'\n"
     assert (await box.python(state)).stdout in ("'S'\n", "'R'\n")
@@ -358,7 +358,3 @@ async def test_a_server_that_is_killed_is_a_sandbox_error_and_its_place_is_fille
                 await box.exec("true")
         async with boxes.lease() as box:
             assert (await box.python("1")).stdout == "1\n"
-
-
-def test_the_unsafe_box_is_in_the_battery_only_where_it_says_so() -> None:
-    assert all(payload.group != "escape" for payload in PAYLOADS if payload.kinds == ANYWHERE)
