@@ -40,6 +40,7 @@ import time
 import traceback
 import types
 from _ast import Expr, Expression, Module, PyCF_ONLY_AST
+from _signal import signal as set_handler  # type: ignore[import-not-found]  # The enumerations around it take ten times as long.
 from _thread import allocate_lock
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
@@ -60,6 +61,8 @@ HARD_OUTPUT = 16 << 20
 GRACE_S = 0.3
 FORK_S = 5.0
 MAX_BRANCHES = 64
+MAX_FDS = 512
+"""More than we ever hold: four for each session, and some."""
 MAX_DEPTH = 100
 """How deep a working folder may be to be copied: each level holds two descriptors."""
 TRUNK = 0
@@ -67,6 +70,13 @@ KILL_S = 1.0
 """How long one process after the other is killed; whoever forks faster is met by killing all at once."""
 PATIENCE_S = 0.5
 """How long a worker may take over one frame."""
+AHEAD = 16 << 10
+"""Bytes that are read ahead of the frame that is taken."""
+ZEROS = bytes(KEEP)
+CREDENTIALS = socket.CMSG_SPACE(12)
+"""Room for the process, user and group that wrote; or for three descriptors."""
+OUTPUT_LATER_S = 0.002
+"""How long a call's output may lie in its pipe: most calls have ended by then, and wake the supervisor once."""
 CHANNEL = 3
 """The worker's end of its channel."""
 CHANNEL_LOST = 70
@@ -74,9 +84,16 @@ CHANNEL_LOST = 70
 ALONE = os.getpid() == 1
 """In a process namespace of our own; only then may every process be signalled."""
 IPC_RMID = 0
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_GET_TID_ADDRESS = 1, 4, 36, 40
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
+CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000 | signal.SIGCHLD
+"""CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID."""
+
+LENGTH = struct.Struct(">I")
+CREDENTIAL = struct.Struct("3i")
 
 libc = ctypes.CDLL(None, use_errno=True)
+decode = json.JSONDecoder().raw_decode  # What json.loads does around it takes longer than it does.
 
 
 class Broken(Exception):
@@ -102,25 +119,6 @@ def wait(fd: int, event: int, deadline: float | None) -> None:
         raise TimeoutError
 
 
-def read_exactly(fd: int, size: int, deadline: float | None) -> bytearray:
-    """`size` bytes in a buffer of exactly that size; EOFError where the other end closed."""
-    data = bytearray(size)
-    view = memoryview(data)
-    got = 0
-    while got < size:
-        try:
-            count = os.readv(fd, [view[got:]])
-        except BlockingIOError:
-            wait(fd, select.POLLIN, deadline)
-            continue
-        except ConnectionResetError:
-            count = 0
-        if count == 0:
-            raise EOFError
-        got += count
-    return data
-
-
 def write_fully(fd: int, parts: Iterable[bytes | bytearray | memoryview], deadline: float | None) -> None:
     """Write every part, in order."""
     left = [memoryview(part) for part in parts if len(part)]
@@ -136,23 +134,6 @@ def write_fully(fd: int, parts: Iterable[bytes | bytearray | memoryview], deadli
             left[0] = left[0][count:]
 
 
-def read_frame(fd: int, deadline: float | None, max_envelope: int, max_body: int) -> tuple[dict[str, Any], bytearray]:
-    """One frame; Broken where it is malformed or too large, EOFError at the end of the wire."""
-    (size,) = struct.unpack(">I", read_exactly(fd, 4, deadline))
-    if size > max_envelope:
-        raise Broken
-    try:
-        envelope = json.loads(read_exactly(fd, size, deadline))
-    except (ValueError, RecursionError):
-        raise Broken from None
-    if type(envelope) is not dict:
-        raise Broken
-    length = envelope.get("body", 0)
-    if type(length) is not int or not 0 <= length <= max_body:
-        raise Broken
-    return envelope, read_exactly(fd, length, deadline)
-
-
 def write_frame(
     fd: int,
     envelope: dict[str, Any],
@@ -162,9 +143,9 @@ def write_frame(
     """One frame; `body` is the parts of its body."""
     parts = list(body)
     if parts:
-        envelope["body"] = sum(len(part) for part in parts)
+        envelope["body"] = sum(map(len, parts))
     head = json.dumps(envelope).encode()
-    write_fully(fd, [struct.pack(">I", len(head)), head, *parts], deadline)
+    write_fully(fd, [LENGTH.pack(len(head)), head, *parts], deadline)
 
 
 def zero(buffer: bytearray) -> None:
@@ -172,17 +153,119 @@ def zero(buffer: bytearray) -> None:
     buffer[:] = bytes(len(buffer))
 
 
-class Wire:
+class Inlet:
+    """Whole frames from one descriptor, read ahead into a buffer; what was taken from it is zeroed."""
+
+    def __init__(self, fd: int, *, max_envelope: int, max_body: int) -> None:
+        self.fd, self.max_envelope, self.max_body = fd, max_envelope, max_body
+        self.ahead = memoryview(bytearray(AHEAD))
+        self.start = self.stop = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was read that no frame has taken yet: then no poll will tell of it."""
+        return self.start < self.stop
+
+    def read(self, deadline: float | None) -> tuple[dict[str, Any], bytearray]:
+        """One frame; Broken where it is malformed or too large, EOFError at the end of the wire."""
+        (size,) = LENGTH.unpack(self.take(LENGTH.size, deadline))
+        if size > self.max_envelope:
+            raise Broken
+        try:
+            text = self.take(size, deadline).decode()
+            envelope, end = decode(text)
+        except (ValueError, RecursionError):
+            raise Broken from None
+        if type(envelope) is not dict or end != len(text):
+            raise Broken
+        length = envelope.get("body", 0)
+        if type(length) is not int or not 0 <= length <= self.max_body:
+            raise Broken
+        return envelope, self.take(length, deadline)
+
+    def take(self, size: int, deadline: float | None) -> bytearray:
+        """`size` bytes in a buffer of exactly that size; EOFError where the other end closed."""
+        data = bytearray(size)
+        view = memoryview(data)
+        got = 0
+        while got < size:
+            if self.start == self.stop:
+                if size - got >= AHEAD:
+                    got += self.receive(view[got:], deadline)
+                    continue
+                self.start, self.stop = 0, self.receive(self.ahead, deadline)
+            count = min(size - got, self.stop - self.start)
+            part = self.ahead[self.start : self.start + count]
+            view[got : got + count] = part
+            part[:] = ZEROS[:count]
+            got += count
+            self.start += count
+        return data
+
+    def receive(self, into: memoryview, deadline: float | None) -> int:
+        """How many bytes came, at least one; EOFError where the other end closed."""
+        while True:
+            try:
+                count = self.receive_some(into)
+            except BlockingIOError:
+                wait(self.fd, select.POLLIN, deadline)
+                continue
+            except ConnectionResetError:
+                count = 0
+            if count == 0:
+                raise EOFError
+            return count
+
+    def receive_some(self, into: memoryview) -> int:
+        return os.readv(self.fd, [into])
+
+
+class Wire(Inlet):
     """The host's wire: one socket, or two pipes where an engine carries our input and output."""
 
     def __init__(self, inlet: int, outlet: int) -> None:
-        self.inlet, self.outlet = inlet, outlet
-
-    def read(self) -> tuple[dict[str, Any], bytearray]:
-        return read_frame(self.inlet, None, MAX_ENVELOPE, MAX_BODY)
+        super().__init__(inlet, max_envelope=MAX_ENVELOPE, max_body=MAX_BODY)
+        self.outlet = outlet
 
     def write(self, envelope: dict[str, Any], body: Iterable[bytes | bytearray | memoryview] = ()) -> None:
         write_frame(self.outlet, envelope, body)
+
+
+class Channel(Inlet):
+    """The supervisor's end of a worker's channel: frames of that process alone, whoever else holds the other end."""
+
+    def __init__(self, end: socket.socket, pid: int) -> None:
+        super().__init__(end.fileno(), max_envelope=MAX_WORKER_ENVELOPE, max_body=MAX_ASK)
+        self.end, self.pid = end, pid
+
+    def receive_some(self, into: memoryview) -> int:
+        """The kernel says who wrote, and never hands over what two wrote at once; Broken for a stranger's bytes."""
+        count, facts, _, _ = self.end.recvmsg_into([into], CREDENTIALS)
+        if count and (not facts or CREDENTIAL.unpack(facts[0][2])[0] != self.pid):
+            raise Broken
+        return count
+
+    def write(self, envelope: dict[str, Any], body: Iterable[bytes | bytearray | memoryview] = ()) -> None:
+        """OSError where the worker does not take it soon."""
+        write_frame(self.fd, envelope, body, time.monotonic() + PATIENCE_S)
+
+    def close(self) -> None:
+        self.end.close()
+
+
+class WorkerEnd(Inlet):
+    """The worker's end, with the descriptors that came along."""
+
+    def __init__(self) -> None:
+        super().__init__(CHANNEL, max_envelope=MAX_ENVELOPE, max_body=MAX_BODY)
+        self.end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=CHANNEL)
+        self.fds: list[int] = []
+
+    def receive_some(self, into: memoryview) -> int:
+        count, extras, _, _ = self.end.recvmsg_into([into], CREDENTIALS)
+        for _, _, data in extras:
+            self.fds += CREDENTIAL.unpack(data)
+        return count
 
 
 # ---------------------------------------------------------------------------------------------- worker
@@ -199,6 +282,7 @@ class Worker:
         self.cells = 0
         self.running = False
         self.lock = allocate_lock()
+        self.inlet = WorkerEnd()
         self.proxies: dict[str, object] = {}
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main
@@ -213,7 +297,7 @@ class Worker:
         """Run cells until the channel closes."""
         while True:
             try:
-                envelope, body = read_frame(CHANNEL, None, MAX_ENVELOPE, MAX_BODY)
+                envelope, body = self.inlet.read(None)
                 if "fork" in envelope:
                     self.branch(envelope["fork"])
                     continue
@@ -224,7 +308,8 @@ class Worker:
                 code = self.run(body.decode("utf-8", "replace"))
                 if os.getpid() != self.pid:
                     os._exit(0)  # A forked child that fell out of the cell must not answer a second time.
-                write_frame(CHANNEL, {"id": self.call, "done": code})
+                said = b'{"id": %d, "done": %d}' % (self.call, code)
+                os.write(CHANNEL, LENGTH.pack(len(said)) + said)
             except KeyboardInterrupt:
                 continue
             except BaseException:
@@ -232,8 +317,8 @@ class Worker:
 
     def branch(self, folder: str) -> None:
         """Return twice: here, and in a process that goes on as a session of its own in `folder`."""
-        with socket.socket(fileno=os.dup(CHANNEL)) as channel:
-            ends = socket.recv_fds(channel, 1, 3)[1]
+        self.inlet.take(1, None)  # The byte that the descriptors come with.
+        ends, self.inlet.fds = self.inlet.fds, []
         random = sys.modules.get("random")
         state = random.getstate() if random is not None else None
         if is_parent_of_a_fork():
@@ -268,7 +353,7 @@ class Worker:
     def run(self, source: str) -> int:
         """One cell; its exit code."""
         self.cells += 1
-        signal.signal(signal.SIGINT, self.interrupt)
+        set_handler(signal.SIGINT, self.interrupt)
         code = 1
         try:
             try:
@@ -287,7 +372,8 @@ class Worker:
             assert isinstance(tree, Module)
             linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], Expr) else None
-            exec(compile(tree, filename, "exec", dont_inherit=True), self.names)
+            if tree.body:
+                exec(compile(tree, filename, "exec", dont_inherit=True), self.names)
             if isinstance(last, Expr):
                 value = eval(compile(Expression(last.value), filename, "eval", dont_inherit=True), self.names)
                 if value is not None:
@@ -326,7 +412,7 @@ class Worker:
             self.asked += 1
             write_frame(CHANNEL, {"id": self.call, "ask": self.asked}, [body])
             while True:
-                envelope, answer = read_frame(CHANNEL, None, MAX_ENVELOPE, MAX_BODY)
+                envelope, answer = self.inlet.read(None)
                 if envelope.get("answer") == self.asked:
                     break
         said = json.loads(answer)
@@ -336,20 +422,51 @@ class Worker:
 
 
 def is_parent_of_a_fork() -> bool:
-    """Fork: True here, also where it failed; False in the new process.
+    """Fork a process that the supervisor is the parent of; True here, also where it failed, False in the new one.
 
-    The process in between ends at once, so that the supervisor takes the new one over and code here never meets it.
+    As a child of ours it would turn up in the session's own os.wait(), and nobody else could collect it.
     """
     try:
-        between = os.fork()
+        pid = fork_sibling()
+        if pid > 0 or (pid < 0 and fork_orphan()):
+            return True
     except OSError:
         return True
+    os.setsid()
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return False
+
+
+def fork_sibling() -> int:
+    """os.fork as the kernel has it too: its process is our parent's child from the start. -1 where this cannot be done.
+
+    What C's fork does beside it is needed with several threads only, and for the cached thread id, which lies where
+    the kernel was asked to clear it when the thread ends.
+    """
+    thread_id = ctypes.c_void_p()
+    alone = len(os.listdir("/proc/self/task")) == 1
+    if SYS_CLONE is None or not alone or libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(thread_id), 0, 0, 0):
+        return -1
+    api = ctypes.pythonapi
+    api.PyOS_BeforeFork()
+    # The last two: the place of the thread id, in the order of either architecture.
+    pid: int = api.syscall(SYS_CLONE, CLONE_FLAGS, None, None, thread_id, thread_id)
+    if pid:
+        api.PyOS_AfterFork_Parent()
+    else:
+        api.PyOS_AfterFork_Child()
+    return pid
+
+
+def fork_orphan() -> int:
+    """Fork twice and end the process in between, so that the supervisor takes the second over; 0 in that one."""
+    between = os.fork()
     if between:
         try:
             os.waitpid(between, 0)
         except ChildProcessError:
             pass
-        return True
+        return between
     between = os.getpid()
     try:
         if os.fork():
@@ -358,9 +475,7 @@ def is_parent_of_a_fork() -> bool:
         os._exit(1)
     while os.getppid() == between:
         time.sleep(0.0002)
-    os.setsid()
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return False
+    return 0
 
 
 def own_folder(work: str) -> dict[str, str]:
@@ -406,14 +521,32 @@ def flush() -> None:
 class Child:
     """A process that the supervisor forked, and the supervisor's ends of its pipes."""
 
-    def __init__(self, pid: int, out: int, err: int, channel: int | None) -> None:
-        self.pid, self.out, self.err, self.channel = pid, out, err, channel
+    def __init__(self, pid: int, out: int, err: int, end: socket.socket | None, host: int) -> None:
+        self.pid, self.out, self.err = pid, out, err
+        os.set_blocking(out, False)
+        os.set_blocking(err, False)
+        self.channel = None if end is None else Channel(end, pid)
         self.pidfd = os.pidfd_open(pid)
+        self.urgent, self.all = select.poll(), select.poll()
+        said = [] if self.channel is None else [self.channel.fd]
+        for fd in (*said, host, self.pidfd):  # The channel comes first: an answer counts before an exit.
+            self.urgent.register(fd, select.POLLIN)
+        for fd in (*said, out, err, host, self.pidfd):
+            self.all.register(fd, select.POLLIN)
 
     def close(self) -> None:
-        for fd in (self.pidfd, self.out, self.err, self.channel):
-            if fd is not None:
-                os.close(fd)
+        for fd in (self.pidfd, self.out, self.err):
+            os.close(fd)
+        if self.channel is not None:
+            self.channel.close()
+
+    def deafen(self, fd: int) -> None:
+        """Hear no more of a descriptor whose other end is closed."""
+        for poll in (self.urgent, self.all):
+            try:
+                poll.unregister(fd)
+            except KeyError:
+                continue
 
     def exited(self) -> int:
         """Reap it, once it has ended; its exit code, or minus its signal."""
@@ -440,6 +573,7 @@ def start(
     work: str,
     limits: dict[str, int],
     patience_s: float,
+    host: int,
     *,
     channel: bool,
     sealed: bool,
@@ -447,27 +581,34 @@ def start(
     """Fork a process with pipes of its own that holds nothing of the host's wire, and `run` in it."""
     out, out_end = os.pipe()
     err, err_end = os.pipe()
-    ours, theirs = (end.detach() for end in socket.socketpair()) if channel else (None, None)
+    ends = channel_pair() if channel else None
     try:
         pid = fork(patience_s)
     except OSError:
-        for fd in (out, out_end, err, err_end, ours, theirs):
-            if fd is not None:
-                os.close(fd)
+        for fd in (out, out_end, err, err_end):
+            os.close(fd)
+        for end in ends or ():
+            end.close()
         raise
     if pid == 0:
         try:
-            enter(out_end, err_end, theirs, work, limits, sealed=sealed)
+            enter(out_end, err_end, ends and ends[1].fileno(), work, limits, sealed=sealed)
             run()
         finally:
             os._exit(CHANNEL_LOST)
-    for fd in (out_end, err_end, theirs):
-        if fd is not None:
-            os.close(fd)
-    for fd in (out, err, ours):
-        if fd is not None:
-            os.set_blocking(fd, False)
-    return Child(pid, out, err, ours)
+    os.close(out_end)
+    os.close(err_end)
+    if ends is not None:
+        ends[1].close()
+    return Child(pid, out, err, ends and ends[0], host)
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """The supervisor's end, which the kernel tells who writes, and the worker's."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    ours.setblocking(False)
+    return ours, theirs
 
 
 def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, int], *, sealed: bool) -> None:
@@ -477,7 +618,7 @@ def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, 
     os.dup2(err, 2)
     if channel is not None:
         os.dup2(channel, CHANNEL, inheritable=False)
-    os.closerange(CHANNEL + 1 if channel is not None else CHANNEL, 256)
+    os.closerange(CHANNEL + 1 if channel is not None else CHANNEL, MAX_FDS)
     for number in QUIET:
         signal.signal(number, signal.SIG_DFL)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -635,7 +776,7 @@ class Capture:
     def read(self, fd: int) -> int:
         """Take what one read gives; 0 at the end of the stream, BlockingIOError when there is nothing yet."""
         count = os.readv(fd, [SCRATCH])
-        view = memoryview(SCRATCH)[:count]
+        view = SCRATCH[:count]
         room = max(0, KEEP - self.total)
         self.head[self.total : self.total + len(view[:room])] = view[:room]
         rest = view[room:]
@@ -645,6 +786,7 @@ class Capture:
             self.tail[at : at + len(first)] = first
             self.tail[: len(rest) - len(first)] = rest[len(first) :]
         self.total += count
+        view[:] = ZEROS[:count]
         return count
 
     @property
@@ -661,13 +803,13 @@ class Capture:
 
     def clear(self) -> None:
         used = min(self.total, KEEP)
-        self.head[:used] = bytes(used)
+        self.head[:used] = ZEROS[:used]
         if self.total > KEEP:
-            self.tail[:] = bytes(KEEP)
+            self.tail[:] = ZEROS
         self.total = 0
 
 
-SCRATCH = bytearray(KEEP)
+SCRATCH = memoryview(bytearray(KEEP))
 OUT, ERR = Capture(), Capture()
 
 
@@ -684,33 +826,44 @@ class Call:
         self.lost = False
         self.interrupted = False
         self.asks = 0
-        self.poll = select.poll()
-        self.hear: dict[int, Callable[[], object]] = {
-            child.out: lambda: self.drain(child.out, OUT),
-            child.err: lambda: self.drain(child.err, ERR),
-            host.inlet: self.hear_host,
-        }
-        if child.channel is not None:
-            self.hear[child.channel] = self.hear_worker
-        self.hear[child.pidfd] = self.hear_exit  # After the channel: an answer counts before an exit.
-        for fd in self.hear:
-            self.poll.register(fd, select.POLLIN)
 
     def run(self) -> None:
         """Return when it has ended, by itself or not; nothing is killed yet."""
+        poll, later = self.child.urgent, self.began + OUTPUT_LATER_S
         while not self.status:
-            left = self.deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= later:
+                poll, later = self.child.all, self.deadline
+            if now >= self.deadline:
                 self.expire()
-                continue
-            for fd, _ in self.poll.poll(left * 1000 + 1):
-                self.hear[fd]()
-                if self.status:
-                    break
+            elif self.host.pending:
+                self.hear_host()
+            else:
+                self.hear(poll.poll((later - now) * 1000))
+        self.drain_all()
+
+    def hear(self, events: list[tuple[int, int]]) -> None:
+        child = self.child
+        for fd, _ in events:
+            if self.status:
+                return
+            if child.channel is not None and fd == child.channel.fd:
+                self.hear_worker(child.channel)
+            elif fd == child.out:
+                self.drain(fd, OUT)
+            elif fd == child.err:
+                self.drain(fd, ERR)
+            elif fd == child.pidfd:
+                self.hear_exit()
+            else:
+                self.hear_host()
+
+    def drain_all(self) -> None:
+        """Take what the call left in its pipes."""
+        waiting = {fd for fd, _ in self.child.all.poll(0)}
         for fd, capture in ((self.child.out, OUT), (self.child.err, ERR)):
-            while self.drain(fd, capture):
+            while fd in waiting and self.drain(fd, capture):
                 pass
-        self.hear.clear()  # They refer back to us, and the collector is off.
 
     def end(self, status: str, exit_code: int, *, lost: bool = False) -> None:
         self.status, self.exit_code, self.lost = status, exit_code, lost
@@ -725,28 +878,26 @@ class Call:
         os.kill(self.child.pid, signal.SIGINT)
 
     def drain(self, fd: int, capture: Capture) -> bool:
-        """Whether there was something; over the hard limit the call ends."""
+        """Whether there may be more; over the hard limit the call ends."""
         try:
             count = capture.read(fd)
         except BlockingIOError:
             return False
         if count == 0:
-            if not self.status:
-                self.poll.unregister(fd)
+            self.child.deafen(fd)
             return False
         if OUT.total + ERR.total <= HARD_OUTPUT:
-            return True
+            return count == len(SCRATCH)
         if self.status in ("", "ok", "error"):
             self.end("output_limit", -signal.SIGKILL, lost=True)
         return False
 
-    def hear_worker(self) -> None:
-        assert self.child.channel is not None
+    def hear_worker(self, channel: Channel) -> None:
         soon = time.monotonic() + PATIENCE_S
         try:
-            envelope, body = read_frame(self.child.channel, soon, MAX_WORKER_ENVELOPE, MAX_ASK)
+            envelope, body = channel.read(soon)
         except EOFError:
-            self.poll.unregister(self.child.channel)
+            self.child.deafen(channel.fd)
             self.closed_channel(soon)
             return
         except (Broken, OSError):
@@ -791,15 +942,14 @@ class Call:
             self.end("error" if code else "ok", code)
 
     def hear_host(self) -> None:
-        envelope, body = self.host.read()
+        envelope, body = self.host.read(None)
         if envelope.get("id") != self.id:
             return
         if envelope.get("op") == "cancel":
             self.end("killed", -signal.SIGKILL, lost=True)
         elif self.child.channel is not None and not self.interrupted:
             try:
-                soon = time.monotonic() + PATIENCE_S
-                write_frame(self.child.channel, {"answer": envelope["answer"]}, [body], soon)
+                self.child.channel.write({"answer": envelope["answer"]}, [body])
             except OSError:
                 self.end("protocol", -signal.SIGKILL, lost=True)
         zero(body)
@@ -1086,7 +1236,7 @@ class Supervisor:
         """Answer until the wire closes."""
         self.host.write({"hello": PROTOCOL, "python": sys.version.split()[0]})
         while True:
-            envelope, body = self.host.read()
+            envelope, body = self.host.read(None)
             operation = self.operations.get(envelope.get("op", ""))
             if operation is not None:  # Else an answer or a cancel that crossed the end of its call.
                 answer, parts = self.attempt(operation, envelope, body)
@@ -1094,10 +1244,10 @@ class Supervisor:
                 for part in parts:
                     if type(part) is bytearray:
                         zero(part)
-            for buffer in (body, SCRATCH):
-                zero(buffer)
+            zero(body)
             OUT.clear()
             ERR.clear()
+            reap()
 
     def attempt(self, operation: Callable[..., Any], envelope: dict[str, Any], body: bytearray) -> Any:
         session = self.sessions.get(envelope.get("session", TRUNK))
@@ -1117,7 +1267,7 @@ class Supervisor:
             gc.enable()
             Worker(work, shadowing=not fresh).serve()
 
-        return start(run, work, self.limits, patience_s, channel=True, sealed=fresh)
+        return start(run, work, self.limits, patience_s, self.host.fd, channel=True, sealed=fresh)
 
     def renew(self, session: Session) -> None:
         """A new worker for a session whose processes are gone."""
@@ -1157,6 +1307,7 @@ class Supervisor:
         """
         if len(self.sessions) == 1:
             return
+        reap()
         tree = descendants(os.getpid())
         strays = set(tree)
         for each in self.sessions.values():
@@ -1165,13 +1316,18 @@ class Supervisor:
         session.started |= strays
 
     def revive(self, session: Session) -> None:
-        """Begin the session anew where it ended, or wrote to its channel, between two calls."""
-        assert session.worker.channel is not None
-        poll = select.poll()
-        poll.register(session.worker.pidfd, select.POLLIN)
-        poll.register(session.worker.channel, select.POLLIN)
-        if poll.poll(0):
+        """Begin the session anew where it ended, or wrote to its channel, between two calls.
+
+        Its output of that time is dropped: an answer holds its own call's output only.
+        """
+        worker = session.worker
+        assert worker.channel is not None
+        ready = {fd for fd, _ in worker.all.poll(0)}
+        if worker.channel.pending or not ready.isdisjoint((worker.channel.fd, worker.pidfd)):
             self.restart(session)
+            return
+        for fd in ready.intersection((worker.out, worker.err)):
+            self.discard(fd)
 
     def make_room(self, start: Callable[[float], Child]) -> Child:
         """Fork; where the box is full of processes they are killed first, and every session is lost."""
@@ -1192,7 +1348,6 @@ class Supervisor:
         if call.lost:
             self.restart(session)
         else:
-            reap()
             self.claim(session)
         call.lost |= session.take_loss()
         return call.answer()
@@ -1215,13 +1370,10 @@ class Supervisor:
 
     def cell(self, worker: Child, envelope: dict[str, Any], body: bytearray) -> Call:
         assert worker.channel is not None
-        for fd in (worker.out, worker.err):
-            self.discard(fd)
         killed = self.oom.read()
         call = Call(self.host, worker, envelope)
         try:
-            head = {"id": call.id, "functions": envelope["functions"]}
-            write_frame(worker.channel, head, [body], time.monotonic() + PATIENCE_S)
+            worker.channel.write({"id": call.id, "functions": envelope["functions"]}, [body])
         except OSError:
             call.end("protocol", -signal.SIGKILL, lost=True)
         zero(body)  # Before any fork that follows the call.
@@ -1230,10 +1382,12 @@ class Supervisor:
         return call
 
     def discard(self, fd: int) -> None:
-        """Drop what was written between two calls: an answer holds its own call's output only."""
+        """Drop what lies in a pipe."""
         try:
             for _ in range(64):
-                if not os.readv(fd, [SCRATCH]):
+                count = os.readv(fd, [SCRATCH])
+                SCRATCH[:count] = ZEROS[:count]
+                if not count:
                     return
         except BlockingIOError:
             return
@@ -1257,7 +1411,7 @@ class Supervisor:
         killed = self.oom.read()
 
         def fork_shell(patience_s: float) -> Child:
-            return start(run, session.work, self.limits, patience_s, channel=False, sealed=False)
+            return start(run, session.work, self.limits, patience_s, self.host.fd, channel=False, sealed=False)
 
         child = self.make_room(fork_shell)
         call = Call(self.host, child, envelope)
@@ -1325,7 +1479,7 @@ class Supervisor:
 
         bystanders = stop_all()
         try:
-            child = start(run, source, self.limits, 0.0, channel=False, sealed=True)
+            child = start(run, source, self.limits, 0.0, self.host.fd, channel=False, sealed=True)
             call = Call(self.host, child, envelope)
             call.run()
             child.close()
@@ -1344,23 +1498,17 @@ class Supervisor:
         assert worker.channel is not None
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        deadline = time.monotonic() + FORK_S
+        ours, theirs = channel_pair()
         try:
-            write_frame(worker.channel, {"fork": folder}, [], deadline)
-            with socket.socket(fileno=os.dup(worker.channel)) as channel:
-                socket.send_fds(channel, [b"\0"], [theirs.fileno(), out_end, err_end])
+            worker.channel.write({"fork": folder})
+            socket.send_fds(worker.channel.end, [b"\0"], [theirs.fileno(), out_end, err_end])
             theirs.close()
-            wait(ours.fileno(), select.POLLIN, deadline)
-            said, credentials, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(12))
-            pid = struct.unpack("3i", credentials[0][2])[0] if said else 0
+            wait(ours.fileno(), select.POLLIN, time.monotonic() + FORK_S)
+            said, credentials, _, _ = ours.recvmsg(1, CREDENTIALS)
+            pid = CREDENTIAL.unpack(credentials[0][2])[0] if said else 0
             if pid not in children(os.getpid()) or pid in self.workers():
                 raise Refused("the session could not be forked: no process or no memory is left")
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-            for fd in (out, err, ours.fileno()):
-                os.set_blocking(fd, False)
-            return Child(pid, out, err, ours.detach())
+            return Child(pid, out, err, ours, self.host.fd)
         except BaseException as error:
             ours.close()
             os.close(out)
@@ -1437,7 +1585,7 @@ def connect(config: dict[str, Any]) -> Wire:
     else:
         fds = [os.dup(0), os.dup(1)]
     for fd in fds:
-        os.set_blocking(fd, False)
+        os.set_blocking(fd, True)
         os.set_inheritable(fd, False)
     return Wire(*fds)
 

@@ -37,45 +37,40 @@ class Decoder:
 
     def __init__(self) -> None:
         self._data = bytearray()
-        self._envelope: dict[str, Any] | None = None
         self._needed = _LENGTH.size
-        self._in_head = False
+        """Bytes without which there is no use in looking."""
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completed."""
         self._data += data
         frames: list[Frame] = []
         while len(self._data) >= self._needed:
-            piece = bytes(memoryview(self._data)[: self._needed])
-            del self._data[: self._needed]
-            frame = self._take(piece)
+            frame = self._take()
             if frame is not None:
                 frames.append(frame)
         return frames
 
-    def _take(self, piece: bytes) -> Frame | None:
-        if self._envelope is None and not self._in_head:
-            (self._needed,) = _LENGTH.unpack(piece)
-            if self._needed > MAX_ENVELOPE:
-                raise WireError(f"an envelope of {self._needed} bytes")
-            self._in_head = True
+    def _take(self) -> Frame | None:
+        """The first frame; None, and how much it needs, where it is not whole yet."""
+        (size,) = _LENGTH.unpack_from(self._data)
+        if size > MAX_ENVELOPE:
+            raise WireError(f"an envelope of {size} bytes")
+        start = self._needed = _LENGTH.size + size
+        if len(self._data) < start:
             return None
-        if self._envelope is None:
-            self._envelope = _envelope(piece)
-            self._in_head = False
-            self._needed = _body_size(self._envelope)
-            if self._needed:
-                return None
-            piece = b""
-        frame = Frame(self._envelope, piece)
-        self._envelope = None
+        envelope = _envelope(self._data[_LENGTH.size : start])
+        end = self._needed = start + _body_size(envelope)
+        if len(self._data) < end:
+            return None
+        body = bytes(self._data[start:end])
+        del self._data[:end]
         self._needed = _LENGTH.size
-        return frame
+        return Frame(envelope, body)
 
 
-def _envelope(piece: bytes) -> dict[str, Any]:
+def _envelope(piece: bytearray) -> dict[str, Any]:
     try:
-        envelope = json.loads(piece)
+        envelope = json.loads(piece.decode())
     except (ValueError, RecursionError) as error:
         raise WireError("an envelope that is not JSON") from error
     if not isinstance(envelope, dict):

@@ -3,8 +3,9 @@
 `python -m recipes.bench.sandbox [--json] [--quick] [--kinds docker bubblewrap] [--image NAME]`
 
 A call is one Python cell (`1 + 1`) and its answer. An episode is a lease, eight calls, and the verified reset that
-follows; a fresh one has a new box instead of the reset. `docker exec` is given the least there is to do (`true`), by
-the engine's API and not by its command line.
+follows; a fresh one has a new box instead of the reset. The same work without a server in the box is an interpreter
+started by `docker exec` for each call, and a container of its own for each episode, by the engine's API and not by its
+command line. `true` is the least that a `docker exec` can be.
 """
 
 import argparse
@@ -20,12 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentgym.sandboxes.docker import Docker, connect, owner, why_no_docker
+from agentgym.sandboxes.docker import Docker, connect, default_image, owner, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
 from agentgym.types import Box, Boxes, Sandbox
 from recipes.bench.harness import Goal, at_least, at_most, report
 
 CELL = "1 + 1"
+AS_PROGRAM = ["python3", "-I", "-S", "-c", "print(1 + 1)"]
+LEAST = ["true"]
 CALLS_PER_EPISODE = 8
 BOXES = (1, 8, 32)
 AT_ONCE = (1, 8)
@@ -288,26 +291,24 @@ async def forks(sandbox: Sandbox, amount: Amount) -> Figures:
 
 
 async def docker_exec(sandbox: Sandbox, amount: Amount) -> Figures:
-    """`true` in our own containers, by the engine: latency, processor time of the engine, and the rate on 1 and on 8.
+    """The same cells by the engine, in our own containers: latency, its processor time, and the rate on 1 and on 8.
 
     `beside` is the rate of our own calls into the same containers, in turns with it.
     """
     figures: Figures = {}
-    loop = asyncio.get_running_loop()
     async with sandbox.open(8) as boxes, leased(boxes, 8) as held:
-        with ThreadPoolExecutor(8) as threads, contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(contextlib.closing(connect())) for _ in range(8)]
+        with engine_clients(8) as (clients, run):
             names = our_containers(clients[0])
-
-            def run(client: Any, name: str) -> Awaitable[object]:
-                return loop.run_in_executor(threads, exec_once, client, name)
-
-            pairs: list[Action] = [partial(run, client, name) for client, name in zip(clients, names, strict=True)]
+            pairs: list[Action] = [
+                partial(run, exec_once, client, name, AS_PROGRAM) for client, name in zip(clients, names, strict=True)
+            ]
             spent = time.process_time() + cpu_s(engine_pids())
             taken = await milliseconds(pairs[0], amount.execs)
             spent = time.process_time() + cpu_s(engine_pids()) - spent
             figures |= {"call_p50_ms": percentile(taken, 50), "call_p99_ms": percentile(taken, 99)}
             figures["cpu_ms_per_call_1"] = spent / amount.execs * 1e3
+            taken = await milliseconds(partial(run, exec_once, clients[0], names[0], LEAST), amount.execs)
+            figures["least_p50_ms"] = percentile(taken, 50)
             for count in AT_ONCE:
                 ours = [cell(box) for box in held[:count]]
                 figures[f"beside_calls_per_s_{count}"], figures[f"calls_per_s_{count}"] = await by_turns(
@@ -316,10 +317,52 @@ async def docker_exec(sandbox: Sandbox, amount: Amount) -> Figures:
     return figures
 
 
-def exec_once(client: Any, container: str) -> None:
+async def docker_episodes(sandbox: Docker, amount: Amount) -> Figures:
+    """Episodes in a container of their own, all by the engine, in turns with ours; on 1 and on 8."""
+    figures: Figures = {}
+    for count in AT_ONCE:
+        async with sandbox.open(count) as warm:
+            async with leased(warm, count):
+                pass
+            with engine_clients(count) as (clients, run):
+                theirs = [
+                    partial(run, container_episode, client, sandbox.image or default_image()) for client in clients
+                ]
+                ours: list[Action] = [partial(episode, warm)] * count
+                figures[f"beside_episodes_per_s_{count}"], figures[f"episodes_per_s_{count}"] = await by_turns(
+                    ours, theirs, amount.seconds
+                )
+    return figures
+
+
+@contextlib.contextmanager
+def engine_clients(count: int) -> Iterator[tuple[list[Any], Callable[..., Awaitable[None]]]]:
+    """Connections to the engine, and what runs a function in a thread of its own for each."""
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(count) as threads, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(contextlib.closing(connect())) for _ in range(count)]
+        yield clients, partial(loop.run_in_executor, threads)
+
+
+def exec_once(client: Any, container: str, command: Sequence[str]) -> None:
     """One command and its output, as a kit without a server in the box runs it."""
-    made = client.exec_create(container, ["true"])
-    client.exec_start(made["Id"])
+    made = client.exec_create(container, command)
+    said = client.exec_start(made["Id"])
+    assert said == (b"" if command is LEAST else b"2\n"), said
+
+
+def container_episode(client: Any, image: str) -> None:
+    """A container, one command for each call, and its end."""
+    limits = client.create_host_config(network_mode="none", read_only=True, cap_drop=["ALL"], pids_limit=128)
+    made = client.create_container(
+        image, ["sleep", "60"], entrypoint=[], host_config=limits, labels={"agentgym.owner": owner()}
+    )
+    try:
+        client.start(made["Id"])
+        for _ in range(CALLS_PER_EPISODE):
+            exec_once(client, made["Id"], AS_PROGRAM)
+    finally:
+        client.remove_container(made["Id"], force=True, v=True)
 
 
 # ---------------------------------------------------------------------------------------------------- the report
@@ -356,13 +399,12 @@ def ratios(figures: Figures) -> Figures:
     if "docker_exec_calls_per_s_1" not in figures:
         return {}
     made: Figures = {}
-    ours, theirs = "docker_exec_beside_calls_per_s", "docker_exec_calls_per_s"
-    for count in AT_ONCE:
-        warm, fresh = (figures[f"docker_{name}_per_s_{count}"] for name in ("episodes", "fresh_episodes"))
-        made[f"calls over docker exec, {count} at once"] = figures[f"{ours}_{count}"] / figures[f"{theirs}_{count}"]
-        made[f"episodes over fresh containers, {count} at once"] = warm / fresh
-    best = max(figures[f"{ours}_{count}"] for count in AT_ONCE)
-    made["calls, our best over docker exec one by one"] = best / figures[f"{theirs}_1"]
+    for work, over in (("calls", "docker exec"), ("episodes", "docker exec in fresh containers")):
+        ours, theirs = f"docker_exec_beside_{work}_per_s", f"docker_exec_{work}_per_s"
+        for count in AT_ONCE:
+            made[f"{work} over {over}, {count} at once"] = figures[f"{ours}_{count}"] / figures[f"{theirs}_{count}"]
+        best = max(figures[f"{ours}_{count}"] for count in AT_ONCE)
+        made[f"{work}, our best over {over} one by one"] = best / figures[f"{theirs}_1"]
     return made
 
 
@@ -372,8 +414,8 @@ async def measure(kind: str, sandbox: Sandbox, amount: Amount) -> Figures:
     for part in (episodes, leases, forks):
         made |= await part(sandbox, amount)
     figures = {f"{kind}_{name}": value for name, value in made.items()}
-    if kind == "docker":
-        engine = await docker_exec(sandbox, amount)
+    if isinstance(sandbox, Docker):
+        engine = await docker_exec(sandbox, amount) | await docker_episodes(sandbox, amount)
         figures |= {f"docker_exec_{name}": value for name, value in engine.items()}
     return figures
 

@@ -242,6 +242,7 @@ async def goes_on(box: Box, payload: Payload) -> None:
     following = await box.python("6 * 7", timeout_s=2.0)
     assert following.status in payload.following, following
     if payload.honest:
+        assert following.status != "ok" or following.stdout == "42\n", following
         if following.status != "ok":
             following = await box.python("6 * 7")
         assert (following.status, following.stdout) == ("ok", "42\n"), following
