@@ -58,10 +58,7 @@ def findings() -> Iterator[Finding]:
     yield from (_package(name, extra) for name, extra in PACKAGES.items())
     yield from _docker()
     yield _bubblewrap()
-    runsc = shutil.which("runsc")
-    yield Finding(
-        name="runsc", ok=runsc is not None, detail=runsc or "not on the PATH", get="install gVisor: https://gvisor.dev"
-    )
+    yield _gvisor()
     yield _gpus()
 
 
@@ -92,6 +89,27 @@ def _docker() -> Iterator[Finding]:
         yield Finding(name=engine.name, ok=False, detail=f"{type(error).__name__}: {error}", get=engine.get)
     finally:
         client.close()
+
+
+def _gvisor() -> Finding:
+    """What counts is what the engine knows, not what lies on the PATH."""
+    get = "install gVisor (https://gvisor.dev), and name it to the Docker engine: sandbox/README.md, Engines"
+    try:
+        from agentgym.sandboxes.docker import connect
+
+        client = connect(timeout_s=5)
+    except (SandboxError, ImportError):
+        return Finding(name="runsc", ok=False, detail="no Docker engine to run it", get=get)
+    try:
+        runtimes = client.info()["Runtimes"]
+    except Exception as error:  # What the engine and the connection to it raise has no common name.
+        return Finding(name="runsc", ok=False, detail=f"{type(error).__name__}: {error}", get=get)
+    finally:
+        client.close()
+    known = "runsc" in runtimes
+    return Finding(
+        name="runsc", ok=known, detail=runtimes["runsc"]["path"] if known else "unknown to the Docker engine", get=get
+    )
 
 
 def _bubblewrap() -> Finding:

@@ -81,10 +81,15 @@ CHANNEL = 3
 """The worker's end of its channel."""
 CHANNEL_LOST = 70
 """The exit code of a worker that cannot answer any more."""
+LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 ALONE = os.getpid() == 1
 """In a process namespace of our own; only then may every process be signalled."""
 IPC_RMID = 0
+MAX_IPC = 65_536
+"""How many System V objects of a kind are looked for where not even one more can be made."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_GET_TID_ADDRESS = 1, 4, 36, 40
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
+SYS_MQ_OPEN = {"x86_64": 240, "aarch64": 180}.get(os.uname().machine, 0xFFFFFFFF)
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000 | signal.SIGCHLD
 """CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID."""
@@ -518,6 +523,44 @@ def flush() -> None:
 # ---------------------------------------------------------------------------------------------- processes
 
 
+class Exits:
+    """Where the kernel has no pidfd_open (gVisor's): a pipe that gets a byte whenever some child has ended."""
+
+    pipe: tuple[int, int] | None = None
+
+    @classmethod
+    def watch(cls) -> None:
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+        except OSError:
+            cls.pipe = os.pipe()
+            for fd in cls.pipe:
+                os.set_blocking(fd, False)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            signal.set_wakeup_fd(cls.pipe[1], warn_on_full_buffer=False)
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a child: the pipe is not its own."""
+        if cls.pipe is not None:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    @classmethod
+    def open(cls, pid: int) -> int:
+        """A descriptor of our own that is readable once this child has ended, or only may have."""
+        return os.pidfd_open(pid) if cls.pipe is None else os.dup(cls.pipe[0])
+
+    @classmethod
+    def clear(cls) -> None:
+        if cls.pipe is not None:
+            try:
+                while os.read(cls.pipe[0], 4096):
+                    pass
+            except BlockingIOError:
+                pass
+
+
 class Child:
     """A process that the supervisor forked, and the supervisor's ends of its pipes."""
 
@@ -526,16 +569,16 @@ class Child:
         os.set_blocking(out, False)
         os.set_blocking(err, False)
         self.channel = None if end is None else Channel(end, pid)
-        self.pidfd = os.pidfd_open(pid)
+        self.exit = Exits.open(pid)
         self.urgent, self.all = select.poll(), select.poll()
         said = [] if self.channel is None else [self.channel.fd]
-        for fd in (*said, host, self.pidfd):  # The channel comes first: an answer counts before an exit.
+        for fd in (*said, host, self.exit):  # The channel comes first: an answer counts before an exit.
             self.urgent.register(fd, select.POLLIN)
-        for fd in (*said, out, err, host, self.pidfd):
+        for fd in (*said, out, err, host, self.exit):
             self.all.register(fd, select.POLLIN)
 
     def close(self) -> None:
-        for fd in (self.pidfd, self.out, self.err):
+        for fd in (self.exit, self.out, self.err):
             os.close(fd)
         if self.channel is not None:
             self.channel.close()
@@ -547,6 +590,23 @@ class Child:
                 poll.unregister(fd)
             except KeyError:
                 continue
+
+    def ended(self) -> bool:
+        """Whether it has ended, reaped or not."""
+        Exits.clear()
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def ends(self, deadline: float) -> bool:
+        """Whether it ends before the deadline."""
+        while not self.ended():
+            try:
+                wait(self.exit, select.POLLIN, deadline)
+            except TimeoutError:
+                return False
+        return True
 
     def exited(self) -> int:
         """Reap it, once it has ended; its exit code, or minus its signal."""
@@ -619,6 +679,7 @@ def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, 
     if channel is not None:
         os.dup2(channel, CHANNEL, inheritable=False)
     os.closerange(CHANNEL + 1 if channel is not None else CHANNEL, MAX_FDS)
+    Exits.forget()
     for number in QUIET:
         signal.signal(number, signal.SIG_DFL)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -628,25 +689,44 @@ def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, 
     libc.prctl(PR_SET_DUMPABLE, 0 if sealed else 1, 0, 0, 0)
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    if not os.path.exists("/proc/sysvipc"):
+        deny_queues()
     try:
         os.chdir(work)
     except OSError:
         os.chdir("/")
 
 
+def deny_queues() -> None:
+    """Take mq_open away: a kernel that lists no queues (gVisor's) leaves none that a reset could remove."""
+    load_number, jump_if_equal, leave = 0x20, 0x15, 0x06
+    refuse, allow = 0x00050000 | errno.ENOSYS, 0x7FFF0000
+    steps = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, SYS_MQ_OPEN), (leave, 0, 0, refuse), (leave, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0):
+        raise OSError(ctypes.get_errno(), "no filter for system calls")
+
+
 def write_text(path: str, text: str) -> None:
+    """Write where the kernel lets us."""
     try:
         fd = os.open(path, os.O_WRONLY)
     except OSError:
         return
     try:
         os.write(fd, text.encode())
+    except OSError:
+        pass
     finally:
         os.close(fd)
 
 
 def children(pid: int) -> list[int]:
     """The living children and unreaped zombies of a process, over all its threads."""
+    if not LISTS_CHILDREN:
+        return [child for child, parent in parents().items() if parent == pid]
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -657,12 +737,27 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def parents() -> dict[int, int]:
+    """Every process here with its parent, for a kernel that lists no children (gVisor's)."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
 def descendants(root: int) -> dict[int, int]:
-    """Every process below `root`, with its parent. As a subreaper we keep orphans, so none can hide."""
+    """Every process below `root`, with its parent, parents first. As a subreaper we keep orphans, so none can hide."""
     tree: dict[int, int] = {}
+    snapshot = None if LISTS_CHILDREN else parents()
     queue = [root]
     for parent in queue:
-        for pid in children(parent):
+        below = children(parent) if snapshot is None else [pid for pid, above in snapshot.items() if above == parent]
+        for pid in below:
             if pid not in tree:
                 tree[pid] = parent
                 queue.append(pid)
@@ -680,6 +775,10 @@ def unix_session(pid: int) -> int:
 def send_signal(pid: int, parent: int, number: int) -> None:
     """Signal a process that is still the child of `parent`: a number taken over by a stranger is spared."""
     try:
+        if Exits.pipe is not None:
+            if pid in children(parent):
+                os.kill(pid, number)
+            return
         fd = os.pidfd_open(pid)
     except OSError:
         return
@@ -853,8 +952,9 @@ class Call:
                 self.drain(fd, OUT)
             elif fd == child.err:
                 self.drain(fd, ERR)
-            elif fd == child.pidfd:
-                self.hear_exit()
+            elif fd == child.exit:
+                if child.ended():
+                    self.hear_exit()
             else:
                 self.hear_host()
 
@@ -914,12 +1014,10 @@ class Call:
 
     def closed_channel(self, soon: float) -> None:
         """The worker is ending, or the code closed the channel under it."""
-        try:
-            wait(self.child.pidfd, select.POLLIN, soon)
-        except TimeoutError:
-            self.end("protocol", -signal.SIGKILL, lost=True)
-        else:
+        if self.child.ends(soon):
             self.hear_exit()
+        else:
+            self.end("protocol", -signal.SIGKILL, lost=True)
 
     def answered(self, code: int) -> None:
         if self.interrupted:
@@ -1168,19 +1266,30 @@ def empty_folder(path: str) -> None:
 
 def empty_ipc() -> None:
     """Remove the System V objects of our namespace."""
-    removers: dict[str, Callable[[int], object]] = {
-        "shm": lambda number: libc.shmctl(number, IPC_RMID, None),
-        "msg": lambda number: libc.msgctl(number, IPC_RMID, None),
-        "sem": lambda number: libc.semctl(number, 0, IPC_RMID),
+    kinds: dict[str, tuple[Callable[[], int], Callable[[int], object]]] = {
+        "shm": (lambda: libc.shmget(0, 1, 0o600), lambda number: libc.shmctl(number, IPC_RMID, None)),
+        "msg": (lambda: libc.msgget(0, 0o600), lambda number: libc.msgctl(number, IPC_RMID, None)),
+        "sem": (lambda: libc.semget(0, 1, 0o600), lambda number: libc.semctl(number, 0, IPC_RMID)),
     }
-    for kind, remove in removers.items():
-        try:
-            with open(f"/proc/sysvipc/{kind}", "rb") as file:
-                rows = file.read().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            remove(int(row.split()[1]))
+    for kind, (make, remove) in kinds.items():
+        for number in ipc_numbers(kind, make):
+            remove(number)
+
+
+IPC_SEEN: dict[str, int] = {}
+"""The highest number of each kind that was removed, where none are listed."""
+
+
+def ipc_numbers(kind: str, make: Callable[[], int]) -> Iterable[int]:
+    """The numbers of all System V objects of a kind; gVisor's kernel lists none, but counts up: all up to a new one."""
+    try:
+        with open(f"/proc/sysvipc/{kind}", "rb") as file:
+            return [int(row.split()[1]) for row in file.read().splitlines()[1:]]
+    except OSError:
+        first = IPC_SEEN.get(kind, 0)
+        newest = make()
+        IPC_SEEN[kind] = newest if newest >= 0 else first + MAX_IPC
+        return range(first, IPC_SEEN[kind] + 1)
 
 
 # ---------------------------------------------------------------------------------------------- supervisor
@@ -1215,7 +1324,7 @@ class Supervisor:
         self.host = host
         self.work: str = config["work"]
         self.branches: str = config["branches"]
-        self.wipe: list[str] = config["wipe"]
+        self.wipe: list[str] = [path for path in config["wipe"] if os.path.isdir(path)]
         self.limits: dict[str, int] = config["limits"]
         self.shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
         self.modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in self.wipe}
@@ -1323,7 +1432,7 @@ class Supervisor:
         worker = session.worker
         assert worker.channel is not None
         ready = {fd for fd, _ in worker.all.poll(0)}
-        if worker.channel.pending or not ready.isdisjoint((worker.channel.fd, worker.pidfd)):
+        if worker.channel.pending or worker.channel.fd in ready or worker.ended():
             self.restart(session)
             return
         for fd in ready.intersection((worker.out, worker.err)):
@@ -1592,18 +1701,13 @@ def connect(config: dict[str, Any]) -> Wire:
 
 def prepare() -> None:
     """Make this process a zygote that its children cannot reach into."""
-    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        raise SystemExit("the kernel does not list the children of a process in /proc")
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        raise SystemExit("the kernel has no pidfd_open") from None
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
     for number in QUIET:
         signal.signal(number, signal.SIG_IGN)
+    Exits.watch()
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.umask(0o022)

@@ -207,7 +207,7 @@ class _Engine:
             self._names.add(name)
             self.boxes += 1
             try:
-                if spec.runtime == "runsc" or not self.host.startswith("unix://"):
+                if not self.host.startswith("unix://"):
                     return await self._start_attached(spec, name, digest)
                 return await self._start_connected(spec, name, digest)
             except BaseException:
