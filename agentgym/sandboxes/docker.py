@@ -252,12 +252,14 @@ class _Engine:
         """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
         from docker.types import LogConfig
 
+        gvisor = spec.runtime == "runsc"
         limits = {"NOFILE": 512, "CORE": 0}
+        if gvisor:  # Past the container's own limits gVisor itself would end, and the box with it.
+            limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
         config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "limits": limits}
         config["wipe"] = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
         if folder is not None:
             config["connect"] = f"{INSIDE}/box.sock"
-        gvisor = spec.runtime == "runsc"
         memory_bytes = spec.memory_mb + (GVISOR_MB if gvisor else 0) << 20
         memory = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
         client = self._client
