@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,6 @@ from agentgym.errors import AgentGymError, SandboxError
 
 PACKAGES = {"torch": "train", "transformers": "train", "peft": "train", "docker": "docker"}
 """What the extras bring that a user asks about first."""
-RUN_FOLDERS = "agentgym-run-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +143,8 @@ def gc(dry_run: bool = False) -> int:
 
 def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
     """What each dead owner's container is called, and how to remove it; nothing where no engine runs."""
-    from agentgym.sandboxes.docker import connect, is_dead
+    from agentgym.sandboxes.docker import connect
+    from agentgym.sandboxes.owners import is_dead
 
     try:
         client = connect(timeout_s=30)
@@ -172,12 +171,10 @@ def _remove(client: Any, container: str) -> None:
 
 
 def _dead_folders() -> Iterator[tuple[str, Callable[[], object]]]:
-    from agentgym.sandboxes.docker import is_dead
+    from agentgym.sandboxes.owners import dead_folders
 
-    for folder in Path(tempfile.gettempdir()).glob(f"{RUN_FOLDERS}*"):
-        owner = folder.name.removeprefix(RUN_FOLDERS).rpartition("-")[0].replace("_", "/")
-        if is_dead(owner):
-            yield f"folder {folder}", partial(shutil.rmtree, folder, ignore_errors=True)
+    for folder in dead_folders():
+        yield f"folder {folder}", partial(shutil.rmtree, folder, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------------- ls

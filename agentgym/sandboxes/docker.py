@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,11 @@ from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError, WireError
 from agentgym.sandboxes.attach import TCP_PORT, attach
-from agentgym.sandboxes.base import START_S, RemoteBox, finished
+from agentgym.sandboxes.base import START_S, RemoteBox, exhausted, finished, is_exhausted
 from agentgym.sandboxes.inside import server_digest
 from agentgym.sandboxes.local import BRANCHES
+from agentgym.sandboxes.owners import is_dead, new_folder, sweep_folders
+from agentgym.sandboxes.owners import owner as owner
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.seccomp import profile
 from agentgym.sandboxes.wire import Wire
@@ -36,6 +37,7 @@ IMAGE = "agentgym-sandbox"
 """The repository of our images; their tag is the digest of the server inside."""
 SERVER_LABEL = "agentgym.server"
 BUILD = "agentgym sandbox build"
+FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
 INSIDE = "/run/agentgym"
@@ -148,15 +150,23 @@ async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> Remote
 
 def _listener(path: Path) -> socket.socket:
     """A socket that the container's user may connect to; the folder above the mounted one keeps others out."""
-    listener = socket.socket(socket.AF_UNIX)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        listener.bind(str(path))
+        listener = socket.socket(socket.AF_UNIX)
+    except OSError:
+        os.close(folder)
+        raise
+    try:
+        # Through the descriptor: a socket's address holds 107 bytes, and TMPDIR may be longer.
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
         path.chmod(0o666)
         listener.listen(1)
         listener.setblocking(False)
     except BaseException:
         listener.close()
         raise
+    finally:
+        os.close(folder)
     return listener
 
 
@@ -177,7 +187,7 @@ class _Engine:
         self._numbers = itertools.count()
         self._names: set[str] = set()
         self._digest: str | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix=f"agentgym-run-{self._owner.replace('/', '_')}-"))
+        self._folder = new_folder("run")
 
     @functools.cached_property
     def _client(self) -> "docker.APIClient":
@@ -338,14 +348,15 @@ class _Engine:
             ended = container["State"] in ("exited", "dead")
             if (ours and (ended or not known)) or is_dead(container["Labels"]["agentgym.owner"]):
                 self._remove(container["Id"])
-        for folder in Path(tempfile.gettempdir()).glob("agentgym-run-*"):
-            if is_dead(folder.name.removeprefix("agentgym-run-").rsplit("-", 1)[0].replace("_", "/")):
-                shutil.rmtree(folder, ignore_errors=True)
+        sweep_folders()
 
     def _remove_run(self) -> None:
-        if "_client" in self.__dict__:
+        if "_client" not in self.__dict__:
+            return
+        try:
             for container in self._labelled(f"agentgym.run={self._run}"):
                 self._remove(container["Id"])
+        finally:
             self._client.close()
 
     def _labelled(self, label: str) -> list[dict[str, Any]]:
@@ -379,6 +390,8 @@ def _translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
         kind = EngineFailed if error.status_code is not None and error.status_code >= 500 else SandboxError
         raise kind(f"the Docker engine: {error}") from error
     except (DockerException, RequestException) as error:
+        if is_exhausted(error):
+            raise SandboxError(f"the Docker engine: {exhausted()}") from error
         raise EngineDown(f"the Docker engine: {error}") from error
 
 
@@ -398,8 +411,10 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
         elif url.scheme in ("tcp", "http", "https"):
             socket.create_connection((url.hostname or "", url.port or TCP_PORT), 10).close()
         else:
-            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken")
+            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken; {FORWARD}")
     except OSError as error:
+        if is_exhausted(error):
+            raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error
         raise EngineDown(f"no Docker engine answers at {host}: {error.strerror or error}") from error
     import docker
 
@@ -440,30 +455,3 @@ def why_no_docker(image: str | None = None) -> str | None:
     except SandboxError as error:
         return str(error)
     return None
-
-
-def owner() -> str:
-    """This process, told apart from every other of this machine at any time: host/boot/pid/start."""
-    pid = Path("/proc/self").readlink()
-    return f"{socket.gethostname()}/{_boot()}/{pid}/{_started(str(pid))}"
-
-
-def is_dead(who: str) -> bool:
-    """Whether that owner has ended; False for what other machines own."""
-    try:
-        host, boot, pid, started = who.split("/")
-    except ValueError:
-        return False
-    return host == socket.gethostname() and (boot != _boot() or _started(pid) != started)
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _started(pid: str) -> str | None:
-    """When the process started, in the kernel's ticks; None where there is none."""
-    try:
-        return Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
