@@ -123,7 +123,7 @@ async def _prepare(engines: "Sequence[_Engine]", spec: Docker) -> None:
         try:
             await engine.prepare(spec)
         except EngineDown as error:
-            _log.warning("%s", error)
+            _log.warning("%s", str(error))
             down.append(error)
     if len(down) == len(engines):
         raise down[0]
@@ -134,7 +134,7 @@ async def _sweep(engines: "Sequence[_Engine]") -> None:
         try:
             await engine.do(engine.sweep)
         except SandboxError as error:
-            _log.warning("nothing was swept: %s", error)
+            _log.warning("nothing was swept: %s", str(error))
 
 
 async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> RemoteBox:
@@ -326,7 +326,8 @@ class _Engine:
         try:
             await finished(asyncio.ensure_future(self.do(self._remove, name)))
         except SandboxError as error:
-            _log.warning("a container is left for the next sweep: %s", error)
+            # As text: a log that keeps the error keeps the frames below it, and the sockets in them.
+            _log.warning("a container is left for the next sweep: %s", str(error))
         finally:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -416,9 +417,27 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
         if is_exhausted(error):
             raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error
         raise EngineDown(f"no Docker engine answers at {host}: {error.strerror or error}") from error
-    import docker
+    return _client_class()(timeout=timeout_s, **_client_settings(host))
 
-    return docker.from_env(timeout=timeout_s, environment={**os.environ, "DOCKER_HOST": host}).api
+
+def _client_settings(host: str) -> dict[str, Any]:
+    from docker.utils import kwargs_from_env
+
+    return {**kwargs_from_env({**os.environ, "DOCKER_HOST": host})}
+
+
+@functools.cache
+def _client_class() -> "type[docker.APIClient]":
+    """The client library's, that asks no other authority about an engine's certificate than DOCKER_CERT_PATH names."""
+    from docker import APIClient
+
+    class Client(APIClient):
+        def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+            # Left open, REQUESTS_CA_BUNDLE would take the place of what the client was made with.
+            verify = self.verify if verify is None else verify
+            return super().merge_environment_settings(url, proxies, stream, verify, cert)
+
+    return Client
 
 
 def default_image() -> str:
