@@ -401,16 +401,19 @@ def _refusal(error: Exception) -> bytes:
     return json.dumps({"error": text[:10_000]}).encode()
 
 
-def is_exhausted(error: BaseException) -> bool:
-    """Whether this process could open no more files, and that is why."""
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what led to it, the latest first."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
-            return True
+        yield cause
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
-    return False
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether this process could open no more files, and that is why."""
+    return any(isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE) for cause in causes(error))
 
 
 def exhausted() -> str:

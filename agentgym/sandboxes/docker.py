@@ -10,6 +10,7 @@ import secrets
 import shutil
 import socket
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError, WireError
 from agentgym.sandboxes.attach import TCP_PORT, attach
-from agentgym.sandboxes.base import START_S, RemoteBox, exhausted, finished, is_exhausted
+from agentgym.sandboxes.base import START_S, RemoteBox, causes, exhausted, finished, is_exhausted
 from agentgym.sandboxes.inside import server_digest
 from agentgym.sandboxes.local import BRANCHES
 from agentgym.sandboxes.owners import is_dead, new_folder, sweep_folders
@@ -428,16 +429,34 @@ def _client_settings(host: str) -> dict[str, Any]:
 
 @functools.cache
 def _client_class() -> "type[docker.APIClient]":
-    """The client library's, that asks no other authority about an engine's certificate than DOCKER_CERT_PATH names."""
+    """The client library's class, with two of its ways mended."""
     from docker import APIClient
+    from requests.exceptions import RequestException
 
     class Client(APIClient):
         def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-            # Left open, REQUESTS_CA_BUNDLE would take the place of what the client was made with.
+            """Left open, REQUESTS_CA_BUNDLE would take the place of the authority that DOCKER_CERT_PATH names."""
             verify = self.verify if verify is None else verify
             return super().merge_environment_settings(url, proxies, stream, verify, cert)
 
+        def send(self, request: Any, **kwargs: Any) -> Any:
+            """A socket whose connect was refused would stay open for as long as anybody keeps the error."""
+            try:
+                return super().send(request, **kwargs)
+            except RequestException as error:
+                _close_refused(error)
+                raise
+
     return Client
+
+
+def _close_refused(error: BaseException) -> None:
+    """Close the sockets that a failed `connect` left in its frame."""
+    for cause in causes(error):
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            left = frame.f_locals.get("sock") if frame.f_code.co_name == "connect" else None
+            if isinstance(left, socket.socket):
+                left.close()
 
 
 def default_image() -> str:

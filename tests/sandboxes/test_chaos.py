@@ -33,9 +33,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.chaos,
     pytest.mark.docker,
-    # The engine's client library does not close a socket whose connect was refused: the collector does.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 EPISODES, BOXES, AT_ONCE = 2000, 6, 8
