@@ -56,10 +56,7 @@ def findings() -> Iterator[Finding]:
     yield from (_package(name, extra) for name, extra in PACKAGES.items())
     yield from _docker()
     yield _bubblewrap()
-    runsc = shutil.which("runsc")
-    yield Finding(
-        name="runsc", ok=runsc is not None, detail=runsc or "not on the PATH", get="install gVisor: https://gvisor.dev"
-    )
+    yield _runsc()
     yield _gpus()
 
 
@@ -98,6 +95,32 @@ def _bubblewrap() -> Finding:
     why_not = why_no_bubblewrap()
     get = "apt-get install bubblewrap (0.8 or newer), and let users have namespaces"
     return Finding(name="bubblewrap", ok=why_not is None, detail=why_not or shutil.which("bwrap") or "", get=get)
+
+
+def _runsc() -> Finding:
+    """gVisor counts where the engine knows it, which a remote one may without a runsc here."""
+    path = shutil.which("runsc")
+    get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md"
+    if "runsc" in _runtimes():
+        return Finding(name="runsc", ok=True, detail="a runtime of the Docker engine")
+    detail = f"{path}, but the Docker engine does not know it" if path else "not installed"
+    return Finding(name="runsc", ok=False, detail=detail, get=get)
+
+
+def _runtimes() -> set[str]:
+    """The names that a box's `runtime` may have; none where no engine answers."""
+    try:
+        from agentgym.sandboxes.docker import connect
+
+        client = connect(timeout_s=5)
+    except (SandboxError, ImportError):
+        return set()
+    try:
+        return set(client.info()["Runtimes"])
+    except Exception:  # What the engine and the connection to it raise has no common name.
+        return set()
+    finally:
+        client.close()
 
 
 def _gpus() -> Finding:

@@ -90,6 +90,19 @@ def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[
     assert code == 0
     assert "ok       docker engine" in said
     assert "ok       sandbox image" in said
+    client = docker.connect()
+    try:
+        known = "runsc" in client.info()["Runtimes"]
+    finally:
+        client.close()
+    assert ("ok       runsc" in said) == known
+
+
+def test_a_runsc_that_no_engine_knows_is_missing(monkeypatch: pytest.MonkeyPatch, no_engine: None) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    finding = cli._runsc()
+    assert (finding.ok, finding.detail) == (False, "/usr/bin/runsc, but the Docker engine does not know it")
+    assert "name it to the engine" in finding.get
 
 
 def test_an_extra_that_is_not_installed_is_named_with_its_command() -> None:
