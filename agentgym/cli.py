@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,6 @@ from agentgym.errors import AgentGymError, SandboxError
 
 PACKAGES = {"torch": "train", "transformers": "train", "peft": "train", "docker": "docker"}
 """What the extras bring that a user asks about first."""
-RUN_FOLDERS = "agentgym-run-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,7 @@ def findings() -> Iterator[Finding]:
     yield from (_package(name, extra) for name, extra in PACKAGES.items())
     yield from _docker()
     yield _bubblewrap()
-    yield _gvisor()
+    yield _runsc()
     yield _gpus()
 
 
@@ -91,33 +89,38 @@ def _docker() -> Iterator[Finding]:
         client.close()
 
 
-def _gvisor() -> Finding:
-    """What counts is what the engine knows, not what lies on the PATH."""
-    get = "install gVisor (https://gvisor.dev), and name it to the Docker engine: sandbox/README.md, Engines"
-    try:
-        from agentgym.sandboxes.docker import connect
-
-        client = connect(timeout_s=5)
-    except (SandboxError, ImportError):
-        return Finding(name="runsc", ok=False, detail="no Docker engine to run it", get=get)
-    try:
-        runtimes = client.info()["Runtimes"]
-    except Exception as error:  # What the engine and the connection to it raise has no common name.
-        return Finding(name="runsc", ok=False, detail=f"{type(error).__name__}: {error}", get=get)
-    finally:
-        client.close()
-    known = "runsc" in runtimes
-    return Finding(
-        name="runsc", ok=known, detail=runtimes["runsc"]["path"] if known else "unknown to the Docker engine", get=get
-    )
-
-
 def _bubblewrap() -> Finding:
     from agentgym.sandboxes.local import why_no_bubblewrap
 
     why_not = why_no_bubblewrap()
     get = "apt-get install bubblewrap (0.8 or newer), and let users have namespaces"
     return Finding(name="bubblewrap", ok=why_not is None, detail=why_not or shutil.which("bwrap") or "", get=get)
+
+
+def _runsc() -> Finding:
+    """gVisor counts where the engine knows it, which a remote one may without a runsc here."""
+    path = shutil.which("runsc")
+    get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md"
+    if "runsc" in _runtimes():
+        return Finding(name="runsc", ok=True, detail="a runtime of the Docker engine")
+    detail = f"{path}, but the Docker engine does not know it" if path else "not installed"
+    return Finding(name="runsc", ok=False, detail=detail, get=get)
+
+
+def _runtimes() -> set[str]:
+    """The names that a box's `runtime` may have; none where no engine answers."""
+    try:
+        from agentgym.sandboxes.docker import connect
+
+        client = connect(timeout_s=5)
+    except (SandboxError, ImportError):
+        return set()
+    try:
+        return set(client.info()["Runtimes"])
+    except Exception:  # What the engine and the connection to it raise has no common name.
+        return set()
+    finally:
+        client.close()
 
 
 def _gpus() -> Finding:
@@ -163,7 +166,8 @@ def gc(dry_run: bool = False) -> int:
 
 def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
     """What each dead owner's container is called, and how to remove it; nothing where no engine runs."""
-    from agentgym.sandboxes.docker import connect, is_dead
+    from agentgym.sandboxes.docker import connect
+    from agentgym.sandboxes.owners import is_dead
 
     try:
         client = connect(timeout_s=30)
@@ -190,12 +194,10 @@ def _remove(client: Any, container: str) -> None:
 
 
 def _dead_folders() -> Iterator[tuple[str, Callable[[], object]]]:
-    from agentgym.sandboxes.docker import is_dead
+    from agentgym.sandboxes.owners import dead_folders
 
-    for folder in Path(tempfile.gettempdir()).glob(f"{RUN_FOLDERS}*"):
-        owner = folder.name.removeprefix(RUN_FOLDERS).rpartition("-")[0].replace("_", "/")
-        if is_dead(owner):
-            yield f"folder {folder}", partial(shutil.rmtree, folder, ignore_errors=True)
+    for folder in dead_folders():
+        yield f"folder {folder}", partial(shutil.rmtree, folder, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------------- ls

@@ -12,8 +12,9 @@ import pytest
 
 from agentgym import cli
 from agentgym.errors import SandboxError
-from agentgym.sandboxes import choose, docker, image, local
-from agentgym.sandboxes.docker import owner, why_no_docker
+from agentgym.sandboxes import choose, docker, image, local, owners
+from agentgym.sandboxes.docker import why_no_docker
+from agentgym.sandboxes.owners import owner
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,6 +90,19 @@ def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[
     assert code == 0
     assert "ok       docker engine" in said
     assert "ok       sandbox image" in said
+    client = docker.connect()
+    try:
+        known = "runsc" in client.info()["Runtimes"]
+    finally:
+        client.close()
+    assert ("ok       runsc" in said) == known
+
+
+def test_a_runsc_that_no_engine_knows_is_missing(monkeypatch: pytest.MonkeyPatch, no_engine: None) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    finding = cli._runsc()
+    assert (finding.ok, finding.detail) == (False, "/usr/bin/runsc, but the Docker engine does not know it")
+    assert "name it to the engine" in finding.get
 
 
 def test_an_extra_that_is_not_installed_is_named_with_its_command() -> None:
@@ -97,18 +111,23 @@ def test_an_extra_that_is_not_installed_is_named_with_its_command() -> None:
 
 
 def test_gc_removes_the_folders_of_dead_owners_only(
-    capsys: pytest.CaptureFixture[str], scratch: Path, no_engine: None
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scratch: Path, no_engine: None
 ) -> None:
-    names = [f"agentgym-run-{who.replace('/', '_')}-x" for who in (dead_owner(), owner())]
+    ours = owners.new_folder("run").name
+    with monkeypatch.context() as dead:
+        dead.setattr(owners, "owner", dead_owner)
+        names = [owners.new_folder(kind).name for kind in ("run", "box")] + [ours]
     for name in [*names, "agentgym-run-odd", "somebody-else"]:
         (scratch / name / "0").mkdir(parents=True)
         (scratch / name / "0" / "box.sock").touch()
     code, said = say(capsys, "gc", "--dry-run")
-    assert (code, f"would remove folder {scratch / names[0]}" in said) == (0, True)
-    assert len(list(scratch.iterdir())) == 4
+    assert code == 0
+    assert all(f"would remove folder {scratch / name}" in said for name in names[:2])
+    assert len(list(scratch.iterdir())) == 5
     code, said = say(capsys, "gc")
-    assert (code, f"removed folder {scratch / names[0]}" in said) == (0, True)
-    assert {left.name for left in scratch.iterdir()} == {names[1], "agentgym-run-odd", "somebody-else"}
+    assert code == 0
+    assert all(f"removed folder {scratch / name}" in said for name in names[:2])
+    assert {left.name for left in scratch.iterdir()} == {ours, "agentgym-run-odd", "somebody-else"}
     assert "containers not looked at: no Docker engine answers" in said
     assert "nothing of ours is left over" in say(capsys, "gc")[1]
 
@@ -127,7 +146,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
     # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
-    monkeypatch.setattr(docker, "is_dead", lambda who: who == "elsewhere/boot/1/1")
+    monkeypatch.setattr(owners, "is_dead", lambda who: who == "elsewhere/boot/1/1")
     client = docker.connect()
     with contextlib.ExitStack() as stack:
         stack.callback(client.close)

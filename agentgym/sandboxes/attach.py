@@ -30,7 +30,7 @@ async def attach(host: str, name: str) -> Wire:
         if url.scheme == "unix":
             _, wire = await loop.create_unix_connection(Attached, url.path)
         else:
-            tls = _tls() if url.scheme == "https" or os.environ.get("DOCKER_TLS_VERIFY") else None
+            tls = _tls() if url.scheme == "https" or _wants_tls() else None
             _, wire = await loop.create_connection(Attached, url.hostname or "", url.port or TCP_PORT, ssl=tls)
         try:
             await wire.upgrade(name)
@@ -40,11 +40,19 @@ async def attach(host: str, name: str) -> Wire:
         return wire
 
 
+def _wants_tls() -> bool:
+    """As the engine's client library has it: a path to certificates is enough."""
+    return bool(os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH"))
+
+
 def _tls() -> ssl.SSLContext:
-    """As the docker command reads DOCKER_CERT_PATH."""
+    """As the docker command reads DOCKER_CERT_PATH; without DOCKER_TLS_VERIFY the engine's name is not checked."""
     folder = Path(os.environ.get("DOCKER_CERT_PATH") or Path("~/.docker").expanduser())
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    if not os.environ.get("DOCKER_TLS_VERIFY"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     return context
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import keyword
 import os
+import resource
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -25,7 +26,7 @@ MARGIN_S = 3.0
 TRUNK = 0
 """The session that a box starts with; forks get the others."""
 LOST = "sandbox_lost"
-"""How the text of a SandboxError begins where a box that worked is gone."""
+"""How the text of a SandboxError begins where an episode's box is gone, or could not be had."""
 FILES_S = 30.0
 RESET_S = 10.0
 START_S = 30.0
@@ -398,6 +399,27 @@ def _refusal(error: Exception) -> bytes:
         raise error
     text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
     return json.dumps({"error": text[:10_000]}).encode()
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what led to it, the latest first."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether this process could open no more files, and that is why."""
+    return any(isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE) for cause in causes(error))
+
+
+def exhausted() -> str:
+    """What to do about it."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"this process has too many open files (RLIMIT_NOFILE is {limit}): raise it with `ulimit -n`"
 
 
 async def finished(task: "asyncio.Future[T]") -> T:

@@ -9,8 +9,8 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -21,9 +21,10 @@ from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError, WireError
 from agentgym.sandboxes.attach import TCP_PORT, attach
-from agentgym.sandboxes.base import START_S, RemoteBox, finished
+from agentgym.sandboxes.base import START_S, RemoteBox, causes, exhausted, finished, is_exhausted
 from agentgym.sandboxes.inside import server_digest
 from agentgym.sandboxes.local import BRANCHES
+from agentgym.sandboxes.owners import is_dead, new_folder, owner, sweep_folders
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.seccomp import profile
 from agentgym.sandboxes.wire import Wire
@@ -36,6 +37,7 @@ IMAGE = "agentgym-sandbox"
 """The repository of our images; their tag is the digest of the server inside."""
 SERVER_LABEL = "agentgym.server"
 BUILD = "agentgym sandbox build"
+FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
 INSIDE = "/run/agentgym"
@@ -121,7 +123,7 @@ async def _prepare(engines: "Sequence[_Engine]", spec: Docker) -> None:
         try:
             await engine.prepare(spec)
         except EngineDown as error:
-            _log.warning("%s", error)
+            _log.warning("%s", str(error))
             down.append(error)
     if len(down) == len(engines):
         raise down[0]
@@ -132,7 +134,7 @@ async def _sweep(engines: "Sequence[_Engine]") -> None:
         try:
             await engine.do(engine.sweep)
         except SandboxError as error:
-            _log.warning("nothing was swept: %s", error)
+            _log.warning("nothing was swept: %s", str(error))
 
 
 async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> RemoteBox:
@@ -148,15 +150,23 @@ async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> Remote
 
 def _listener(path: Path) -> socket.socket:
     """A socket that the container's user may connect to; the folder above the mounted one keeps others out."""
-    listener = socket.socket(socket.AF_UNIX)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        listener.bind(str(path))
+        listener = socket.socket(socket.AF_UNIX)
+    except OSError:
+        os.close(folder)
+        raise
+    try:
+        # Through the descriptor: a socket's address holds 107 bytes, and TMPDIR may be longer.
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
         path.chmod(0o666)
         listener.listen(1)
         listener.setblocking(False)
     except BaseException:
         listener.close()
         raise
+    finally:
+        os.close(folder)
     return listener
 
 
@@ -177,7 +187,7 @@ class _Engine:
         self._numbers = itertools.count()
         self._names: set[str] = set()
         self._digest: str | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix=f"agentgym-run-{self._owner.replace('/', '_')}-"))
+        self._folder = new_folder("run")
 
     @functools.cached_property
     def _client(self) -> "docker.APIClient":
@@ -318,7 +328,8 @@ class _Engine:
         try:
             await finished(asyncio.ensure_future(self.do(self._remove, name)))
         except SandboxError as error:
-            _log.warning("a container is left for the next sweep: %s", error)
+            # As text: a log that keeps the error keeps the frames below it, and the sockets in them.
+            _log.warning("a container is left for the next sweep: %s", str(error))
         finally:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -340,14 +351,15 @@ class _Engine:
             ended = container["State"] in ("exited", "dead")
             if (ours and (ended or not known)) or is_dead(container["Labels"]["agentgym.owner"]):
                 self._remove(container["Id"])
-        for folder in Path(tempfile.gettempdir()).glob("agentgym-run-*"):
-            if is_dead(folder.name.removeprefix("agentgym-run-").rsplit("-", 1)[0].replace("_", "/")):
-                shutil.rmtree(folder, ignore_errors=True)
+        sweep_folders()
 
     def _remove_run(self) -> None:
-        if "_client" in self.__dict__:
+        if "_client" not in self.__dict__:
+            return
+        try:
             for container in self._labelled(f"agentgym.run={self._run}"):
                 self._remove(container["Id"])
+        finally:
             self._client.close()
 
     def _labelled(self, label: str) -> list[dict[str, Any]]:
@@ -381,6 +393,8 @@ def _translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
         kind = EngineFailed if error.status_code is not None and error.status_code >= 500 else SandboxError
         raise kind(f"the Docker engine: {error}") from error
     except (DockerException, RequestException) as error:
+        if is_exhausted(error):
+            raise SandboxError(f"the Docker engine: {exhausted()}") from error
         raise EngineDown(f"the Docker engine: {error}") from error
 
 
@@ -400,12 +414,50 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
         elif url.scheme in ("tcp", "http", "https"):
             socket.create_connection((url.hostname or "", url.port or TCP_PORT), 10).close()
         else:
-            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken")
+            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken; {FORWARD}")
     except OSError as error:
+        if is_exhausted(error):
+            raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error
         raise EngineDown(f"no Docker engine answers at {host}: {error.strerror or error}") from error
-    import docker
+    return _client_class()(timeout=timeout_s, **_client_settings(host))
 
-    return docker.from_env(timeout=timeout_s, environment={**os.environ, "DOCKER_HOST": host}).api
+
+def _client_settings(host: str) -> dict[str, Any]:
+    from docker.utils import kwargs_from_env
+
+    return {**kwargs_from_env({**os.environ, "DOCKER_HOST": host})}
+
+
+@functools.cache
+def _client_class() -> "type[docker.APIClient]":
+    """The client library's class, with two of its ways mended."""
+    from docker import APIClient
+    from requests.exceptions import RequestException
+
+    class Client(APIClient):
+        def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+            """Left open, REQUESTS_CA_BUNDLE would take the place of the authority that DOCKER_CERT_PATH names."""
+            verify = self.verify if verify is None else verify
+            return super().merge_environment_settings(url, proxies, stream, verify, cert)
+
+        def send(self, request: Any, **kwargs: Any) -> Any:
+            """A socket whose connect was refused would stay open for as long as anybody keeps the error."""
+            try:
+                return super().send(request, **kwargs)
+            except RequestException as error:
+                _close_refused(error)
+                raise
+
+    return Client
+
+
+def _close_refused(error: BaseException) -> None:
+    """Close the sockets that a failed `connect` left in its frame."""
+    for cause in causes(error):
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            left = frame.f_locals.get("sock") if frame.f_code.co_name == "connect" else None
+            if isinstance(left, socket.socket):
+                left.close()
 
 
 def default_image() -> str:
@@ -442,30 +494,3 @@ def why_no_docker(image: str | None = None) -> str | None:
     except SandboxError as error:
         return str(error)
     return None
-
-
-def owner() -> str:
-    """This process, told apart from every other of this machine at any time: host/boot/pid/start."""
-    pid = Path("/proc/self").readlink()
-    return f"{socket.gethostname()}/{_boot()}/{pid}/{_started(str(pid))}"
-
-
-def is_dead(who: str) -> bool:
-    """Whether that owner has ended; False for what other machines own."""
-    try:
-        host, boot, pid, started = who.split("/")
-    except ValueError:
-        return False
-    return host == socket.gethostname() and (boot != _boot() or _started(pid) != started)
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _started(pid: str) -> str | None:
-    """When the process started, in the kernel's ticks; None where there is none."""
-    try:
-        return Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        return None

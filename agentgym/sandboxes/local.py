@@ -9,9 +9,8 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.base import RemoteBox, finished
 from agentgym.sandboxes.inside import image_folder, server_digest, server_source
+from agentgym.sandboxes.owners import new_folder, sweep_folders
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.wire import Wire
 from agentgym.types import Boxes
@@ -169,10 +169,19 @@ class Process:
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
         """At most `size` processes, each with a private working folder."""
         _warn_once()
-        return open_pool(self._start, size)
+        return self._open(size)
+
+    @asynccontextmanager
+    async def _open(self, size: int) -> AsyncIterator[Boxes]:
+        async def sweep() -> None:
+            await asyncio.to_thread(sweep_folders)
+
+        await sweep()
+        async with open_pool(self._start, size, sweep) as pool:
+            yield pool
 
     async def _start(self) -> RemoteBox:
-        work, branches = (tempfile.mkdtemp(prefix=f"agentgym-{name}-") for name in ("box", "branches"))
+        work, branches = (str(new_folder(name)) for name in ("box", "branches"))
         limits = {"AS": self.memory_mb << 20, "NOFILE": 512, "CORE": 0}
         environment = {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
@@ -216,8 +225,8 @@ async def start_server(
     scratch: Sequence[str] = (),
 ) -> RemoteBox:
     """Start a server with one end of a socket pair as its wire; SandboxError with its last words where it fails."""
-    ours, theirs = socket.socketpair()
-    with theirs, memory_file(b"") as words:
+    with memory_file(b"") as words:
+        ours, theirs = socket.socketpair()
         try:
             # In the loop's thread on purpose: --die-with-parent means the thread that forked.
             process = subprocess.Popen(  # noqa: ASYNC220
@@ -233,7 +242,8 @@ async def start_server(
         except OSError as error:
             ours.close()
             raise SandboxError(f"the box did not start: {error}") from error
-        theirs.close()
+        finally:
+            theirs.close()
         ending = functools.partial(_end, process, scratch)
         try:
             wire = await Wire.over(ours)
@@ -260,7 +270,7 @@ async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> No
     """Return when the server is gone, killing it where it does not go; its wire is cut already."""
     if process.poll() is None and not await _exits(process.pid, END_S):
         process.kill()
-        await _exits(process.pid, END_S)
+        await finished(asyncio.ensure_future(asyncio.to_thread(process.wait)))
     process.poll()
     if scratch:
         await finished(asyncio.ensure_future(asyncio.to_thread(_remove, scratch)))
@@ -277,10 +287,13 @@ def _settle(gone: "asyncio.Future[None]") -> None:
 
 
 async def _exits(pid: int, timeout_s: float) -> bool:
-    """Whether our child has ended within `timeout_s`."""
+    """Whether our child has been seen to end within `timeout_s`; never where no descriptor is left to watch it by."""
     loop = asyncio.get_running_loop()
     gone = loop.create_future()
-    fd = os.pidfd_open(pid)
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
     loop.add_reader(fd, _settle, gone)
     try:
         with suppress(TimeoutError):

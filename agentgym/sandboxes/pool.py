@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from agentgym.errors import SandboxError, boundary
-from agentgym.sandboxes.base import RemoteBox
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.base import LOST, RemoteBox, exhausted, is_exhausted
 from agentgym.types import Box
 
 EPISODES_PER_BOX = 200
@@ -85,13 +85,19 @@ class Pool:
             if not box.broken:
                 return box
             await self._drop(box)
-        with boundary(SandboxError, "starting a box"):
-            box = await self._start()
+        box = await self._new()
         self._episodes[box] = 0
         if self._closed:
             await self._drop(box)
             raise SandboxError("the pool is closed")
         return box
+
+    async def _new(self) -> RemoteBox:
+        try:
+            return await self._start()
+        except Exception as error:
+            why = exhausted() if is_exhausted(error) else str(error) or type(error).__name__
+            raise SandboxError(f"{LOST}: starting a box: {why}") from error
 
     async def _take_back(self, box: RemoteBox) -> None:
         try:

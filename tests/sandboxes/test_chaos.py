@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +15,16 @@ from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker import Docker, connect, default_image, why_no_docker
+from agentgym.sandboxes.base import LOST
+from agentgym.sandboxes.docker import Docker, connect
 from agentgym.types import Boxes
-from tests.sandboxes.conftest import below, wait_for_end
+from tests.sandboxes.conftest import wait_for_end
+from tests.sandboxes.engines import Engine, started
 
 if TYPE_CHECKING:
     import docker
@@ -32,9 +33,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.chaos,
     pytest.mark.docker,
-    # The engine's client library does not close a socket whose connect was refused: the collector does.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 EPISODES, BOXES, AT_ONCE = 2000, 6, 8
@@ -53,8 +51,8 @@ async def work(boxes, name):
         print("started", flush=True)
         try:
             await episode(boxes, name + str(number))
-        except SandboxError:
-            print("lost", flush=True)
+        except SandboxError as error:
+            print("lost" if str(error).startswith("{LOST}: ") else "unlabelled", flush=True)
         else:
             print("finished", flush=True)
 
@@ -67,113 +65,12 @@ asyncio.run(main())
 """
 
 
-# ---------------------------------------------------------------------------------------------- an engine to kill
-
-
-@dataclass
-class Engine:
-    """A Docker engine of our own, whose death harms nobody else."""
-
-    folder: Path
-    process: "subprocess.Popen[str] | None" = None
-
-    @property
-    def address(self) -> str:
-        return f"unix://{self.folder}/docker.sock"
-
-    def start(self) -> None:
-        """Return when it answers."""
-        folder = self.folder
-        (folder / "docker.pid").unlink(missing_ok=True)  # A killed one leaves it, and a stranger may have its number.
-        self.process = subprocess.Popen(
-            [
-                *("dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"),
-                *("--pidfile", f"{folder}/docker.pid", "--host", self.address, "--bridge", "none", "--iptables=false"),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        said = []
-        for line in self.process.stderr:
-            said.append(line)
-            if "API listen on" in line:
-                break
-        else:
-            self.process.stderr.close()
-            raise RuntimeError(f"the second Docker engine does not start: {''.join(said[-3:])}")
-        threading.Thread(target=_drain, args=(self.process.stderr,), daemon=True).start()
-
-    def kill(self) -> None:
-        """As by kill -9: it has no time for anything. Its containerd goes with it; the shims of its containers stay."""
-        assert self.process is not None
-        containerd = self.folder / "exec/containerd/containerd.pid"
-        pid = int(containerd.read_text())
-        self.process.kill()
-        self.process.wait()
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        assert wait_for_end([pid]) == []
-        containerd.unlink()
-
-    def stop(self) -> None:
-        """Its containers, and its containerd, end with it."""
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait()
-
-    def shims(self) -> list[int]:
-        """What the engine runs beside each container. One that was being born when the engine died stays for ever."""
-        return [pid for pid, words in _command_lines() if b"containerd-shim" in words and bytes(self.folder) in words]
-
-    def processes(self) -> list[int]:
-        """What runs in its containers."""
-        servers = {pid for pid, words in _command_lines() if b"server.py" in words}
-        return [pid for shim in self.shims() for pid in below(shim) if pid in servers]
-
-
-def _command_lines() -> Iterator[tuple[int, bytes]]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            yield int(path.parent.name), path.read_bytes()
-
-
-def _drain(stream: IO[str]) -> None:
-    with stream:
-        for _ in stream:
-            pass
-
-
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """Started, with the image, and the one that DOCKER_HOST names."""
-    if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip("a Docker engine of our own needs root and dockerd")
-    why_not = why_no_docker()
-    if why_not is not None:
-        pytest.skip(f"docker: {why_not}")
-    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    folder.chmod(0o755)
-    theirs, ours = connect(), Engine(folder)
-    try:
-        try:
-            ours.start()
-        except RuntimeError as error:
-            pytest.skip(str(error))
+    """Started, and the one that DOCKER_HOST names."""
+    with started() as ours:
         monkeypatch.setenv("DOCKER_HOST", ours.address)
-        with _client() as client:
-            client.load_image(theirs.get_image(default_image()))  # type: ignore[no-untyped-call]
         yield ours
-    finally:
-        theirs.close()
-        ours.stop()
-        for shim in ours.shims():
-            for pid in (*below(shim), shim):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        subprocess.run(["umount", "--lazy", str(folder / "data")], check=False, stderr=subprocess.DEVNULL)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _client:
@@ -232,7 +129,6 @@ class Chaos:
     up: asyncio.Event = field(default_factory=asyncio.Event)
     done: "Counter[str]" = field(default_factory=Counter)
     killed: "Counter[str]" = field(default_factory=Counter)
-    labels: "Counter[str]" = field(default_factory=Counter)
     wrong: list[BaseException] = field(default_factory=list)
     pids: set[int] = field(default_factory=lambda: {os.getpid()})
 
@@ -278,8 +174,7 @@ class Chaos:
         elif error is None:
             self.done["finished"] += 1
         elif isinstance(error, SandboxError):
-            self.done["lost"] += 1
-            self.labels[str(error).split(":")[0]] += 1
+            self.done["lost" if str(error).startswith(f"{LOST}: ") else "unlabelled"] += 1
         else:
             self.done["wrong"] += 1
             self.wrong.append(error)
@@ -314,8 +209,8 @@ class Chaos:
             async with _client_process() as process:
                 self.pids.add(process.pid)
                 said = await self.listen(process, self.random.randrange(1, 2 * CLIENT_EPISODES - 1))
-            self.done.update({word: said[word] for word in ("started", "finished", "lost")})
-            self.done["died with their client"] += said["started"] - said["finished"] - said["lost"]
+            self.done.update({word: said[word] for word in ("started", "finished", "lost", "unlabelled")})
+            self.done["died with their client"] += said["started"] - said.total() + said["started"]
 
     async def listen(self, process: asyncio.subprocess.Process, until: int) -> "Counter[str]":
         """Its words, to the last; it is killed at line `until`."""
@@ -376,8 +271,9 @@ async def test_after_everything_has_died_nothing_is_left_and_every_episode_is_ac
         pass
     await asyncio.get_running_loop().shutdown_default_executor()
     done, killed = chaos.done, chaos.killed
-    sys.stdout.write(f"{dict(done)} {dict(killed)} {dict(chaos.labels)}\n")
+    sys.stdout.write(f"{dict(done)} {dict(killed)}\n")
     assert chaos.wrong == []
+    assert done["unlabelled"] == 0
     assert done["started"] == done["finished"] + done["lost"] + done["cancelled"] + done["died with their client"]
     assert done["started"] >= EPISODES
     assert killed["client"] >= CLIENTS

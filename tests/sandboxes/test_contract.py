@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import secrets
 
 import pytest
 
@@ -9,6 +10,24 @@ from agentgym.errors import EngineError, SandboxError, ToolError
 from agentgym.types import Box, Boxes, Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def one_more_minute() -> str:
+    """Seconds that no other test, and no other run of this one, sleeps: an unsafe box sees every process here."""
+    return f"60.{secrets.randbelow(10**9):09d}"
+
+
+def still_running(mark: str) -> str:
+    """Code that lists the processes with that word in their command; any other may end while it looks."""
+    return f"""
+import os
+def command(pid):
+    try:
+        return open(f'/proc/{{pid}}/cmdline', 'rb').read().split(b'\\0')
+    except OSError:
+        return []
+[pid for pid in os.listdir('/proc') if pid.isdigit() and b'{mark}' in command(pid)]
+"""
 
 
 async def test_names_persist_and_the_last_expression_is_printed_by_repr(box: Box) -> None:
@@ -58,10 +77,9 @@ async def test_a_cell_at_its_limit_is_interrupted_and_keeps_its_state(box: Box) 
 
 async def test_a_command_at_its_limit_is_killed_with_all_it_started(box: Box) -> None:
     await box.python("x = 1")
-    result = await box.exec("echo partial; (setsid sleep 61.5 &); sleep 61.5", timeout_s=1.0)
-    left = await box.python(
-        "import glob\n[p for p in glob.glob('/proc/[0-9]*/cmdline') if b'61.5' in open(p,'rb').read()]"
-    )
+    mark = one_more_minute()
+    result = await box.exec(f"echo partial; (setsid sleep {mark} &); sleep {mark}", timeout_s=1.0)
+    left = await box.python(still_running(mark))
     assert (await box.python("x")).stdout == "1\n"
     assert result.timed_out
     assert result.stdout == "partial\n"
@@ -70,10 +88,9 @@ async def test_a_command_at_its_limit_is_killed_with_all_it_started(box: Box) ->
 
 async def test_what_a_command_leaves_running_ends_with_it_and_the_session_goes_on(box: Box) -> None:
     await box.python("import subprocess\np = subprocess.Popen(['sleep', '60'])")
-    assert (await box.exec("setsid sleep 62.5 >/dev/null 2>&1 & sleep 62.5 & echo started")).ok
-    left = await box.python(
-        "import glob\n[p for p in glob.glob('/proc/[0-9]*/cmdline') if b'62.5' in open(p,'rb').read()]"
-    )
+    mark = one_more_minute()
+    assert (await box.exec(f"setsid sleep {mark} >/dev/null 2>&1 & sleep {mark} & echo started")).ok
+    left = await box.python(still_running(mark))
     assert left.stdout == "[]\n"
     assert (await box.python("p.poll()")).stdout == ""
 
@@ -259,13 +276,12 @@ async def test_bad_arguments_are_value_errors(box: Box) -> None:
 
 async def test_reset_leaves_no_name_file_or_process(box: Box) -> None:
     await box.write({"a/b": "x"})
-    await box.python("import subprocess\nx = 1\np = subprocess.Popen(['sleep', '63.5'])")
+    mark = one_more_minute()
+    await box.python(f"import subprocess\nx = 1\np = subprocess.Popen(['sleep', '{mark}'])")
     await box.reset()
     assert await box.list() == []
     assert "NameError" in (await box.python("x")).stderr
-    left = await box.python(
-        "import glob\n[p for p in glob.glob('/proc/[0-9]*/cmdline') if b'63.5' in open(p,'rb').read()]"
-    )
+    left = await box.python(still_running(mark))
     assert left.stdout == "[]\n"
 
 

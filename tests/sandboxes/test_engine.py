@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes import docker as docker_boxes
 from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.base import RemoteBox
-from agentgym.sandboxes.docker import Docker, address, connect, default_image, owner, why_no_docker
+from agentgym.sandboxes.docker import Docker, address, connect, default_image, why_no_docker
 from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.owners import owner
 from agentgym.sandboxes.pool import Pool
 
 pytestmark = pytest.mark.docker
@@ -175,6 +177,23 @@ async def test_a_lease_gives_up_on_an_engine_that_stays_away(monkeypatch: pytest
         with pytest.raises(SandboxError, match="the Docker engine"):
             async with boxes.lease():
                 pass
+
+
+def test_a_refused_connection_leaves_no_socket_open_while_its_error_is_kept(tmp_path: Path) -> None:
+    link, deaf = tmp_path / "engine.sock", tmp_path / "deaf.sock"
+    link.symlink_to(address().removeprefix("unix://"))
+    client = connect(host=f"unix://{link}")
+    client.close()  # Its connection; the next request needs another.
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(deaf))
+        link.unlink()
+        link.symlink_to(deaf)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        with pytest.raises(OSError, match="refused") as kept:
+            client.version()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert kept.tb is not None
+    client.close()
 
 
 async def test_what_an_engine_refuses_is_not_tried_again() -> None:

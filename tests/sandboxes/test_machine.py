@@ -1,0 +1,99 @@
+"""What this machine's own limits and leftovers do to a client."""
+
+import os
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes import owners
+from agentgym.sandboxes.docker import connect
+from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.owners import new_folder, owner
+from tests.sandboxes.conftest import make
+
+
+def names(folder: Path) -> list[str]:
+    return [inside.name for inside in folder.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["unsafe", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+async def test_a_temporary_folder_with_a_long_path_will_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = make(name)
+    long = tmp_path.joinpath(*["x" * 60] * 3)
+    long.mkdir(parents=True)
+    for folder in (long, *long.parents[:3]):
+        folder.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    async with sandbox.open(1) as boxes, boxes.lease() as box:
+        assert (await box.python("1")).stdout == "1\n"
+    assert names(long) == []
+
+
+@contextmanager
+def room_for(free: int) -> Iterator[None]:
+    """Inside, this process can open so many more files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in names(Path("/proc/self/fd")))
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 40, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        for _ in range(free):
+            os.close(held.pop())
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("name", ["unsafe", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+async def test_a_process_that_can_open_no_more_files_gets_a_sandbox_error_that_says_so(name: str) -> None:
+    outcomes = []
+    async with make(name).open(1) as boxes:
+        for free in range(10):
+            with room_for(free):
+                try:
+                    async with boxes.lease() as box:
+                        outcomes.append((await box.python("1")).stdout)
+                except SandboxError as error:
+                    outcomes.append(str(error))
+            if outcomes[-1] == "1\n":
+                break
+        async with boxes.lease() as box:
+            assert (await box.python("1")).ok
+    assert outcomes[-1] == "1\n"
+    assert len(outcomes) > 1
+    assert [said for said in outcomes[:-1] if not ("sandbox_lost" in said and "RLIMIT_NOFILE" in said)] == []
+
+
+def test_an_engine_over_ssh_is_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(SandboxError, match=r"ssh://there: only unix:// and tcp:// .* `ssh -NL 2375:.*tcp://127"):
+        connect(host="ssh://there")
+
+
+async def test_unsafe_boxes_sweep_the_folders_of_dead_owners_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host, boot, pid, _ = owner().split("/")
+    with monkeypatch.context() as dead:
+        dead.setattr(owners, "owner", lambda: f"{host}/{boot}/{pid}/1")
+        left = new_folder("box")
+        (left / "file").touch()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(owners, "owner", lambda: f"elsewhere/{boot}/{pid}/1")
+        theirs = new_folder("box")
+    async with Process(unsafe=True).open(1) as boxes, boxes.lease():
+        assert {name.split("-")[1] for name in names(tmp_path) if name != theirs.name} == {"box", "branches"}
+        assert left.name not in names(tmp_path)
+    assert names(tmp_path) == [theirs.name]
