@@ -43,14 +43,16 @@ class Account:
     requests: Counts = Counts()
     without_signal: int = 0
     """Groups that were dropped because their scores are equal, and replaced."""
-    cut: int = 0
-    """Dropped and carried rollouts that had begun to sample."""
     kept_tokens: int = 0
     """Sampled tokens of the finished rollouts."""
     dropped_tokens: int = 0
-    """Sampled tokens of the dropped rollouts: the waste."""
-    carried_tokens: int = 0
-    """Sampled tokens, so far, of the carried rollouts."""
+    """Sampled tokens of the dropped rollouts, in finished turns: the waste."""
+    kept_s: float = 0.0
+    """Seconds that the finished rollouts were played."""
+    cut: int = 0
+    """Dropped rollouts that had come to play."""
+    cut_s: float = 0.0
+    """Seconds that those were played."""
     scored: int = 0
     """Rollouts of these groups, and of those without signal, that have a score,"""
     score: float = 0.0
@@ -84,17 +86,18 @@ class Account:
 
     @property
     def length_bias(self) -> float:
-        """Mean tokens of a finished rollout over those of a finished, dropped or carried one; 1 is none.
+        """Mean seconds of a finished rollout over those of a finished or dropped one; 1 is no bias.
 
-        Of a rollout that was cut only what it had sampled is known, so the bias is at least this far below 1.
+        Of a cancelled rollout the seconds to its cut are known alone: the kept ones are at least this much shorter.
+        What is carried comes later, and is no bias.
         """
-        tokens = self.kept_tokens + self.dropped_tokens + self.carried_tokens
-        if not self.cut or not tokens or not self.rollouts.finished:
+        finished, seconds = self.rollouts.finished, self.kept_s + self.cut_s
+        if not (finished and seconds):
             return 1.0
-        return self.kept_tokens / self.rollouts.finished * (self.rollouts.finished + self.cut) / tokens
+        return self.kept_s / finished * (finished + self.cut) / seconds
 
 
-_SUMS = ("without_signal", "cut", "kept_tokens", "dropped_tokens", "carried_tokens", "scored", "score", "staleness")
+_SUMS = ("without_signal", "kept_tokens", "dropped_tokens", "kept_s", "cut", "cut_s", "scored", "score", "staleness")
 
 
 class Groups(Sequence[Group]):

@@ -46,6 +46,11 @@ class GroupPlay(Generic[TaskT]):
         return [meter for index, meter in enumerate(self.meters) if index not in self.ended]
 
     @property
+    def played(self) -> list[Meter]:
+        """The meters of the rollouts that have a score."""
+        return [self.meters[index] for index, r in self.ended.items() if r.reward is not None]
+
+    @property
     def unended(self) -> int:
         """How many rollouts have not ended, and may still."""
         return 0 if self.closed else len(self.meters) - len(self.ended)

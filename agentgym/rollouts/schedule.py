@@ -155,7 +155,9 @@ class Scheduler(Generic[TaskT]):
 
     async def _play(self, group: GroupPlay[TaskT], index: int, meter: Meter) -> None:
         playing.set(meter)
+        loop = asyncio.get_running_loop()
         async with self._places:
+            meter.began = loop.time()
             done = await rollout(
                 self._cls,
                 group.task,
@@ -167,7 +169,7 @@ class Scheduler(Generic[TaskT]):
             )
         if group.closed or meter.dropped:  # it ended while it was being cancelled
             return
-        group.ended[index] = done
+        group.ended[index], meter.stopped = done, loop.time()
         if self._on_rollout is not None:
             self._on_rollout(done)
         if self._deadline is not None:
@@ -241,7 +243,7 @@ class Scheduler(Generic[TaskT]):
         unscored_groups = sum(not group.scored for group in batch)
         extra = [meter for group in batch for meter in group.cut]
         lost = [*extra, *(meter for group in dropped for meter in group.meters)]
-        waiting = [meter for group in carried for meter in group.meters]
+        begun = [meter for meter in lost if meter.began is not None]
         seen = [r.reward for group in [*batch, *dropped] for r in group.scored if r.reward is not None]
         ages = [version - group.oldest_token(version) for group in batch]
         return Account(
@@ -250,7 +252,7 @@ class Scheduler(Generic[TaskT]):
                 resumed=self._resumed * size,
                 finished=len(scored),
                 dropped=len(lost),
-                carried=len(waiting),
+                carried=len(carried) * size,
                 failed=failed,
             ),
             groups=Counts(
@@ -263,10 +265,11 @@ class Scheduler(Generic[TaskT]):
             ),
             requests=self._turnstile.counts(),
             without_signal=self._replaced,
-            cut=sum(meter.oldest is not None for meter in [*lost, *waiting]),
             kept_tokens=sum(r.sampled_tokens for r in scored),
             dropped_tokens=sum(meter.tokens for meter in lost),
-            carried_tokens=sum(meter.tokens for meter in waiting),
+            kept_s=sum(meter.seconds for group in batch for meter in group.played),
+            cut=len(begun),
+            cut_s=sum(meter.seconds for meter in begun),
             scored=len(seen),
             score=sum(seen),
             staleness=sum(ages),

@@ -25,7 +25,20 @@ class Meter:
     running: int = 0
     """Requests in flight."""
     dropped: bool = False
-    """Its requests have been counted as dropped."""
+    """It is being cancelled, and its requests have been counted as dropped."""
+    began: float | None = None
+    """When it came to play, by the loop's clock; None: it still waits for its turn."""
+    stopped: float | None = None
+    held_s: float = 0.0
+    """Time at the shut door."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been played, to its end or to now."""
+        if self.began is None:
+            return 0.0
+        end = asyncio.get_running_loop().time() if self.stopped is None else self.stopped
+        return end - self.began - self.held_s
 
 
 playing: ContextVar[Meter] = ContextVar("playing")
@@ -53,7 +66,7 @@ class Turnstile:
 
     def drop(self, meter: Meter) -> None:
         """Count the requests of a rollout that is being cancelled, before their cancellation has come through."""
-        meter.dropped = True
+        meter.dropped, meter.stopped = True, asyncio.get_running_loop().time()
         self._seen["dropped"] += meter.running
 
     def counts(self) -> Counts:
@@ -79,9 +92,8 @@ class Turnstile:
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
         meter = playing.get()
-        while not self._open.is_set():
-            with off_the_clock():
-                await self._open.wait()
+        if not self._open.is_set():
+            await self._pass(meter)
         if meter.oldest is None:
             meter.oldest = self.engine.version
         if meter.dropped:
@@ -103,6 +115,14 @@ class Turnstile:
                 self._seen[outcome] += 1
         meter.tokens += len(done.token_ids)
         return done
+
+    async def _pass(self, meter: Meter) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._open.is_set():
+            came = loop.time()
+            with off_the_clock():
+                await self._open.wait()
+            meter.held_s += loop.time() - came
 
     async def release(self, session: str) -> None:
         await self.engine.release(session)

@@ -5,7 +5,7 @@
 `tail_*` is a long-tailed workload: 256 rollouts a batch, in a group of its own each or in groups of 8; `h7_*` is 16
 groups of 8 with 5 % of the rollouts stuck for a second. `*_s` are virtual seconds a batch, `*_speedup` the seconds of
 waiting for all over these; without a suffix every rollout has a place, with `_128` there are 128 places. Wasted tokens
-are those of finished turns.
+are those of finished turns; the logged length bias knows cut rollouts up to their cut only.
 """
 
 import asyncio
@@ -273,6 +273,7 @@ def measure(name: str, rows: Rows, policy: Policy, *, batches: int, places: int)
         f"{name}_off_simulation": float(np.abs(np.array(real.seconds) / simulated - 1).max()),
         f"{name}_whole_groups": float(np.mean(real.whole_groups)),
         f"{name}_wasted_tokens": account.dropped_tokens / tokens,
+        f"{name}_wasted_seconds": account.cut_s / (account.kept_s + account.cut_s),
         f"{name}_length_bias": float(np.mean(real.kept_s) / np.mean(everything)),
         f"{name}_length_bias_logged": account.length_bias,
         f"{name}_rollouts_lost": float(account.rollouts.dropped),

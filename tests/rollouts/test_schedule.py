@@ -151,9 +151,9 @@ async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_o
     async with Scheduler(Say, tasks(), engine, n=3, oversample=cut(extra_rollouts=2)) as scheduler:
         groups = await scheduler.collect(2)
         await settle()
+        assert engine.cancelled == {"t0/0", "t0/3", "t1/0", "t1/3"}
     assert [[r.rollout_id[-1] for r in group.rollouts] for group in groups] == [["1", "2", "4"]] * 2
     assert account(groups).rollouts == Counts(started=10, finished=6, dropped=4)
-    assert engine.cancelled == {"t0/0", "t0/3", "t1/0", "t1/3"}
 
 
 async def test_a_failed_rollout_does_not_make_a_group_whole_where_another_can() -> None:
@@ -255,24 +255,23 @@ def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
 
 def test_the_kept_ones_being_shorter_is_measured() -> None:
     class Uneven(Scripted):
-        """t0 looks twice a second, the others answer after 1.2 seconds."""
+        """Two answer after .4 and 1.2 seconds; the third looks every half second."""
 
         def _next(self, token_ids: Sequence[int], session: str) -> Any:
-            return call("look") if session.startswith("t0/") else say("1")
+            return call("look") if session.startswith("t2/") else say("1")
 
         async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
-            await asyncio.sleep(0.5 if session.startswith("t0/") else 1.2)
+            await asyncio.sleep({"t0": 0.4, "t1": 1.2, "t2": 0.5}[session.split("/")[0]])
             return await super().generate(token_ids, session=session, **given)
 
     async def play() -> Groups:
         async with Scheduler(Say, tasks(), Uneven([]), n=1, oversample=cut(extra_groups=1)) as scheduler:
-            return await scheduler.collect(1)
+            return await scheduler.collect(2)
 
     numbers = run_in_virtual_time(play()).metrics()
-    cut_tokens = numbers["oversample/dropped_tokens"]
-    looks = len('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>') + 1
-    assert (numbers["tokens/sampled"], cut_tokens) == (2, 2 * looks)
-    assert numbers["oversample/length_bias"] == pytest.approx(2 / ((2 + cut_tokens) / 2))
+    look = len('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>') + 1
+    assert (numbers["tokens/sampled"], numbers["oversample/dropped_tokens"]) == (2, 2 * look)
+    assert numbers["oversample/length_bias"] == pytest.approx(((0.4 + 1.2) / 2) / ((0.4 + 1.2 + 1.2) / 3))
 
 
 # Carrying over
@@ -398,8 +397,8 @@ async def test_no_more_groups_are_replaced_than_the_bound_and_the_next_batch_has
     async with Scheduler(Say, tasks(), Signals(), n=2, oversample=Oversample(replace=1)) as scheduler:
         first, second = [await scheduler.collect(3) for _ in range(2)]
     assert [account(g).without_signal for g in (first, second)] == [1, 1]
-    assert ids(first) == ["t1", "t2", "t3"]
-    assert len(second) == 3
+    assert (ids(first), ids(second)) == (["t1", "t2", "t3"], ["t5", "t6", "t7"])
+    assert account(second).groups == Counts(started=4, finished=3, dropped=1)
 
 
 # Overlap
