@@ -11,6 +11,8 @@ from agentgym.env import Compact, Env, Limits, Procedural, ToolEnv, register, re
 from agentgym.errors import ToolError
 from agentgym.rollouts.episode import rollout
 from agentgym.rollouts.group import run_groups
+from agentgym.rollouts.oversample import Oversample
+from agentgym.rollouts.schedule import Scheduler
 from agentgym.samples import samples
 from agentgym.tools import Stop, tool
 from agentgym.types import ExecResult, Group, Message, Rollout, Sample, Sampling, StepResult, Task
@@ -36,6 +38,7 @@ __all__ = [
     "LocalEngine",
     "Log",
     "Message",
+    "Oversample",
     "Play",
     "Procedural",
     "Process",
@@ -43,6 +46,7 @@ __all__ = [
     "Run",
     "Sample",
     "Sampling",
+    "Scheduler",
     "StepResult",
     "Stop",
     "Task",

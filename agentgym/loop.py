@@ -3,10 +3,11 @@
 A run is `learn(run)`; its parts are functions of their own, for a loop you write yourself::
 
     play = Play(env, engine, trainer, boxes, sampling)
-    for step, tasks in enumerate(batches(env, prompts, steps, seed=seed)):
-        groups = await play.collect(tasks, n=8, seed=step)
-        stats = await trainer.step(samples(groups, advantage="dr_grpo"))
-        await sync(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
+    async with play.schedule(8, n=8, seed=seed) as rollouts:
+        for step in range(steps):
+            groups = await rollouts.collect()
+            stats = await trainer.step(samples(groups, advantage="dr_grpo"))
+            await sync(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
 """
 
 import json
@@ -14,10 +15,11 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain, zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -29,9 +31,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
+from agentgym.rollouts.account import Account
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.group import Groups, run_groups
 from agentgym.rollouts.local import LocalConfig, LocalEngine
+from agentgym.rollouts.oversample import Oversample
+from agentgym.rollouts.schedule import Scheduler
 from agentgym.samples import Estimator, samples
 from agentgym.sandboxes.choose import AnyBox, Kind
 from agentgym.train.config import TrainConfig
@@ -63,6 +68,11 @@ class Run:
     """Rollouts of each task."""
     box: Kind = "auto"
     """Where the model's code runs; auto is what the env declares."""
+    oversample: Oversample = field(default_factory=Oversample)
+    """Rollouts started beyond need, and when the rest is cut."""
+    staleness: int = 0
+    """Most policy versions that a group's oldest token may be behind when it is trained on. Above 0, later batches are
+    played while one is trained on; 0: one after the other."""
     max_tokens: int | None = None
     """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
@@ -73,6 +83,9 @@ class Run:
     """Held-out tasks, one rollout each, before and after; 0 for none."""
     probe_tolerance: float = 1e-3
     """Largest difference of trainer and engine log-probabilities after a sync, in nats."""
+
+    def __post_init__(self) -> None:
+        self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
 
     @property
     def sampling(self) -> Sampling:
@@ -136,10 +149,50 @@ class Play:
         found = {group.group_id: group for group in self.trainer.gather(list(groups))}
         return Groups([found[task.id] for task in tasks])
 
+    @asynccontextmanager
+    async def schedule(
+        self, prompts: int, *, n: int, oversample: Oversample | None = None, staleness: int = 0, seed: int = 0
+    ) -> AsyncIterator["Rollouts"]:
+        """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`."""
+        rank, world = self.trainer.rank, self.trainer.world
+        drawn = batches(self.env, prompts, sys.maxsize, seed=seed)
+        scheduler: Scheduler[Any] = Scheduler(
+            self.env,
+            chain.from_iterable(batch[rank::world] for batch in drawn),
+            self.engine,
+            n=n,
+            oversample=oversample,
+            staleness=staleness,
+            boxes=self.boxes,
+            concurrency=self.concurrency,
+            sampling=self.sampling,
+            seed=seed,
+        )
+        async with scheduler:
+            yield Rollouts(scheduler, self.trainer, len(range(rank, prompts, world)))
+
     async def evaluate(self, count: int) -> float:
         """Mean reward over the first `count` held-out tasks, one rollout each."""
         groups = await self.collect(self.env.tasks("test")[:count], n=1, seed=0)
         return groups.metrics()["reward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The scheduler of each process as one."""
+
+    scheduler: Scheduler[Any]
+    trainer: Trainer
+    wanted: int
+    """Groups that this process plays for a batch."""
+
+    async def collect(self) -> Groups:
+        """The next batch; every process gets all of its groups, in the order of their tasks."""
+        mine = await self.scheduler.collect(self.wanted) if self.wanted else Groups([])
+        shares = self.trainer.gather([(mine.groups, mine.account)])
+        rows = zip_longest(*(groups for groups, _ in shares))
+        accounts = [account for _, account in shares if account is not None]
+        return Groups([group for row in rows for group in row if group is not None], sum(accounts, start=Account()))
 
 
 async def sync(
@@ -193,15 +246,18 @@ async def learn(run: Run) -> dict[str, Any]:
 
 async def _train(run: Run, play: Play, log: "Log") -> None:
     probe: list[int] = []
-    for step, tasks in enumerate(batches(play.env, run.prompts, run.steps, seed=run.seed)):
-        log.note("rollouts")
-        groups = await play.collect(tasks, n=run.group_size, seed=run.seed + step)
-        batch = samples(groups, advantage=run.advantage, merge=run.merge)
-        log.note("training")
-        stats = await play.trainer.step(batch)
-        probe = probe or next(s.token_ids.tolist() for r in groups.rollouts for s in r.segments)
-        gap = await sync(play.trainer, play.engine, step + 1, probe, run.sampling, run.probe_tolerance)
-        log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
+    async with play.schedule(
+        run.prompts, n=run.group_size, oversample=run.oversample, staleness=run.staleness, seed=run.seed
+    ) as rollouts:
+        for step in range(run.steps):
+            log.note("rollouts")
+            groups = await rollouts.collect()
+            batch = samples(groups, advantage=run.advantage, merge=run.merge)
+            log.note("training")
+            stats = await play.trainer.step(batch)
+            probe = probe or next(s.token_ids.tolist() for r in groups.rollouts for s in r.segments)
+            gap = await sync(play.trainer, play.engine, step + 1, probe, run.sampling, run.probe_tolerance)
+            log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
 
 
 async def _evaluate(run: Run, play: Play, log: "Log") -> float | None:

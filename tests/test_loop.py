@@ -4,6 +4,7 @@ import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from agentgym.env import Split
 from agentgym.errors import EngineError
 from agentgym.loop import Log, Play, batches, sync
 from agentgym.rollouts.local import LocalConfig, LocalEngine
+from agentgym.rollouts.oversample import Oversample
 from agentgym.testing import FakeBoxes
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Adapter, Floats, Sampling
@@ -81,6 +83,49 @@ async def test_a_lost_adapter_is_an_error(play: Play, monkeypatch: pytest.Monkey
     monkeypatch.setattr(LocalEngine, "load_adapter", lose)
     with pytest.raises(EngineError, match="does not sample from the policy"):
         await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+
+
+async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_bound(play: Play) -> None:
+    versions: list[set[int]] = []
+    async with play.schedule(4, n=4, staleness=1) as rollouts:
+        for step in range(5):
+            groups = await rollouts.collect()
+            turns = [t for r in groups.rollouts for s in r.segments for t in s.turns]
+            versions.append({v.version for turn in turns for v in turn.versions})
+            assert step - min(versions[-1]) == groups.metrics()["staleness/max"] <= 1
+            await play.trainer.step(ag.samples(groups))
+            probe = groups.rollouts[0].segments[0].token_ids.tolist()
+            assert await sync(play.trainer, play.engine, step + 1, probe, SAMPLING, tolerance=1e-4) < 1e-4
+            assert groups.metrics()["requests/dropped"] == groups.metrics()["rollouts/failed"] == 0
+    assert any(min(seen) == step - 1 for step, seen in enumerate(versions))  # played while the step before trained
+
+
+async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Play) -> None:
+    seen: list[set[int]] = []
+    settings = Oversample(stop="target", extra_groups=2, carry=3)
+    async with play.schedule(2, n=4, oversample=settings) as rollouts:
+        for step in range(6):
+            groups = await rollouts.collect()
+            for group in groups:
+                turns = [t for r in group.rollouts for s in r.segments for t in s.turns]
+                seen.append({v.version for turn in turns for v in turn.versions})
+                assert step - min(seen[-1]) <= 3
+            await play.trainer.step(ag.samples(groups))
+            await sync(play.trainer, play.engine, step + 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+    assert any(len(versions) > 1 for versions in seen)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("staleness", {"staleness": -1}),
+        ("carry", {"staleness": 1, "oversample": Oversample(stop="target", extra_rollouts=1, carry=1)}),
+        ("replace", {"group_size": 1, "oversample": Oversample(replace=1)}),
+    ],
+)
+def test_a_run_refuses_what_does_not_fit_together(field: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        ag.Run(recipe="r", env="chase", model=MODEL, **changes)
 
 
 def test_batches_are_of_the_seed_and_repeat_no_task() -> None:

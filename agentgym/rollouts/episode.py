@@ -10,6 +10,7 @@ from typing import Any
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
 from agentgym.rollouts.chat import Chat
+from agentgym.rollouts.clock import time_limit
 from agentgym.rollouts.context import OpenSegment, compacted, wants_compaction
 from agentgym.rollouts.engine import Engine
 from agentgym.types import Boxes, Completion, Message, Rollout, Sampling, SegmentKind, StopReason
@@ -99,7 +100,7 @@ class Episode:
 
     async def _play_and_score(self, env: Env[Any]) -> str:
         try:
-            async with asyncio.timeout(self.cls.limits.seconds) as deadline:
+            async with time_limit(self.cls.limits.seconds) as deadline:
                 stop_reason, terminated = await self._play(env)
         except TimeoutError:
             if not deadline.expired():

@@ -26,6 +26,11 @@ class TrainConfig:
     """A probability ratio under 1 - clip_low is not pushed further down."""
     clip_high: float = 0.2
     """A probability ratio over 1 + clip_high is not pushed further up."""
+    correction: Literal["none", "token", "sequence", "token_mask", "sequence_mask"] = "none"
+    """Importance weights for tokens that an older policy sampled, in the place of the clipped ratio: truncated at
+    correction_cap, or masked outside of 1/correction_cap..correction_cap; of each token, or of its segment."""
+    correction_cap: float = 2.0
+    """Largest importance weight."""
     grad_clip: float = 1.0
     """Largest gradient norm that a step is taken with; a longer gradient is scaled down to it."""
     normalise: Literal["token", "sample", "rollout"] | float = "token"
@@ -45,3 +50,7 @@ class TrainConfig:
     """auto (a GPU if there is one), cpu or cuda."""
     shard: bool = False
     """Shard with FSDP2 on a single process too; with more processes it always does."""
+
+    def __post_init__(self) -> None:
+        if not self.correction_cap >= 1:
+            raise ValueError(f"correction_cap: must be at least 1, got {self.correction_cap}")

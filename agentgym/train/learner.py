@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from agentgym.train.batch import Batch, collate
 from agentgym.train.config import TrainConfig
-from agentgym.train.loss import LossSums, denominator, loss_sums, policy_loss
+from agentgym.train.loss import LossSums, Ratio, denominator, loss_sums, policy_loss
 from agentgym.train.model import load_policy, shard
 from agentgym.train.plan import Micro, mini_batches, over_budget, shares
 from agentgym.train.ranks import Ranks
@@ -59,6 +59,8 @@ class Learner:
         """One optimizer step per mini-batch; the figures of all ranks, on every rank."""
         began = time.perf_counter()
         self._agree(samples)
+        if self.config.correction.startswith("sequence"):
+            _refuse_parts(samples)
         forwards: list[_Forward] = []
         norms: list[float] = []
         for rows in mini_batches(samples, rollouts=self.config.rollouts_per_step):
@@ -109,13 +111,18 @@ class Learner:
         config, rows = self.config, [samples[i] for i in micro.rows]
         batch = collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self.ranks.device)
         logprobs_BR, entropy_BR = self._forward(batch, config.temperature)
-        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        loss = policy_loss(logprobs_BR, batch, normalise=config.normalise, denominator=total, **clip)
+        ratio = Ratio(
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            correction=config.correction,
+            cap=config.correction_cap,
+        )
+        loss = policy_loss(logprobs_BR, batch, normalise=config.normalise, denominator=total, **ratio)
         # FSDP averages gradients over ranks; this loss is a sum over them.
         (loss * self.ranks.world).backward()  # type: ignore[no-untyped-call]
         return _Forward(
             step=step,
-            sums=loss_sums(loss, logprobs_BR, entropy_BR, batch, **clip),
+            sums=loss_sums(loss, logprobs_BR, entropy_BR, batch, **ratio),
             real_tokens=0 if micro.masked else sum(map(len, rows)),
             padded_tokens=batch.input_ids_BT.numel(),
         )
@@ -151,6 +158,16 @@ class Learner:
             logprobs_BR, _ = self._forward(batch, sampling.temperature)
         scores: Floats = logprobs_BR[0].cpu().numpy()
         return scores
+
+
+def _refuse_parts(samples: Sequence[Sample]) -> None:
+    """Raise ValueError where a segment is in several samples: the ratio of a part is not the sequence's."""
+    segments = {(row.rollout_id, row.segment) for row in samples}
+    if len(segments) < len(samples):
+        raise ValueError(
+            f"correction: a sequence's weight needs its whole segment in one sample, and {len(samples)} samples are of "
+            f"{len(segments)} segments; use samples(merge=True), or a token's weight"
+        )
 
 
 def learning_rate(config: TrainConfig, taken: int) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
@@ -11,6 +11,16 @@ from agentgym.train.batch import Batch
 from agentgym.types import Sample
 
 Normalise: TypeAlias = Literal["token", "sample", "rollout"] | float
+Correction: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask"]
+
+
+class Ratio(TypedDict):
+    """What is made of the ratio between this policy and the one that sampled."""
+
+    clip_low: float
+    clip_high: float
+    correction: Correction
+    cap: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +30,7 @@ class LossSums:
     loss: float
     tokens: int
     clipped: float
+    """Tokens whose gradient the clip stopped, or whose importance weight was cut to the cap or to 0."""
     kl: float
     """Sum of r - 1 - log r, r = probability here / engine's: k3 of Schulman 2020, "Approximating KL divergence"."""
     entropy: float
@@ -64,16 +75,27 @@ def policy_loss(
     *,
     clip_low: float,
     clip_high: float,
+    correction: Correction = "none",
+    cap: float = 2.0,
     normalise: Normalise,
     denominator: float,
 ) -> Tensor:
-    """This batch's term of the clipped loss, a scalar; terms of a mini-batch add up to its loss.
+    """This batch's term of the policy loss, a scalar; terms of a mini-batch add up to its loss.
 
-    -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprob here - the engine's): PPO's
-    objective, arXiv 1707.06347. Columns with loss mask 0 have no part in value or gradient.
+    With r = exp(logprob here - the engine's), and a weight w of r that carries no gradient::
+
+        correction "none"   -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)       PPO, arXiv 1707.06347
+        the others          -w A, its gradient -w A grad(logprob)                   `importance_weights`
+
+    Columns with loss mask 0 have no part in value or gradient.
     """
     # Masked before exp: what stands in a masked column may be anything, and 0 * inf is NaN in the gradient.
     log_ratio_BR = torch.where(batch.loss_mask_BR, logprobs_BR - batch.logprobs_BR, 0.0)
+    if correction != "none":
+        weights_BR = importance_weights(log_ratio_BR, correction=correction, cap=cap)
+        one_BR = (log_ratio_BR - log_ratio_BR.detach()).exp()  # 1, with the gradient of the log-probability
+        gain_BR = weights_BR * one_BR * batch.advantages_BR
+        return -weighted_sum(gain_BR, batch.loss_mask_BR, batch.weight_B, normalise) / denominator
     ratio_BR = log_ratio_BR.exp()
     clipped_BR = ratio_BR.clamp(1 - clip_low, 1 + clip_high)
     gain_BR = torch.minimum(ratio_BR * batch.advantages_BR, clipped_BR * batch.advantages_BR)
@@ -81,19 +103,52 @@ def policy_loss(
 
 
 @torch.no_grad()
+def importance_weights(log_ratio_BR: Tensor, *, correction: Correction, cap: float) -> Tensor:
+    """What each token counts where another policy sampled it; `log_ratio_BR` is 0 where nothing is trained.
+
+    ::
+
+        token           min(r, cap)                     truncated: Ionides 2008; arXiv 1802.01561 (IMPALA)
+        token_mask      r where 1/cap <= r <= cap, else 0
+        sequence        min(R, cap) for each token, R the product of r over the row's trained tokens
+        sequence_mask   R where 1/cap <= R <= cap, else 0
+    """
+    if correction in ("sequence", "sequence_mask"):
+        log_ratio_BR = log_ratio_BR.sum(-1, keepdim=True).expand_as(log_ratio_BR)
+    ratio_BR = log_ratio_BR.exp()
+    if correction in ("token_mask", "sequence_mask"):
+        return torch.where((ratio_BR <= cap) & (ratio_BR >= 1 / cap), ratio_BR, 0.0)
+    return ratio_BR.clamp(max=cap)
+
+
+@torch.no_grad()
 def loss_sums(
-    loss: Tensor, logprobs_BR: Tensor, entropy_BR: Tensor, batch: Batch, *, clip_low: float, clip_high: float
+    loss: Tensor,
+    logprobs_BR: Tensor,
+    entropy_BR: Tensor,
+    batch: Batch,
+    *,
+    clip_low: float,
+    clip_high: float,
+    correction: Correction = "none",
+    cap: float = 2.0,
 ) -> LossSums:
-    """The figures of one micro-batch; `clipped` counts tokens whose gradient the clip stopped."""
-    log_ratio = (logprobs_BR - batch.logprobs_BR)[batch.loss_mask_BR]
+    """The figures of one micro-batch."""
+    mask_BR = batch.loss_mask_BR
+    log_ratio_BR = torch.where(mask_BR, logprobs_BR - batch.logprobs_BR, 0.0)
+    log_ratio = log_ratio_BR[mask_BR]
     ratio = log_ratio.exp()
-    advantage = batch.advantages_BR[batch.loss_mask_BR]
-    stopped = ((ratio > 1 + clip_high) & (advantage > 0)) | ((ratio < 1 - clip_low) & (advantage < 0))
+    if correction == "none":
+        advantage = batch.advantages_BR[mask_BR]
+        stopped = ((ratio > 1 + clip_high) & (advantage > 0)) | ((ratio < 1 - clip_low) & (advantage < 0))
+    else:
+        weights = importance_weights(log_ratio_BR, correction=correction, cap=cap)[mask_BR]
+        stopped = (weights == 0) | (weights == cap)
     return LossSums(
         loss=float(loss),
         tokens=log_ratio.numel(),
         clipped=float(stopped.sum()),
         kl=float((ratio - 1 - log_ratio).sum()),
-        entropy=float(entropy_BR[batch.loss_mask_BR].sum()),
+        entropy=float(entropy_BR[mask_BR].sum()),
         gap=float(log_ratio.abs().max()) if log_ratio.numel() else 0.0,
     )

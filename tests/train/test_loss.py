@@ -12,7 +12,15 @@ from torch import Tensor
 from agentgym.samples import merge, samples
 from agentgym.train.batch import Batch, collate
 from agentgym.train.logprobs import response_logprobs
-from agentgym.train.loss import Normalise, denominator, loss_sums, policy_loss, weighted_sum
+from agentgym.train.loss import (
+    Correction,
+    Normalise,
+    denominator,
+    importance_weights,
+    loss_sums,
+    policy_loss,
+    weighted_sum,
+)
 from agentgym.train.model import PolicyModel, load_policy
 from agentgym.types import Group, Sample
 
@@ -119,6 +127,73 @@ def test_the_figures_of_nothing_are_zero() -> None:
     batch = collate([one_row([-1.0], [1], [1])], pad_id=0, masked=True)
     got = loss_sums(torch.tensor(0.0), torch.zeros(1, 1), torch.zeros(1, 1), batch, clip_low=0.2, clip_high=0.2)
     assert (got.tokens, got.gap, got.kl) == (0, 0.0, 0.0)
+
+
+# Importance weights
+
+LOG_RATIOS = [0.5, -0.5, 1.0]
+WEIGHTS: dict[Correction, list[float]] = {
+    "token": [1.6487, 0.6065, 2.0],
+    "token_mask": [1.6487, 0.6065, 0.0],
+    "sequence": [2.0, 2.0, 2.0],
+    "sequence_mask": [0.0, 0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("correction", WEIGHTS)
+def test_importance_weights_by_hand(correction: Correction) -> None:
+    weights = importance_weights(torch.tensor([LOG_RATIOS]), correction=correction, cap=2.0)
+    assert weights.tolist()[0] == pytest.approx(WEIGHTS[correction], abs=1e-4)
+
+
+@pytest.mark.parametrize("correction", ["sequence", "sequence_mask"])
+def test_a_sequences_weight_is_the_product_of_its_tokens(correction: Correction) -> None:
+    weights = importance_weights(torch.tensor([LOG_RATIOS, [-0.4, -0.1, 0.0]]), correction=correction, cap=3.0)
+    assert weights[:, 0].tolist() == pytest.approx([math.exp(1.0), math.exp(-0.5)])
+    assert torch.equal(weights, weights[:, :1].expand(2, 3))
+
+
+@pytest.mark.parametrize("correction", ["token_mask", "sequence_mask"])
+def test_a_mask_drops_what_has_become_too_rare_as_well(correction: Correction) -> None:
+    assert importance_weights(torch.tensor([[-0.8]]), correction=correction, cap=2.0).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("correction", WEIGHTS)
+def test_the_gradient_of_a_corrected_token_is_its_weight_times_its_advantage(correction: Correction) -> None:
+    advantages = [1.0, -2.0, 3.0]
+    batch = collate([one_row([-2.0] * 3 + [0.0], [*advantages, 0.0], [1, 1, 1, 0])], pad_id=0)
+    logprobs = torch.tensor([[*(ratio - 2 for ratio in LOG_RATIOS), 1e30]], requires_grad=True)
+    loss = policy_loss(
+        logprobs, batch, clip_low=0.2, clip_high=0.2, correction=correction, normalise="token", denominator=1.0
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    expected = [-w * a for w, a in zip(WEIGHTS[correction], advantages, strict=True)]
+    assert float(loss.detach()) == pytest.approx(sum(expected), abs=1e-3)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist()[0] == pytest.approx([*expected, 0.0], abs=1e-3)
+
+
+def test_truncated_and_masked_tokens_are_counted() -> None:
+    batch = collate([one_row([-2.0] * 3, [1] * 3, [1] * 3)], pad_id=0)
+    logprobs = torch.tensor([[ratio - 2 for ratio in LOG_RATIOS]])
+    counted: dict[Correction, float] = {"token": 1, "token_mask": 1, "sequence": 3, "sequence_mask": 3}
+    for correction, count in counted.items():
+        got = loss_sums(
+            torch.tensor(0.0), logprobs, logprobs, batch, clip_low=0.2, clip_high=0.2, correction=correction
+        )
+        assert got.clipped == count
+
+
+def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
+    batch = collate([one_row([-1.0] * 3, [1, -1, 2], [1, 1, 1])], pad_id=0)
+    corrections: list[Correction] = ["none", *WEIGHTS]
+    for correction in corrections:
+        logprobs = torch.full((1, 3), -1.0, requires_grad=True)
+        policy_loss(
+            logprobs, batch, clip_low=0.2, clip_high=0.2, correction=correction, normalise="token", denominator=1.0
+        ).backward()  # type: ignore[no-untyped-call]
+        assert logprobs.grad is not None
+        assert logprobs.grad.tolist() == [[-1.0, 1.0, -2.0]]
 
 
 # Log-probabilities

@@ -133,6 +133,34 @@ def test_micro_batches_and_merging_do_not_change_the_step(
     assert losses[1]["train/micro_batches"] == losses[1]["train/samples"]
 
 
+def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
+    tiny_model: Path, config: TrainConfig, rows: list[Sample]
+) -> None:
+    stale = [replace(row, logprobs=np.where(row.loss_mask, row.logprobs - 0.5, 0)) for row in rows]
+    for correction in ("token", "sequence"):
+        adapters = []
+        for micro_tokens in (None, 40):
+            changed = replace(config, correction=correction, correction_cap=1.5, micro_tokens=micro_tokens)
+            with Trainer(tiny_model, changed) as trainer:
+                stats = trainer.train(stale)
+                adapters.append(weights_of(trainer))
+        assert same(*adapters, atol=1e-4)
+        assert stats["train/clip_fraction"] > 0
+
+
+def test_a_sequence_in_parts_is_refused(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
+    with (
+        Trainer(tiny_model, replace(config, correction="sequence")) as trainer,
+        pytest.raises(ValueError, match=r"^correction: .*merge=True"),
+    ):
+        trainer.train(list(samples(groups_of(1), merge=False)))
+
+
+def test_a_cap_under_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="correction_cap"):
+        TrainConfig(correction_cap=0.5)
+
+
 def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
     with Trainer(tiny_model, config) as trainer:
         before = weights_of(trainer)

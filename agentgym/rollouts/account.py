@@ -1,0 +1,161 @@
+"""Finished groups, and an account of everything that was started for them."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, overload
+
+import numpy as np
+
+from agentgym.types import Group, Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Of one kind of thing: started + resumed = finished + dropped + carried + failed."""
+
+    started: int = 0
+    resumed: int = 0
+    """Carried over from the batch before."""
+    finished: int = 0
+    """Came to its end and is part of the batch."""
+    dropped: int = 0
+    """Cancelled or left out."""
+    carried: int = 0
+    """Goes on in the next batch."""
+    failed: int = 0
+
+    def __post_init__(self) -> None:
+        ended = self.finished + self.dropped + self.carried + self.failed
+        if self.started + self.resumed != ended or min(getattr(self, f.name) for f in fields(self)) < 0:
+            raise ValueError(f"counts: started + resumed must be finished + dropped + carried + failed, got {self}")
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What became of everything that was in play for one batch; accounts of several processes add up."""
+
+    rollouts: Counts = Counts()
+    groups: Counts = Counts()
+    requests: Counts = Counts()
+    without_signal: int = 0
+    """Groups that were dropped because their scores are equal, and replaced."""
+    kept_tokens: int = 0
+    """Sampled tokens of the finished rollouts."""
+    dropped_tokens: int = 0
+    """Sampled tokens of the dropped rollouts, in finished turns: the waste."""
+    kept_s: float = 0.0
+    """Seconds that the finished rollouts were played."""
+    cut: int = 0
+    """Dropped rollouts that had come to play."""
+    cut_s: float = 0.0
+    """Seconds that those were played."""
+    scored: int = 0
+    """Rollouts of these groups, and of those without signal, that have a score,"""
+    score: float = 0.0
+    """and the sum of the scores."""
+    staleness: int = 0
+    """Sum over the finished groups of the policy version less the version of the oldest token."""
+    stalest: int = 0
+    """The largest of those."""
+
+    def __add__(self, other: "Account") -> "Account":
+        return Account(
+            rollouts=self.rollouts + other.rollouts,
+            groups=self.groups + other.groups,
+            requests=self.requests + other.requests,
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
+            stalest=max(self.stalest, other.stalest),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Counts, waste and bias under names for a log."""
+        kinds = {"rollouts": self.rollouts, "groups": self.groups, "requests": self.requests}
+        numbers = {f"{kind}/{f.name}": float(getattr(c, f.name)) for kind, c in kinds.items() for f in fields(c)}
+        return numbers | {
+            "groups/without_signal_replaced": float(self.without_signal),
+            "oversample/length_bias": self.length_bias,
+            "oversample/dropped_tokens": float(self.dropped_tokens),
+            "oversample/reward_of_all": self.score / max(self.scored, 1),
+            "staleness/mean": self.staleness / max(self.groups.finished, 1),
+            "staleness/max": float(self.stalest),
+        }
+
+    @property
+    def length_bias(self) -> float:
+        """Mean seconds of a finished rollout over those of a finished or dropped one; 1 is no bias.
+
+        Of a cancelled rollout the seconds to its cut are known alone: the kept ones are at least this much shorter.
+        What is carried comes later, and is no bias.
+        """
+        finished, seconds = self.rollouts.finished, self.kept_s + self.cut_s
+        if not (finished and seconds):
+            return 1.0
+        return self.kept_s / finished * (finished + self.cut) / seconds
+
+
+_SUMS = ("without_signal", "kept_tokens", "dropped_tokens", "kept_s", "cut", "cut_s", "scored", "score", "staleness")
+
+
+class Groups(Sequence[Group]):
+    """Finished groups in the order of their tasks, and what they came to in numbers."""
+
+    def __init__(self, groups: Sequence[Group], account: Account | None = None) -> None:
+        self.groups = tuple(groups)
+        self.account = account
+        unique([group.group_id for group in self.groups])
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Groups": ...
+    def __getitem__(self, index: int | slice) -> "Group | Groups":
+        return Groups(self.groups[index]) if isinstance(index, slice) else self.groups[index]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Every rollout, failed ones too."""
+        return [r for group in self.groups for r in group.rollouts]
+
+    def metrics(self) -> dict[str, float]:
+        """Counts (started + resumed = finished + dropped + carried + failed) and means over the finished rollouts."""
+        rollouts = self.rollouts
+        scored = [r for r in rollouts if r.reward is not None]
+        counts = {"started": len(rollouts), "finished": len(scored), "failed": len(rollouts) - len(scored)}
+        numbers = {f"rollouts/{name}": float(count) for name, count in counts.items()}
+        if self.account is not None:
+            numbers = self.account.metrics()
+        return numbers | _means(scored) if scored else numbers
+
+
+def unique(ids: Sequence[str]) -> None:
+    """Raise ValueError, naming them, for ids that appear twice."""
+    twice = [name for name, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"groups: {twice} appear twice; the tasks of one batch need ids of their own")
+
+
+def _means(scored: Sequence[Rollout]) -> dict[str, float]:
+    means = {
+        "reward": float(np.mean([r.reward for r in scored])),
+        "tokens/sampled": float(np.mean([r.sampled_tokens for r in scored])),
+        "tokens/total": float(np.mean([sum(len(s.token_ids) for s in r.segments) for r in scored])),
+        "segments": float(np.mean([len(r.segments) for r in scored])),
+    }
+    for prefix, pick in _mappings:
+        names = dict.fromkeys(name for r in scored for name in pick(r))
+        means |= {f"{prefix}/{name}": float(np.mean([pick(r).get(name, 0.0) for r in scored])) for name in names}
+    stops = Counter(r.stop_reason for r in scored)
+    return means | {f"stop/{reason}": count / len(scored) for reason, count in sorted(stops.items())}
+
+
+_mappings: list[tuple[str, Callable[[Rollout], Any]]] = [
+    ("reward", lambda r: r.rewards),
+    ("rollout", lambda r: r.metrics),
+]

@@ -1,0 +1,309 @@
+"""Groups of rollouts, batch after batch: over-sampled, cut, carried over, replaced, and all of it counted."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from agentgym.env import Env, TaskT, find_env
+from agentgym.errors import AgentGymError
+from agentgym.rollouts.account import Account, Counts, Groups
+from agentgym.rollouts.engine import Engine
+from agentgym.rollouts.episode import rollout
+from agentgym.rollouts.oversample import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
+from agentgym.rollouts.play import GroupPlay
+from agentgym.rollouts.turnstile import Meter, Turnstile, playing
+from agentgym.types import Boxes, Rollout, Sampling
+
+
+class Scheduler(Generic[TaskT]):
+    """Plays `n` rollouts of each task that it draws; everything that was started ends up in exactly one count.
+
+    ::
+
+        async with Scheduler(env, tasks, engine, n=8, oversample=Oversample(...)) as scheduler:
+            groups = await scheduler.collect(16)
+
+    What a batch leaves in play waits at the engine's door until the next `collect`, with its env, box and segments; or,
+    with `staleness`, goes on at once, and the next batches' groups beside it: then a batch is trained on while later
+    ones are played. No group is older than the bound (`staleness`, or `oversample.carry`) when it is returned: its
+    oldest token was sampled at most that many policy versions ago; old groups are waited for in time. `staleness + 1`
+    batches are in play at most. Leaving the block cancels what is still in play.
+    """
+
+    def __init__(
+        self,
+        env: str | type[Env[TaskT]],
+        tasks: Iterable[TaskT],
+        engine: Engine,
+        *,
+        n: int,
+        oversample: Oversample | None = None,
+        staleness: int = 0,
+        boxes: Boxes | None = None,
+        concurrency: int = 64,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        on_rollout: Callable[[Rollout], None] | None = None,
+    ) -> None:
+        if n < 1 or concurrency < 1:
+            raise ValueError(f"{'n' if n < 1 else 'concurrency'}: must be at least 1")
+        self._oversample = oversample or Oversample()
+        self._oversample.fits(group_size=n, staleness=staleness)
+        self._cls, self._n, self._staleness = find_env(env), n, staleness
+        self._bound = staleness or self._oversample.carry
+        self._tasks, self._held = iter(tasks), list[TaskT]()
+        self._turnstile = Turnstile(engine)
+        self._boxes, self._concurrency = boxes, concurrency
+        self._places = asyncio.Semaphore(concurrency)
+        self._sampling, self._seed, self._on_rollout = sampling, seed, on_rollout
+        self._groups: list[GroupPlay[TaskT]] = []
+        """In play, the finished ones of them too."""
+        self._dropped: list[GroupPlay[TaskT]] = []
+        """Since the last batch."""
+        self._leaving: list[GroupPlay[TaskT]] = []
+        """Returned or dropped; some of their rollouts may still be closing."""
+        self._target = self._wanted = self._replaced = self._started = self._resumed = self._batches = 0
+        self._closed = 0
+        self._changed = asyncio.Event()
+        self._deadline: _Deadline | None = None
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            if self._boxes is None and self._cls.sandbox is not None:
+                self._boxes = await stack.enter_async_context(self._cls.sandbox.open(self._concurrency))
+            self._jobs = await asyncio.TaskGroup().__aenter__()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for group in [*self._groups, *self._leaving]:
+            group.cancel(self._turnstile.drop)
+        async with self._stack:
+            # An error of the block is not one of the jobs: only a cancellation may have come from them.
+            cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+            await self._jobs.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
+
+    async def collect(self, wanted: int) -> Groups:
+        """The next `wanted` groups, in the order of their tasks; fewer at a deadline or where the tasks have run out.
+
+        A group that failures have made smaller counts as well. More than `wanted` come only where the engine's version
+        has risen by more than one, and they would be too old for the next batch. Where all rollouts failed the first
+        one's error is raised: nothing could be learned from going on.
+        """
+        if wanted < 1:
+            raise ValueError(f"wanted: must be at least 1, got {wanted}")
+        for group in [group for group in self._groups if self._age(group) > self._bound]:
+            self._drop(group)
+        self._wanted, self._target = wanted, wanted * (self._staleness + 1) + self._oversample.extra_groups
+        self._turnstile.open()
+        self._fill()
+        if self._oversample.stop == "deadline":
+            self._deadline = _Deadline(sum(group.unended for group in self._groups), self._changed)
+        try:
+            while not self._enough():
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._pause()
+        groups = self._harvest()
+        if self._staleness:
+            self._target = wanted * self._staleness
+            self._fill()
+        _raise_if_all_failed(groups)
+        return groups
+
+    def _pause(self) -> None:
+        """Between batches nothing new is asked of the engine, unless generation and training overlap."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if not self._staleness:
+            self._turnstile.shut()
+
+    # Starting
+
+    def _fill(self) -> None:
+        while len(self._groups) < self._target:
+            task = self._next_task()
+            if task is None:
+                return
+            group = GroupPlay(task, n=self._n, seed=self._seed + self._batches)
+            self._groups.append(group)
+            self._started += 1
+            for index in range(self._n + self._oversample.extra_rollouts):
+                group.start(self._jobs.create_task(self._play(group, index, group.meter())))
+
+    def _next_task(self) -> TaskT | None:
+        """The next one whose id is free; None at the end. A small data set comes round while its tasks are in play."""
+        self._leaving = [group for group in self._leaving if group.busy]
+        taken = {group.task.id for group in [*self._groups, *self._leaving]}
+        for i, task in enumerate(self._held):
+            if task.id not in taken:
+                return self._held.pop(i)
+        while len(self._held) <= 2 * len(taken):
+            drawn = next(self._tasks, None)
+            if drawn is None or drawn.id not in taken:
+                return drawn
+            self._held.append(drawn)
+        raise ValueError(
+            f"tasks: all of them are in play ({len(taken)}); play fewer groups at once, or have more tasks"
+        )
+
+    async def _play(self, group: GroupPlay[TaskT], index: int, meter: Meter) -> None:
+        playing.set(meter)
+        loop = asyncio.get_running_loop()
+        async with self._places:
+            meter.began = loop.time()
+            done = await rollout(
+                self._cls,
+                group.task,
+                self._turnstile,
+                boxes=self._boxes,
+                sampling=self._sampling,
+                seed=group.seed,
+                rollout_id=f"{group.task.id}/{index}",
+            )
+        if group.closed or meter.dropped:  # it ended while it was being cancelled
+            return
+        group.ended[index], meter.stopped = done, loop.time()
+        if self._on_rollout is not None:
+            self._on_rollout(done)
+        if self._deadline is not None:
+            self._deadline.ended(1)
+        if group.complete:
+            self._close(group)
+
+    # Ending
+
+    def _close(self, group: GroupPlay[TaskT]) -> None:
+        """The group has what it needs: its further rollouts are cancelled, and without signal it is replaced."""
+        if self._deadline is not None:
+            self._deadline.ended(group.unended)
+        self._closed += 1
+        group.close(self._closed, self._turnstile.drop)
+        if not group.signal and self._replaced < self._oversample.replace:
+            self._replaced += 1
+            self._drop(group)
+            self._fill()
+        self._changed.set()
+
+    def _drop(self, group: GroupPlay[TaskT]) -> None:
+        group.cancel(self._turnstile.drop)
+        self._groups.remove(group)
+        self._dropped.append(group)
+
+    def _age(self, group: GroupPlay[TaskT]) -> int:
+        version = self._turnstile.version
+        return version - group.oldest(version)
+
+    def _enough(self) -> bool:
+        """Whether a batch can be cut now, and later batches still take in time what it leaves behind."""
+        ready = sum(group.closed > 0 for group in self._groups)
+        if ready == len(self._groups):
+            return True
+        late = self._deadline is not None and self._deadline.passed
+        if ready < self._wanted and not (late and ready):
+            return False
+        taken = self._next_batch()
+        versions_left = sorted(self._bound - self._age(group) for group in self._groups if group not in taken)
+        return not self._bound or all(i < left * self._wanted for i, left in enumerate(versions_left))
+
+    def _next_batch(self) -> set[GroupPlay[TaskT]]:
+        """The finished groups that are the next to be trained on: the oldest, then those that came first."""
+        ready = sorted((group for group in self._groups if group.closed), key=lambda g: (-self._age(g), g.closed))
+        due = sum(self._bound > 0 and self._age(group) >= self._bound for group in ready)
+        return set(ready[: max(self._wanted, due)])
+
+    def _harvest(self) -> Groups:
+        """The batch and its account; what is left in play is carried over where it may be, and dropped where not."""
+        taken = self._next_batch()
+        for group in [group for group in self._groups if group not in taken and not self._bound]:
+            self._drop(group)
+        # In the order of their tasks, not of their ends.
+        batch = [group for group in self._groups if group in taken]
+        self._groups = [group for group in self._groups if group not in taken]
+        groups = Groups([group.finished() for group in batch], self._account(batch))
+        self._leaving += [*batch, *self._dropped]
+        self._dropped = []
+        self._replaced = self._started = 0
+        self._resumed = len(self._groups)
+        self._batches += 1
+        return groups
+
+    def _account(self, batch: Sequence[GroupPlay[TaskT]]) -> Account:
+        """What became of all that was in play."""
+        carried, dropped, version = self._groups, self._dropped, self._turnstile.version
+        size = self._n + self._oversample.extra_rollouts
+        scored = [r for group in batch for r in group.scored]
+        failed = sum(len(group.failed) for group in batch)
+        unscored_groups = sum(not group.scored for group in batch)
+        extra = [meter for group in batch for meter in group.cut]
+        lost = [*extra, *(meter for group in dropped for meter in group.meters)]
+        begun = [meter for meter in lost if meter.began is not None]
+        seen = [r.reward for group in [*batch, *dropped] for r in group.scored if r.reward is not None]
+        ages = [version - group.oldest_token(version) for group in batch]
+        return Account(
+            rollouts=Counts(
+                started=self._started * size,
+                resumed=self._resumed * size,
+                finished=len(scored),
+                dropped=len(lost),
+                carried=len(carried) * size,
+                failed=failed,
+            ),
+            groups=Counts(
+                started=self._started,
+                resumed=self._resumed,
+                finished=len(batch) - unscored_groups,
+                dropped=len(dropped),
+                carried=len(carried),
+                failed=unscored_groups,
+            ),
+            requests=self._turnstile.counts(),
+            without_signal=self._replaced,
+            kept_tokens=sum(r.sampled_tokens for r in scored),
+            dropped_tokens=sum(meter.tokens for meter in lost),
+            kept_s=sum(meter.seconds for group in batch for meter in group.played),
+            cut=len(begun),
+            cut_s=sum(meter.seconds for meter in begun),
+            scored=len(seen),
+            score=sum(seen),
+            staleness=sum(ages),
+            stalest=max(ages, default=0),
+        )
+
+
+class _Deadline:
+    """Passes at 1.5 times the seconds after which 80 % of the rollouts were done."""
+
+    def __init__(self, rollouts: int, passing: asyncio.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began, self._left, self._passing = self._loop.time(), share_of(rollouts, DEADLINE_SHARE), passing
+        self._timer: asyncio.TimerHandle | None = None
+        self.passed = False
+
+    def ended(self, count: int) -> None:
+        """So many more rollouts are done, or will not be needed."""
+        self._left -= count
+        if self._left <= 0 and self._timer is None:
+            took = self._loop.time() - self._began
+            self._timer = self._loop.call_at(self._began + DEADLINE_FACTOR * took, self._pass)
+
+    def _pass(self) -> None:
+        self.passed = True
+        self._passing.set()
+
+    def cancel(self) -> None:
+        """It will not pass any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _raise_if_all_failed(groups: Groups) -> None:
+    rollouts: list[Any] = groups.rollouts
+    if rollouts and all(r.reward is None for r in rollouts):
+        raise AgentGymError(f"all {len(rollouts)} rollouts failed; the first one: {rollouts[0].error}")
