@@ -1,22 +1,18 @@
-"""The SGLang engine: the model behind one or several SGLang servers, spoken to over HTTP in ids.
+"""The SGLang engine: a model behind one or several SGLang servers, spoken to over HTTP in ids, never in text.
 
-A weight swap overtakes no turn: each request in flight is ended by its id, what it had is kept, and the turn goes on
-from there under the weights that are current::
-
-    ids       a a a a | b b b e        the swap came after four ids
-    versions  (0, 6)  | (4, 7)
+When the weights change, each request in flight is ended by its id, what it had is kept, and its turn goes on from
+there under the new ones.
 """
 
 import asyncio
-import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 from uuid import uuid4
 
 import numpy as np
@@ -24,84 +20,28 @@ import numpy as np
 from agentgym.errors import EngineError
 from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.sglang_config import SGLangConfig
-from agentgym.rollouts.sglang_fleet import open_servers
-from agentgym.rollouts.sglang_model import ModelFacts, model_facts, write_adapter
+from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
+from agentgym.rollouts.sglang_model import ModelFacts, model_facts
 from agentgym.rollouts.sglang_process import Progress
-from agentgym.rollouts.sglang_router import Router
 from agentgym.rollouts.sglang_server import Ask, Limits, Policy, Server, Unavailable
-from agentgym.types import Adapter, Completion, Floats, Sampling, Version
+from agentgym.rollouts.sglang_turn import Piece, Turn, empty
+from agentgym.types import Adapter, Completion, Floats, Sampling
 
 __all__ = ["SGLangConfig", "SGLangEngine"]
 
 _AGAIN_S = 0.2
-"""An abort that came before its request is without effect: it is sent again until the request has ended."""
-
-
-@dataclass(slots=True, eq=False)
-class _Piece:
-    """One request in flight: a turn, or what is left of it."""
-
-    rid: str
-    server: Server
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Turn:
-    """One call of `generate`, whatever requests it takes."""
-
-    prompt: list[int]
-    session: str
-    max_tokens: int
-    sampling: Sampling
-    seed: int
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[Version] = field(default_factory=list)
-    piece: _Piece | None = None
-    ending: Literal["keep", "drop"] | None = None
-    """What `abort` asked for."""
-
-    def take(self, piece: Completion) -> None:
-        """Append what a request sampled; a version that goes on is not named twice."""
-        for start, version in piece.versions if len(piece.token_ids) else ():
-            if not self.versions or self.versions[-1].version != version:
-                self.versions.append(Version(start + len(self.ids), version))
-        self.ids += piece.token_ids.tolist()
-        self.logprobs += piece.logprobs.tolist()
-
-    def completion(self, finish_reason: Literal["stop", "length", "abort"], version: int) -> Completion:
-        """All of it; nothing where it is to be dropped."""
-        kept = 0 if self.ending == "drop" else len(self.ids)
-        return Completion(
-            token_ids=np.array(self.ids[:kept], np.int64),
-            logprobs=np.array(self.logprobs[:kept], np.float32),
-            finish_reason="abort" if self.ending == "drop" else finish_reason,
-            versions=tuple(self.versions if kept else ()) or (Version(0, version),),
-        )
-
-
-@dataclass(slots=True)
-class Counts:
-    """What became of the requests and servers since the engine opened."""
-
-    turns: int = 0
-    requests: int = 0
-    retried: int = 0
-    """Requests sent again, to the same server or another."""
-    swapped: int = 0
-    """Requests ended because the weights changed, and continued."""
-    lost_servers: int = 0
-    revived_servers: int = 0
+"""An abort that overtook its request was without effect: it is sent again until the request has ended."""
+_TRIES = 2
+"""Broken connections to one server, within one request, before another server is asked."""
 
 
 class SGLangEngine:
     """Samples through SGLang servers; implements `Engine`, open inside `async with`.
 
-    `model` is a folder or hub name: its files say which ids there are and which of them end a turn; an attached
-    server's own path stands in for None. Servers are those of `config.urls`, or else launched, and then ended with
-    all their processes however this process ends. A server that dies or hangs is lost: its requests are sent to
-    another one, which nothing but the engine has noticed; without another one they fail with EngineError.
+    `model` is a folder or hub name: its files say which ids there are and which of them end a turn; None stands for
+    what an attached server says it serves. Servers are those of `config.urls`, or else launched, and ended with all
+    their processes however this process ends. A server that dies or hangs is lost: its requests are sent to another
+    one, for nothing of them has reached an env; without another one they fail with EngineError.
     """
 
     def __init__(
@@ -116,18 +56,12 @@ class SGLangEngine:
         if model is None and not self._config.urls:
             raise ValueError("model: a server to launch needs one")
         self._model, self._tokenizer, self._progress = model, tokenizer, progress
-        self._router = Router([])
-        self._facts: ModelFacts | None = None
-        self._limits: list[Limits] = []
-        self._policy = Policy(None, 0)
-        self._turns: dict[str, _Turn] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._updating = asyncio.Lock()
-        self._probed = 0
-        self._paused = False
-        self._counts = Counts()
         self._stack: AsyncExitStack | None = None
-        self._folder = Path()
+        self._fleet = Fleet([], self._config, Path())
+        self._facts: ModelFacts | None = None
+        self._limits: tuple[Limits, ...] = ()
+        self._turns: dict[str, Turn] = {}
+        self._background: set[asyncio.Task[None]] = set()
 
     @classmethod
     def launch(
@@ -139,8 +73,7 @@ class SGLangEngine:
         progress: Progress | None = None,
     ) -> Self:
         """An engine that launches its servers when it opens, telling `progress` what they do, and owns them."""
-        config = config or SGLangConfig()
-        if config.urls:
+        if config is not None and config.urls:
             raise ValueError(f"urls: {list(config.urls)} run already; attach to them")
         return cls(model, config, tokenizer=tokenizer, progress=progress)
 
@@ -159,16 +92,15 @@ class SGLangEngine:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="agentgym-sglang-")))
-            servers = await open_servers(stack, self._config, self._model, self._folder, self._progress)
-            self._limits = [await server.limits() for server in servers]
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="agentgym-sglang-")))
+            servers = await open_servers(stack, self._config, self._model, folder, self._progress)
+            self._limits = tuple([await _limits_of(server) for server in servers])
             model = self._model or self._limits[0].model
             self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
-            self._router = Router(servers)
-            self._policy, self._paused, self._counts = Policy(None, 0), False, Counts()
+            self._fleet = Fleet(servers, self._config, folder)
             stack.push_async_callback(self._settle)
             self._stack = stack.pop_all()
-        self._spawn(self._watch())
+        self._spawn(self._fleet.watch())
         return self
 
     async def __aexit__(
@@ -179,19 +111,17 @@ class SGLangEngine:
     @property
     def tokenizer(self) -> ChatTokenizer:
         """How this engine's model reads and writes chats."""
-        if self._tokenizer is not None:
-            return self._tokenizer
-        return self._opened().tokenizer
+        return self._tokenizer or self._opened().tokenizer
 
     @property
     def context_tokens(self) -> int:
         """The most ids, prompt and completion together, that one request may hold on every server."""
-        return min(self._config.context_tokens, *(limits.context_tokens for limits in self._limits), 1 << 30)
+        return min([self._config.context_tokens, *(limits.context_tokens for limits in self._limits)])
 
     @property
     def version(self) -> int:
         """The policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
-        return self._policy.version
+        return self._fleet.policy.version
 
     @property
     def seeded(self) -> bool:
@@ -201,7 +131,7 @@ class SGLangEngine:
     @property
     def counts(self) -> Counts:
         """A copy of the counters since the engine opened."""
-        return replace(self._counts)
+        return replace(self._fleet.counts)
 
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
@@ -209,9 +139,9 @@ class SGLangEngine:
         """At most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
         The stop id, where one ended the turn, is the last. Where `seeded`, draws depend on the arguments and the
-        weights alone. Raises ValueError for ids outside the vocabulary, a request over the context or a session that is
-        still generating; EngineError where no server can answer, or one answers what it should not. Cancelling the
-        call ends its request on the server.
+        weights alone. A turn that a weight swap overtakes goes on, and its `versions` tell where. Raises ValueError for
+        ids outside the vocabulary, a request over the context or a session that is still generating; EngineError where
+        no server can answer, or one answers what it should not. Cancelling the call ends its request on the server.
         """
         ids = self._checked(token_ids)
         if max_tokens < 1:
@@ -222,9 +152,9 @@ class SGLangEngine:
             )
         if session in self._turns:
             raise ValueError(f"session: {session!r} is still generating")
-        turn = _Turn(prompt=ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        turn = Turn(prompt=ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
         self._turns[session] = turn
-        self._counts.turns += 1
+        self._fleet.counts.turns += 1
         try:
             return await self._sample(turn)
         finally:
@@ -244,57 +174,47 @@ class SGLangEngine:
             await self._end(turn.piece)
 
     async def pause(self) -> None:
-        """No server samples until `resume`; turns keep their place and their KV."""
-        self._paused = True
-        await self._each(self._living(), lambda server: server.pause())
+        """No server samples until `resume`; turns keep their place and their KV, and further ones wait."""
+        self._opened()
+        await self._fleet.each(self._fleet.living, Server.pause)
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        self._paused = False
-        await self._each(self._living(), lambda server: server.resume())
+        self._opened()
+        await self._fleet.each(self._fleet.living, Server.resume)
 
     async def release(self, session: str) -> None:
         """Forget a session; unknown ones are forgotten already."""
-        self._router.release(session)
+        self._fleet.router.release(session)
 
     async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
         """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on.
 
-        Turns in flight go on under the new weights from where they are, and their `versions` tell where. Raises
-        ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings.
+        Raises ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings.
         """
         self._opened()
-        lora = None if adapter is None else f"agentgym-{uuid4().hex[:12]}-v{version}"
-        policy = Policy(lora, version, adapter)
-        async with self._updating:
-            if adapter is not None and self._config.adapters == "disk":
-                await asyncio.to_thread(write_adapter, adapter, self._folder_of(policy))
-            await self._spread(policy)
-            old, self._policy = self._policy, policy
-            overtaken = [turn.piece for turn in self._turns.values() if turn.piece is not None]
-            self._counts.swapped += len(overtaken)
-            for piece in overtaken:
-                self._spawn(self._end(piece))
-            self._spawn(self._retire(old, overtaken))
+        old = await self._fleet.load(adapter, version=version)
+        overtaken = [turn.piece for turn in self._turns.values() if turn.piece is not None]
+        self._fleet.counts.continued += len(overtaken)
+        for piece in overtaken:
+            self._spawn(self._end(piece))
+        self._spawn(self._retire(old, overtaken))
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Log-probability of each id but the first, given those before it, as `generate` would report it.
 
-        Servers are asked in turn, so that every one of them is probed. At a temperature other than 0 and 1 this takes
-        a request of one draw for each id.
+        Of several servers, the next one each time, so that all of them are probed. At a temperature other than 0 and 1
+        a server draws once behind each id.
         """
         ids = self._checked(token_ids)
         if len(ids) > self.context_tokens:
             raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
         if len(ids) == 1:
             return np.zeros(0, np.float32)
-        living = self._living()
-        self._probed += 1
-        server = living[self._probed % len(living)]
         try:
-            return await server.score(ids, sampling, self._policy)
+            return await self._fleet.next().score(ids, sampling, self._fleet.policy)
         except ConnectionError as error:
-            raise EngineError(f"score: {error}{self._last_words(server)}") from error
+            raise EngineError(f"score: {error}") from error
 
     async def close(self) -> None:
         """End what was launched; unanswered requests fail with EngineError. Closing twice is harmless."""
@@ -302,58 +222,53 @@ class SGLangEngine:
         if stack is not None:
             await stack.aclose()
 
-    # ------------------------------------------------------------------------------------------ one turn
-
-    async def _sample(self, turn: _Turn) -> Completion:
-        """Request after request until the turn has ended by itself, or was asked to."""
+    async def _sample(self, turn: Turn) -> Completion:
+        """Request after request until the turn has ended by itself, or was asked to end."""
         while True:
-            policy = self._policy
+            policy = self._fleet.policy
             piece = await self._piece(turn, policy)
             turn.take(piece)
-            overtaken = piece.finish_reason == "abort" and policy is not self._policy
+            overtaken = piece.finish_reason == "abort" and policy is not self._fleet.policy
             if turn.ending is not None or not overtaken:
                 return turn.completion(piece.finish_reason, policy.version)
-            if len(turn.ids) == turn.max_tokens:
+            if turn.room == 0:
                 return turn.completion("length", policy.version)
 
-    async def _piece(self, turn: _Turn, policy: Policy) -> Completion:
-        """One request's answer, from whichever server can give it: nothing of it has reached the env yet."""
-        failures: Counter[Server] = Counter()
+    async def _piece(self, turn: Turn, policy: Policy) -> Completion:
+        """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
+        broken: Counter[Server] = Counter()
         failure: Exception | None = None
-        while turn.ending is None:
-            server = self._place(turn, [s for s, count in failures.items() if count > 1], failure)
+        while turn.ending is None and policy is self._fleet.policy:
+            server = self._place(turn, [s for s, times in broken.items() if times >= _TRIES], failure)
             try:
                 return await self._request(turn, policy, server)
             except (ConnectionError, Unavailable) as error:
                 failure = error
-                failures[server] += 2 if isinstance(error, Unavailable) else 1
-                self._counts.retried += 1
-                await self._check(server)
-        return Completion(
-            token_ids=np.zeros(0, np.int64),
-            logprobs=np.zeros(0, np.float32),
-            finish_reason="abort",
-            versions=(Version(0, policy.version),),
-        )
+                broken[server] += _TRIES if isinstance(error, Unavailable) else 1
+                self._fleet.counts.retried += 1
+                self._opened()
+                await self._fleet.check(server)
+        return empty(policy.version)
 
-    def _place(self, turn: _Turn, avoid: Sequence[Server], failure: Exception | None) -> Server:
+    def _place(self, turn: Turn, avoid: Sequence[Server], failure: Exception | None) -> Server:
         self._opened()
         try:
-            return self._router.place(turn.session, [*turn.prompt, *turn.ids], avoid=avoid)
+            return self._fleet.place(turn.session, turn.context, avoid=avoid)
         except EngineError as error:
-            words = "".join(map(self._last_words, self._router.servers))
-            raise EngineError(f"generate: {error}{f'; {failure}' if failure else ''}{words}") from failure
+            raise EngineError(f"generate: {failure}; {error}" if failure else f"generate: {error}") from failure
 
-    async def _request(self, turn: _Turn, policy: Policy, server: Server) -> Completion:
-        piece = turn.piece = _Piece(uuid4().hex, server)
-        self._counts.requests += 1
+    async def _request(self, turn: Turn, policy: Policy, server: Server) -> Completion:
+        """Ask one server; while the request is in flight, `turn.piece` is it."""
+        facts = self._opened()
+        piece = turn.piece = Piece(uuid4().hex, server)
+        self._fleet.counts.requests += 1
         ask = Ask(
-            token_ids=[*turn.prompt, *turn.ids],
+            token_ids=turn.context,
             rid=piece.rid,
-            max_tokens=turn.max_tokens - len(turn.ids),
+            max_tokens=turn.room,
             sampling=turn.sampling,
             seed=turn.seed,
-            stop_ids=self._opened().stop_ids,
+            stop_ids=facts.stop_ids,
             policy=policy,
         )
         try:
@@ -364,15 +279,11 @@ class SGLangEngine:
         finally:
             piece.done.set()
             turn.piece = None
-        if (
-            completion.token_ids.max(initial=0) >= self._opened().vocabulary
-            or len(completion.token_ids) > ask.max_tokens
-        ):
-            raise EngineError(f"{server}: sampled ids outside the vocabulary, or more than {ask.max_tokens}")
+        _require_possible(completion, server, ask.max_tokens, facts.vocabulary)
         return completion
 
-    async def _end(self, piece: _Piece) -> None:
-        """Make the server end a request now; it has when this returns, or nobody waits for it any more."""
+    async def _end(self, piece: Piece) -> None:
+        """Make the server end a request now; it has ended when this returns."""
         while True:
             with suppress(ConnectionError, EngineError):
                 await piece.server.abort(piece.rid)
@@ -382,106 +293,11 @@ class SGLangEngine:
             if piece.done.is_set():
                 return
 
-    # ------------------------------------------------------------------------------------------ policies
-
-    async def _spread(self, policy: Policy) -> None:
-        """Load a policy on every server, or on none."""
-        living = self._living()
-        folder = self._folder_of(policy) if self._config.adapters == "disk" else None
-        refused = await self._each(living, lambda server: server.load(policy, folder))
-        if not refused:
-            self._living()
-            return
-        if policy.lora is not None:
-            lora = policy.lora
-            await self._each([s for s in self._router.alive if s not in refused], lambda server: server.unload(lora))
-            self._remove(policy)
-        raise next(iter(refused.values()))
-
-    async def _retire(self, policy: Policy, overtaken: Sequence[_Piece]) -> None:
+    async def _retire(self, policy: Policy, overtaken: Sequence[Piece]) -> None:
         """Unload a policy's adapter when nothing is sampled from it any more."""
         for piece in overtaken:
             await piece.done.wait()
-        if policy.lora is not None:
-            lora = policy.lora
-            await self._each(self._router.alive, lambda server: server.unload(lora))
-            self._remove(policy)
-
-    def _folder_of(self, policy: Policy) -> Path:
-        return self._folder / f"{policy.lora}"
-
-    def _remove(self, policy: Policy) -> None:
-        # A server reads an adapter that it unloaded again when it is asked for it: let there be nothing to read.
-        shutil.rmtree(self._folder_of(policy), ignore_errors=True)
-
-    # ------------------------------------------------------------------------------------------ servers
-
-    def _living(self) -> list[Server]:
-        """The servers that are not lost; EngineError where none is left."""
-        self._opened()
-        living = self._router.alive
-        if not living:
-            raise EngineError(f"no server is left{''.join(map(self._last_words, self._router.servers))}")
-        return living
-
-    async def _each(
-        self, servers: Iterable[Server], ask: Callable[[Server], Awaitable[None]]
-    ) -> dict[Server, ValueError]:
-        """Ask all servers at once; those that refused. A server that cannot be asked is lost."""
-        refused: dict[Server, ValueError] = {}
-
-        async def one(server: Server) -> None:
-            try:
-                await ask(server)
-            except ValueError as error:
-                refused[server] = error
-            except (ConnectionError, EngineError):
-                self._lose(server)
-
-        async with asyncio.TaskGroup() as asking:
-            for server in servers:
-                asking.create_task(one(server))
-        return refused
-
-    async def _check(self, server: Server) -> None:
-        """Lose a server that does not answer."""
-        if server.alive and not await server.answers(self._config.health_s):
-            self._lose(server)
-
-    def _lose(self, server: Server) -> None:
-        if server.alive:
-            self._counts.lost_servers += 1
-            self._router.lose(server)
-            server.client.close()  # what waits for its answer is sent elsewhere
-
-    async def _revive(self, server: Server) -> None:
-        """Take a lost server back once it serves again, with the current adapter."""
-        with suppress(ConnectionError, EngineError, ValueError):
-            if not await server.ready(self._config.health_s):
-                return
-            async with self._updating:
-                if self._policy.lora is not None:
-                    with suppress(EngineError):  # it may have forgotten it, or not
-                        await server.unload(self._policy.lora)
-                    on_disk = self._config.adapters == "disk"
-                    await server.load(self._policy, self._folder_of(self._policy) if on_disk else None)
-                self._router.revive(server)
-                self._counts.revived_servers += 1
-
-    async def _watch(self) -> None:
-        """Check every server again and again."""
-        while True:
-            await asyncio.sleep(self._config.health_s)
-            async with asyncio.TaskGroup() as checks:
-                for server in self._router.servers:
-                    checks.create_task(self._check(server) if server.alive else self._revive(server))
-
-    def _last_words(self, server: Server) -> str:
-        """What a server of ours said last, where it has ended."""
-        process = server.process
-        return "" if process is None or process.pid is not None else f"; {server} ended: {process.last_words()}"
-
-    # ------------------------------------------------------------------------------------------ this end
+        await self._fleet.unload(policy)
 
     def _opened(self) -> ModelFacts:
         if self._stack is None or self._facts is None:
@@ -513,6 +329,20 @@ class SGLangEngine:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        if self._config.urls and self._policy.lora is not None:
-            lora = self._policy.lora
-            await self._each(self._router.alive, lambda server: server.unload(lora))
+        if self._config.urls:
+            await self._fleet.unload(self._fleet.policy)
+
+
+async def _limits_of(server: Server) -> Limits:
+    try:
+        return await server.limits()
+    except ConnectionError as error:
+        raise EngineError(f"{server}: {error}") from error
+
+
+def _require_possible(completion: Completion, server: Server, max_tokens: int, vocabulary: int) -> None:
+    ids = completion.token_ids
+    if len(ids) > max_tokens:
+        raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocabulary):
+        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")

@@ -18,8 +18,6 @@ class ModelFacts:
     tokenizer: ChatTokenizer
     vocabulary: int
     """Ids from 0 to below this; a server dies of any other."""
-    context_limit: int
-    """How many positions the model has."""
     stop_ids: tuple[int, ...]
     """The ids that end a turn, by the tokenizer and by the model's generation config, else by its config."""
 
@@ -40,9 +38,15 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
     return ModelFacts(
         tokenizer=tokenizer,
         vocabulary=int(config.vocab_size),
-        context_limit=int(getattr(config, "max_position_embeddings", 1 << 30)),
         stop_ids=tuple(sorted(stops)),
     )
+
+
+def context_limit(model: str | Path) -> int:
+    """How many positions the model has."""
+    from transformers import AutoConfig
+
+    return int(getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", 1 << 30))
 
 
 def _as_set(ids: Any) -> set[int]:

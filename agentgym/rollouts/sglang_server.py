@@ -1,5 +1,6 @@
 """One SGLang server: its endpoints, and what it answers as checked values."""
 
+import asyncio
 import base64
 import json
 import pickle
@@ -97,13 +98,16 @@ class Server:
 
     async def ready(self, timeout_s: float) -> bool:
         """Whether it takes requests now; a paused server does not."""
-        return (await self.client.get("/ready", timeout_s=timeout_s)).status == 200
+        try:
+            return (await self.client.get("/ready", timeout_s=timeout_s)).status == 200
+        except (ConnectionError, WireError):
+            return False
 
     async def answers(self, timeout_s: float) -> bool:
         """Whether anybody answers at all."""
         try:
             await self.client.get("/ready", timeout_s=timeout_s)
-        except ConnectionError:
+        except (ConnectionError, WireError):
             return False
         return True
 
@@ -134,7 +138,7 @@ class Server:
         return _scores([row[:2] for row in rows[1:]], token_ids[1:])
 
     async def _score_draws(self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: Policy) -> Floats:
-        """Of up to `_SCORED_AT_ONCE` ids from `start` on: one draw behind each prefix, asked for the id that follows."""
+        """Of the ids from `start` on: one draw behind each prefix, asked for the id that follows."""
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
             "input_ids": [list(token_ids[:end]) for end in ends],
@@ -181,6 +185,11 @@ class Server:
     async def unload(self, lora: str) -> None:
         """Forget an adapter when the last request that uses it has ended."""
         await self._post("/unload_lora_adapter", {"lora_name": lora}, _LOAD_S)
+
+    async def close(self) -> None:
+        """Close every connection; what waits for an answer ends with ConnectionError."""
+        self.client.close()
+        await asyncio.sleep(0)  # for the transports to let go of their sockets
 
     async def _get(self, path: str) -> Any:
         return self._checked(path, await self._wired(self.client.get(path, timeout_s=_CONTROL_S)))

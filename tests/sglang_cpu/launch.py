@@ -35,14 +35,14 @@ DEFAULTS = {
     "--sleep-on-idle": None,
 }
 """Flags that a CPU needs, where the command line does not have them."""
-VISION = torch.library.Library("torchvision", "DEF")
+VISION = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 """torchvision's wheel is linked to CUDA and does not load; importing it only needs these to be declared."""
 
 
 def declare_vision_operators() -> None:
     """Let `import torchvision` find the operators that it registers fake kernels for."""
     for name in ("nms", "qnms"):
-        VISION.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        VISION.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def without_pinning(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def pin_nothing() -> None:
     _device_constructors()  # remembers the factories by identity: it must see them before they are wrapped
     for name in ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like"):
         setattr(torch, name, without_pinning(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign, assignment]
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
 
 
 def with_defaults(flags: list[str]) -> list[str]:
