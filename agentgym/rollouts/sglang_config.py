@@ -21,11 +21,11 @@ class SGLangConfig:
     """Servers that run already, as http://host:port; empty: launch."""
     servers: int = 1
     """How many to launch."""
-    command: tuple[str, ...] = ()
-    """What launches a server, before the flags; empty: the environment variable AGENTGYM_SGLANG, or else
-    `python -m sglang.launch_server` with the Python that runs this."""
-    arguments: tuple[str, ...] = ()
-    """Further flags for a launched server: `--tp 2`, `--mem-fraction-static 0.8`."""
+    command: str = ""
+    """What launches a server, before the flags, as a shell would split it; empty: the environment variable
+    AGENTGYM_SGLANG, or else `python -m sglang.launch_server` with the Python that runs this."""
+    arguments: str = ""
+    """Further flags for a launched server, as a shell would split them: "--tp 2 --mem-fraction-static 0.8"."""
     max_lora_rank: int = 16
     """Largest rank of an adapter that a launched server takes."""
     lora_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -57,10 +57,13 @@ class SGLangConfig:
             ("--max-running-requests", str(self.slots)),
             ("--enable-lora", "--max-lora-rank", str(self.max_lora_rank)),
             ("--lora-target-modules", *self.lora_modules),
-            self.arguments,
+            shlex.split(self.arguments),
         ]
         return [*self._launcher(), *(word for words in flags for word in words)]
 
     def _launcher(self) -> Sequence[str]:
-        named = self.command or tuple(shlex.split(os.environ.get(COMMAND, "")))
-        return named or (sys.executable, "-m", "sglang.launch_server")
+        return shlex.split(self.command or os.environ.get(COMMAND, "")) or (
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+        )

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_its_la
 
 async def test_a_server_that_is_never_ready_is_given_up_and_ended(family: tuple[int, list[str]]) -> None:
     pipe, command = family
-    engine = SGLangEngine.launch(MODEL, SGLangConfig(command=tuple(command), startup_s=0.5))
+    engine = SGLangEngine.launch(MODEL, SGLangConfig(command=shlex.join(command), startup_s=0.5))
     with pytest.raises(EngineError, match=r"not ready after 0\.5 s"):
         await engine.__aenter__()
     assert await read(pipe) in (b"up", b"")
@@ -107,7 +108,7 @@ async def test_a_server_that_is_never_ready_is_given_up_and_ended(family: tuple[
 
 async def test_a_cancelled_launch_leaves_nothing(family: tuple[int, list[str]], no_leaks: None) -> None:
     pipe, command = family
-    engine = SGLangEngine.launch(MODEL, SGLangConfig(command=tuple(command)))
+    engine = SGLangEngine.launch(MODEL, SGLangConfig(command=shlex.join(command)))
     opening = asyncio.create_task(engine.__aenter__())
     await until_up(pipe)
     opening.cancel()
@@ -118,15 +119,13 @@ async def test_a_cancelled_launch_leaves_nothing(family: tuple[int, list[str]], 
 
 def test_the_command_line_says_what_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTGYM_SGLANG", "'/a b/python' -m sglang.launch_server")
-    config = SGLangConfig(
-        slots=8, context_tokens=100, max_lora_rank=4, lora_modules=("q_proj",), arguments=("--tp", "2")
-    )
+    config = SGLangConfig(slots=8, context_tokens=100, max_lora_rank=4, lora_modules=("q_proj",), arguments="--tp 2")
     words = config.launch_command("model", port=5, context_limit=110)
     assert words[:3] == ["/a b/python", "-m", "sglang.launch_server"]
     text = " ".join(words[3:])
     assert "--model-path model --host 127.0.0.1 --port 5 --context-length 110 --max-running-requests 8" in text
     assert "--enable-lora --max-lora-rank 4 --lora-target-modules q_proj --tp 2" in text
-    assert SGLangConfig(command=("run",)).launch_command("m", port=1, context_limit=1)[0] == "run"
+    assert SGLangConfig(command="run").launch_command("m", port=1, context_limit=1)[0] == "run"
 
 
 @pytest.mark.parametrize("field", ["servers", "slots", "context_tokens", "health_s"])
