@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -171,7 +171,7 @@ async def learn(run: Run) -> dict[str, Any]:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
         log = stack.enter_context(Log(run.out or _folder(run.recipe), steps=run.steps, shown=trainer.rank == 0))
         log.note("loading")
-        engine = await stack.enter_async_context(open_engine(run.model, run.engine, log.note))
+        engine = await stack.enter_async_context(open_engine(run, log.note))
         slots = run.engine.slots
         sandbox = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else env.sandbox
         boxes = await stack.enter_async_context(sandbox.open(slots)) if sandbox else None
@@ -193,13 +193,13 @@ async def learn(run: Run) -> dict[str, Any]:
     }
 
 
-def open_engine(
-    model: Path | str, config: LocalConfig | SGLangConfig, progress: Callable[[str], None]
-) -> AbstractAsyncContextManager[Engine]:
-    """The engine that the config is of, to be opened by `async with`; a server that starts tells `progress`."""
-    if isinstance(config, SGLangConfig):
-        return SGLangEngine(model, config, progress=lambda said: progress(f"server: {said[:40]}"))
-    return LocalEngine(model, config)
+def open_engine(run: Run, progress: Callable[[str], None]) -> AbstractAsyncContextManager[Engine]:
+    """The engine that the run asks for, to be opened by `async with`; a server that starts tells `progress`."""
+    if isinstance(run.engine, LocalConfig):
+        return LocalEngine(run.model, run.engine)
+    rank = max(run.engine.max_lora_rank, run.train.lora_rank)
+    config = replace(run.engine, max_lora_rank=rank)
+    return SGLangEngine(run.model, config, progress=lambda said: progress(f"server: {said[:40]}"))
 
 
 async def _train(run: Run, play: Play, log: "Log") -> None:

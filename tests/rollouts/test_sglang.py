@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,13 @@ from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.group import Groups
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
-from agentgym.rollouts.sglang_fleet import open_servers
 from agentgym.testing import FakeBoxes
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Adapter, Completion, Floats, Sampling, Version
 from envs.chase.env import Chase, ChaseCompaction
 from tests.rollouts.sglang_real import MODEL, real_config
+
+pytest_plugins = ["tests.rollouts.sglang_real"]
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -32,15 +32,6 @@ GREEDY = Sampling(temperature=0.0)
 LOOP = [20] * 12
 """Behind this the model repeats itself for ever when it is greedy."""
 SHORT = [30] * 12
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """One server for all tests that leave it as it was."""
-    config = real_config()
-    async with AsyncExitStack() as stack:
-        servers = await open_servers(stack, config, MODEL, tmp_path_factory.mktemp("server"), None)
-        yield servers[0].client.url
 
 
 @pytest_asyncio.fixture
@@ -170,10 +161,17 @@ async def test_cancelling_a_turn_ends_its_request_on_the_server(engine: SGLangEn
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
-    # The scheduler answers between two steps: once the abort was read, nothing runs there.
-    async with asyncio.timeout(60):
-        while await running(engine):
-            pass
+    # Each round trip to the scheduler is a step of its loop at least; the turn had several hundred to go.
+    for _ in range(20):
+        await round_trip(engine)
+        if not await running(engine):
+            break
+    assert not await running(engine)
+
+
+async def round_trip(engine: SGLangEngine) -> None:
+    """Ask the server's scheduler, which answers between two steps."""
+    await engine._fleet.living[0].limits()
 
 
 async def running(engine: SGLangEngine) -> int:
@@ -188,8 +186,9 @@ async def test_a_pause_holds_turns_where_they_are_and_resume_lets_them_go_on(eng
         await engine.pause()
         try:
             late = asyncio.create_task(say(engine, LOOP, "late", 4, GREEDY))
-            before = await running(engine)
-            assert (before, turn.done(), late.done()) == (1, False, False)
+            for _ in range(20):  # steps enough for the late one to end
+                await round_trip(engine)
+            assert (turn.done(), late.done()) == (False, False)
         finally:
             await engine.resume()
         done = await turn
@@ -254,9 +253,7 @@ async def test_a_closed_engine_leaves_no_adapter_on_a_server_that_is_not_its_own
         assert name not in str((await server.client.get("/v1/models")).body)
 
 
-async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_rollouts_fail_and_are_counted(
-    tmp_path: Path,
-) -> None:
+async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_rollouts_fail_and_are_counted() -> None:
     """Two servers of our own; the first is killed in mid-turn, the second in mid-rollout."""
     config = replace(real_config(), servers=2, startup_s=900)
     async with SGLangEngine.launch(MODEL, config) as engine:
