@@ -19,6 +19,8 @@ _HEAD_LIMIT = 1 << 16
 _IDLE_S = 2.0
 """A connection idle for longer is not used again: servers close theirs after 5 s, and a request must not meet that."""
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Answer(NamedTuple):
     """An HTTP status and the body, decoded where it is JSON; None where there is none."""
@@ -68,7 +70,7 @@ class JsonClient:
 
     async def post(self, path: str, payload: Any, *, timeout_s: float | None = None) -> Answer:
         """POST a payload as JSON to a path under the server's URL; None: it may take as long as it takes."""
-        return await self._ask("POST", path, json.dumps(payload, separators=(",", ":")).encode(), timeout_s)
+        return await self._ask("POST", path, _encode(payload).encode(), timeout_s)
 
     def close(self) -> None:
         """Close every connection; calls in flight end with ConnectionError."""

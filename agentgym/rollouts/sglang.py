@@ -227,9 +227,11 @@ class SGLangEngine:
         while True:
             policy = self._fleet.policy
             piece = await self._piece(turn, policy)
-            turn.take(piece)
             overtaken = piece.finish_reason == "abort" and policy is not self._fleet.policy
-            if turn.ending is not None or not overtaken:
+            if not (overtaken or turn.ids or turn.ending):
+                return piece
+            turn.take(piece)
+            if turn.ending or not overtaken:
                 return turn.completion(piece.finish_reason, policy.version)
             if turn.room == 0:
                 return turn.completion("length", policy.version)

@@ -211,7 +211,7 @@ async def test_a_swap_in_mid_turn_goes_on_under_the_new_weights_and_says_where(
     at = len(LOOP) - 1
     np.testing.assert_allclose(done.logprobs[:cut], old[at : at + cut], atol=1e-4)
     np.testing.assert_allclose(done.logprobs[cut:], new[at + cut :], atol=1e-3)
-    assert np.abs(new - old).max() > 0.1
+    assert np.abs(new - old).max() > 0.01  # so that neither could pass for the other
     assert engine.counts.continued == 1
 
 
