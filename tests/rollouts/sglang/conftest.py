@@ -12,7 +12,7 @@ import pytest_asyncio
 from agentgym.rollouts.sglang import SGLangConfig
 from agentgym.rollouts.sglang_fleet import open_servers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "recipes" / "checkpoints" / "chase_compaction"
 VENV = Path(os.environ.get("AGENTGYM_SGLANG_VENV", ROOT / ".venv-sglang"))
 """The server's own virtual environment."""

@@ -21,9 +21,7 @@ from agentgym.testing import FakeBoxes
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Adapter, Completion, Floats, Sampling, Version
 from envs.chase.env import Chase, ChaseCompaction
-from tests.rollouts.sglang_real import MODEL, real_config
-
-pytest_plugins = ["tests.rollouts.sglang_real"]
+from tests.rollouts.sglang.conftest import MODEL, real_config
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 

@@ -18,7 +18,6 @@ from agentgym.types import Group, Sampling, StopReason
 from envs.chase.env import Chase, ChaseCompaction
 from tests.rollouts.peer import HangUp, Peer
 
-pytest_plugins = ["tests.rollouts.sglang_real"]
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 WARM = Sampling(temperature=0.7, max_tokens=40)
