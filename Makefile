@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SGLANG ?= .venv-sglang
 BOX ?= $(shell $(PY) -m agentgym.sandboxes.choose)
 ARGS ?=
 
-.PHONY: help setup quickstart check test test-slow clean
+.PHONY: help setup quickstart check test test-slow sglang test-sglang clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
 	@echo "make test         install what development needs, then run the tests"
 	@echo "make check        format, lint, types, tests: before every commit"
 	@echo "make test-slow    the tests that take more time, most of them in Docker"
+	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
 	@echo "make clean        remove the virtual environment and all caches"
 
 setup: $(VENV)/dev
@@ -48,7 +50,20 @@ test: $(VENV)/dev box
 	$(PY) -m pytest -q $(ARGS)
 
 test-slow: $(VENV)/dev box
-	$(PY) -m pytest -q -m 'slow and not chaos' $(ARGS)
+	$(PY) -m pytest -q -m 'slow and not chaos and not sglang' $(ARGS)
+
+# Without their dependencies: those are CUDA's, several GB that a CPU has no use for.
+$(SGLANG)/installed: tests/sglang_cpu/requirements.txt
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/sglang_cpu/requirements.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		sglang==0.5.23 torchvision==0.28.0 compressed-tensors==0.18.0
+	@touch $@
+
+sglang: $(SGLANG)/installed
+
+test-sglang: $(VENV)/dev sglang
+	AGENTGYM_SGLANG_VENV=$(abspath $(SGLANG)) $(PY) -m pytest -q -m sglang $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -20,6 +20,7 @@ from agentgym.types import ExecResult, Group, Message, Rollout, Sample, Sampling
 if TYPE_CHECKING:
     from agentgym.loop import Log, Play, Run, batches, learn, sync
     from agentgym.rollouts.local import LocalConfig, LocalEngine
+    from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
@@ -44,6 +45,8 @@ __all__ = [
     "Process",
     "Rollout",
     "Run",
+    "SGLangConfig",
+    "SGLangEngine",
     "Sample",
     "Sampling",
     "Scheduler",
@@ -68,6 +71,7 @@ __all__ = [
 _LAZY = {
     "agentgym.loop": ("Log", "Play", "Run", "batches", "learn", "sync"),
     "agentgym.rollouts.local": ("LocalConfig", "LocalEngine"),
+    "agentgym.rollouts.sglang": ("SGLangConfig", "SGLangEngine"),
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),
     "agentgym.sandboxes.local": ("Bubblewrap", "Process"),

@@ -15,9 +15,9 @@ import random
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -37,6 +37,7 @@ from agentgym.rollouts.group import Groups, run_groups
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample
 from agentgym.rollouts.schedule import Scheduler
+from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
 from agentgym.samples import Estimator, samples
 from agentgym.sandboxes.choose import AnyBox, Kind
 from agentgym.train.config import TrainConfig
@@ -54,7 +55,8 @@ class Run:
     """A registered env, or "package.module:Class"."""
     model: Path | str
     """Folder or Hugging Face name of the model to sample from and to train."""
-    engine: LocalConfig = field(default_factory=LocalConfig)
+    engine: LocalConfig | SGLangConfig = field(default_factory=LocalConfig)
+    """What samples: the model in this process, or SGLang servers."""
     train: TrainConfig = field(default_factory=TrainConfig)
     out: Path | None = None
     """Folder of metrics and adapter; runs/RECIPE/TIME without it."""
@@ -222,7 +224,7 @@ async def learn(run: Run) -> dict[str, Any]:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
         log = stack.enter_context(Log(run.out or _folder(run.recipe), steps=run.steps, shown=trainer.rank == 0))
         log.note("loading")
-        engine = await stack.enter_async_context(LocalEngine(run.model, run.engine))
+        engine = await stack.enter_async_context(open_engine(run, log.note))
         slots = run.engine.slots
         sandbox = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else env.sandbox
         boxes = await stack.enter_async_context(sandbox.open(slots)) if sandbox else None
@@ -242,6 +244,15 @@ async def learn(run: Run) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - start, 1),
         "out": str(log.folder),
     }
+
+
+def open_engine(run: Run, progress: Callable[[str], None]) -> AbstractAsyncContextManager[Engine]:
+    """The engine that the run asks for, to be opened by `async with`; a server that starts tells `progress`."""
+    if isinstance(run.engine, LocalConfig):
+        return LocalEngine(run.model, run.engine)
+    rank = max(run.engine.max_lora_rank, run.train.lora_rank)
+    config = replace(run.engine, max_lora_rank=rank)
+    return SGLangEngine(run.model, config, progress=lambda said: progress(f"server: {said[:40]}"))
 
 
 async def _train(run: Run, play: Play, log: "Log") -> None:

@@ -1,0 +1,350 @@
+"""The SGLang engine: a model behind one or several SGLang servers, spoken to over HTTP in ids, never in text.
+
+When the weights change, each request in flight is ended by its id, what it had is kept, and its turn goes on from
+there under the new ones.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import numpy as np
+
+from agentgym.errors import EngineError
+from agentgym.rollouts.chat import ChatTokenizer
+from agentgym.rollouts.sglang_config import SGLangConfig
+from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
+from agentgym.rollouts.sglang_model import ModelFacts, model_facts
+from agentgym.rollouts.sglang_process import Progress
+from agentgym.rollouts.sglang_server import Ask, Limits, Policy, Server, Unavailable
+from agentgym.rollouts.sglang_turn import Piece, Turn, empty
+from agentgym.types import Adapter, Completion, Floats, Sampling
+
+__all__ = ["SGLangConfig", "SGLangEngine"]
+
+_AGAIN_S = 0.2
+"""An abort that overtook its request was without effect: it is sent again until the request has ended."""
+_TRIES = 2
+"""Broken connections to one server, within one request, before another server is asked."""
+
+
+class SGLangEngine:
+    """Samples through SGLang servers; implements `Engine`, open inside `async with`.
+
+    `model` is a folder or hub name: its files say which ids there are and which of them end a turn; None stands for
+    what an attached server says it serves. Servers are those of `config.urls`, or else launched, and ended with all
+    their processes however this process ends. A server that dies or hangs is lost: its requests are sent to another
+    one, for nothing of them has reached an env; without another one they fail with EngineError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None,
+        config: SGLangConfig | None = None,
+        *,
+        tokenizer: ChatTokenizer | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._config = config or SGLangConfig()
+        if model is None and not self._config.urls:
+            raise ValueError("model: a server to launch needs one")
+        self._model, self._tokenizer, self._progress = model, tokenizer, progress
+        self._stack: AsyncExitStack | None = None
+        self._fleet = Fleet([], self._config, Path())
+        self._facts: ModelFacts | None = None
+        self._limits: tuple[Limits, ...] = ()
+        self._turns: dict[str, Turn] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def launch(
+        cls,
+        model: str | Path,
+        config: SGLangConfig | None = None,
+        *,
+        tokenizer: ChatTokenizer | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """An engine that launches its servers when it opens, telling `progress` what they do, and owns them."""
+        if config is not None and config.urls:
+            raise ValueError(f"urls: {list(config.urls)} run already; attach to them")
+        return cls(model, config, tokenizer=tokenizer, progress=progress)
+
+    @classmethod
+    def attach(
+        cls,
+        *urls: str,
+        model: str | Path | None = None,
+        config: SGLangConfig | None = None,
+        tokenizer: ChatTokenizer | None = None,
+    ) -> Self:
+        """An engine over servers that run already, and go on running when it closes."""
+        if not urls:
+            raise ValueError("urls: at least one")
+        return cls(model, replace(config or SGLangConfig(), urls=urls), tokenizer=tokenizer)
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="agentgym-sglang-")))
+            servers = await open_servers(stack, self._config, self._model, folder, self._progress)
+            self._limits = tuple([await _limits_of(server) for server in servers])
+            model = self._model or self._limits[0].model
+            self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
+            self._fleet = Fleet(servers, self._config, folder)
+            stack.push_async_callback(self._settle)
+            self._stack = stack.pop_all()
+        self._spawn(self._fleet.watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """How this engine's model reads and writes chats."""
+        return self._tokenizer or self._opened().tokenizer
+
+    @property
+    def context_tokens(self) -> int:
+        """The most ids, prompt and completion together, that one request may hold on every server."""
+        return min([self._config.context_tokens, *(limits.context_tokens for limits in self._limits)])
+
+    @property
+    def version(self) -> int:
+        """The policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
+        return self._fleet.policy.version
+
+    @property
+    def seeded(self) -> bool:
+        """Whether a turn's seed decides its draws: servers do that under `--enable-deterministic-inference`."""
+        return bool(self._limits) and all(limits.seeded for limits in self._limits)
+
+    @property
+    def counts(self) -> Counts:
+        """A copy of the counters since the engine opened."""
+        return replace(self._fleet.counts)
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        """At most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
+
+        The stop id, where one ended the turn, is the last. Where `seeded`, draws depend on the arguments and the
+        weights alone. A turn that a weight swap overtakes goes on, and its `versions` tell where. Raises ValueError for
+        ids outside the vocabulary, a request over the context or a session that is still generating; EngineError where
+        no server can answer, or one answers what it should not. Cancelling the call ends its request on the server.
+        """
+        ids = self._checked(token_ids)
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens: must be at least 1, got {max_tokens}")
+        if len(ids) + max_tokens > self.context_tokens:
+            raise ValueError(
+                f"max_tokens: {len(ids)} ids and {max_tokens} new ones do not fit {self.context_tokens} context_tokens"
+            )
+        if session in self._turns:
+            raise ValueError(f"session: {session!r} is still generating")
+        turn = Turn(prompt=ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        self._turns[session] = turn
+        self._fleet.counts.turns += 1
+        try:
+            return await self._sample(turn)
+        finally:
+            del self._turns[session]
+
+    async def abort(self, session: str, *, keep: bool) -> None:
+        """End the turn that a session is sampling, if any: its `generate` answers with finish_reason "abort".
+
+        The answer holds what was sampled, or nothing without `keep`. A turn that ended by itself just before is
+        answered as it ended, where it is to be kept.
+        """
+        turn = self._turns.get(session)
+        if turn is None:
+            return
+        turn.ending = "keep" if keep else "drop"
+        if turn.piece is not None:
+            await self._end(turn.piece)
+
+    async def pause(self) -> None:
+        """No server samples until `resume`; turns keep their place and their KV, and further ones wait."""
+        self._opened()
+        await self._fleet.each(self._fleet.living, Server.pause)
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        self._opened()
+        await self._fleet.each(self._fleet.living, Server.resume)
+
+    async def release(self, session: str) -> None:
+        """Forget a session; unknown ones are forgotten already."""
+        self._fleet.router.release(session)
+
+    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+        """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on.
+
+        Raises ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings.
+        """
+        self._opened()
+        old = await self._fleet.load(adapter, version=version)
+        overtaken = [turn.piece for turn in self._turns.values() if turn.piece is not None]
+        self._fleet.counts.continued += len(overtaken)
+        for piece in overtaken:
+            self._spawn(self._end(piece))
+        self._spawn(self._retire(old, overtaken))
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        """Log-probability of each id but the first, given those before it, as `generate` would report it.
+
+        Of several servers, the next one each time, so that all of them are probed. At a temperature other than 0 and 1
+        a server draws once behind each id.
+        """
+        ids = self._checked(token_ids)
+        if len(ids) > self.context_tokens:
+            raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
+        if len(ids) == 1:
+            return np.zeros(0, np.float32)
+        try:
+            return await self._fleet.next().score(ids, sampling, self._fleet.policy)
+        except ConnectionError as error:
+            raise EngineError(f"score: {error}") from error
+
+    async def close(self) -> None:
+        """End what was launched; unanswered requests fail with EngineError. Closing twice is harmless."""
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def _sample(self, turn: Turn) -> Completion:
+        """Request after request until the turn has ended by itself, or was asked to end."""
+        while True:
+            policy = self._fleet.policy
+            piece = await self._piece(turn, policy)
+            overtaken = piece.finish_reason == "abort" and policy is not self._fleet.policy
+            if not (overtaken or turn.ids or turn.ending):
+                return piece
+            turn.take(piece)
+            if turn.ending or not overtaken:
+                return turn.completion(piece.finish_reason, policy.version)
+            if turn.room == 0:
+                return turn.completion("length", policy.version)
+
+    async def _piece(self, turn: Turn, policy: Policy) -> Completion:
+        """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
+        broken: Counter[Server] = Counter()
+        failure: Exception | None = None
+        while turn.ending is None and policy is self._fleet.policy:
+            server = self._place(turn, [s for s, times in broken.items() if times >= _TRIES], failure)
+            try:
+                return await self._request(turn, policy, server)
+            except (ConnectionError, Unavailable) as error:
+                failure = error
+                broken[server] += _TRIES if isinstance(error, Unavailable) else 1
+                self._fleet.counts.retried += 1
+                self._opened()
+                await self._fleet.check(server)
+        return empty(policy.version)
+
+    def _place(self, turn: Turn, avoid: Sequence[Server], failure: Exception | None) -> Server:
+        self._opened()
+        try:
+            return self._fleet.place(turn.session, turn.context, avoid=avoid)
+        except EngineError as error:
+            raise EngineError(f"generate: {failure}; {error}" if failure else f"generate: {error}") from failure
+
+    async def _request(self, turn: Turn, policy: Policy, server: Server) -> Completion:
+        """Ask one server; while the request is in flight, `turn.piece` is it."""
+        facts = self._opened()
+        piece = turn.piece = Piece(uuid4().hex, server)
+        self._fleet.counts.requests += 1
+        ask = Ask(
+            token_ids=turn.context,
+            rid=piece.rid,
+            max_tokens=turn.room,
+            sampling=turn.sampling,
+            seed=turn.seed,
+            stop_ids=facts.stop_ids,
+            policy=policy,
+        )
+        try:
+            completion = await server.generate(ask)
+        except asyncio.CancelledError:
+            self._spawn(self._end(piece))
+            raise
+        finally:
+            piece.done.set()
+            turn.piece = None
+        _require_possible(completion, server, ask.max_tokens, facts.vocabulary)
+        return completion
+
+    async def _end(self, piece: Piece) -> None:
+        """Make the server end a request now; it has ended when this returns."""
+        while True:
+            with suppress(ConnectionError, EngineError):
+                await piece.server.abort(piece.rid)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_S):
+                    await piece.done.wait()
+            if piece.done.is_set():
+                return
+
+    async def _retire(self, policy: Policy, overtaken: Sequence[Piece]) -> None:
+        """Unload a policy's adapter when nothing is sampled from it any more."""
+        for piece in overtaken:
+            await piece.done.wait()
+        await self._fleet.unload(policy)
+
+    def _opened(self) -> ModelFacts:
+        if self._stack is None or self._facts is None:
+            raise EngineError("the engine is not open: use it inside `async with`")
+        return self._facts
+
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        """The ids as a list of plain integers; ValueError that names the first bad one."""
+        vocabulary = self._opened().vocabulary
+        ids = np.array(token_ids)
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+            raise ValueError("token_ids: must be a sequence of at least one integer")
+        bad = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+        if len(bad):
+            where = int(bad[0])
+            raise ValueError(f"token_ids: id {ids[where]} at position {where} is not in the vocabulary of {vocabulary}")
+        plain: list[int] = ids.tolist()
+        return plain
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _settle(self) -> None:
+        """The first part of closing: nothing of ours runs on, and attached servers hold nothing of ours."""
+        tasks = list(self._background)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._config.urls:
+            await self._fleet.unload(self._fleet.policy)
+
+
+async def _limits_of(server: Server) -> Limits:
+    try:
+        return await server.limits()
+    except ConnectionError as error:
+        raise EngineError(f"{server}: {error}") from error
+
+
+def _require_possible(completion: Completion, server: Server, max_tokens: int, vocabulary: int) -> None:
+    ids = completion.token_ids
+    if len(ids) > max_tokens:
+        raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocabulary):
+        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")

@@ -1,0 +1,41 @@
+"""The command line of a recipe: which engine comes first, and decides what the flags under it mean."""
+
+import pytest
+
+import agentgym as ag
+from recipes.chase_grpo import ChaseGRPO
+from recipes.run import settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "engine"),
+    [
+        ([], ag.LocalConfig()),
+        (["--engine", "local", "--engine.slots", "8"], ag.LocalConfig(slots=8)),
+        (["--engine.slots", "8"], ag.LocalConfig(slots=8)),
+        (["--engine", "sglang"], ag.SGLangConfig()),
+        (
+            ["--seed", "3", "--engine=sglang", "--engine.servers", "2", "--engine.arguments=--tp 2"],
+            ag.SGLangConfig(servers=2, arguments="--tp 2"),
+        ),
+        (
+            ["--engine", "sglang", "--engine.urls", "http://a", "http://b"],
+            ag.SGLangConfig(urls=("http://a", "http://b")),
+        ),
+    ],
+)
+def test_the_engine_is_chosen_by_name_and_set_by_the_flags_under_it(
+    arguments: list[str], engine: ag.LocalConfig | ag.SGLangConfig
+) -> None:
+    run = settings(ChaseGRPO, arguments)
+    assert run.engine == engine
+    assert run.recipe == "chase_grpo"
+
+
+@pytest.mark.parametrize("arguments", [["--engine", "vllm"], ["--engine.servers", "2"]])
+def test_an_engine_or_a_flag_that_is_not_there_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        settings(ChaseGRPO, arguments)
+    assert arguments[0] in capsys.readouterr().err
