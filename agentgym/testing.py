@@ -26,8 +26,9 @@ import pytest
 
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
-from agentgym.rollouts.chat import ChatTokenizer, parse_hermes
+from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.episode import rollout
+from agentgym.rollouts.parsing import parse_hermes
 from agentgym.types import Adapter, Box, Boxes, Completion, ExecResult, Floats, HostFunction, Message, Sampling, Version
 
 # ---------------------------------------------------------------------------------------------------- replies
