@@ -9,13 +9,9 @@ from envs.chase.env import HELD_OUT, Chase, ChaseTask
 
 
 def make_task(index: int) -> ChaseTask:
-    """The task of an index, always the same: a chain of 2 to 12 keys, half of them of 4 at most.
-
-    Without the short ones a model that tends to guess early would never see a reward.
-    """
+    """The task of an index, always the same: a chain of 2 to 12 keys."""
     rng = random.Random(index)
-    length = rng.randint(2, 4) if rng.random() < 0.5 else rng.randint(5, 12)
-    keys = [str(key) for key in rng.sample(range(10, 100), length)]
+    keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(2, 12))]
     value = rng.randint(10, 99)
     store = {key: f"see {following}" for key, following in pairwise(keys)}
     store[keys[-1]] = f"value {value}"
@@ -25,12 +21,25 @@ def make_task(index: int) -> ChaseTask:
 
 @ag.register("chase_long")
 class ChaseLong(Chase):
-    """Chase with chains of up to 12 keys and a context for about three of them."""
+    """Chase with chains of up to 12 keys and a context for about three of them; the way counts for a third."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=192)
     context = ag.Compact(at=0.55, instruction="Summarise.")
+
+    def __init__(self, task: ChaseTask) -> None:
+        super().__init__(task)
+        self.seen: set[str] = set()
 
     @classmethod
     def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
+
+    def _get(self, key: object) -> str:
+        self.seen.add(str(key))
+        return super()._get(key)
+
+    @ag.reward(weight=0.5)
+    def way(self) -> float:
+        """The share of the chain that was looked up: whoever guesses early sees too few solved chains to learn from."""
+        return len(self.seen & self.task.store.keys()) / len(self.task.store)
