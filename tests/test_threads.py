@@ -62,14 +62,19 @@ async def test_a_tool_that_computes_for_ever_is_ended_at_its_limit_and_the_loop_
 
 
 async def test_a_cancelled_caller_ends_the_work(no_leaks: None) -> None:
-    busy = Busy()
-    working = asyncio.create_task(in_own_thread(busy.spin))
-    while busy.thread is None:
-        await asyncio.sleep(0)
+    busy, begun, loop = Busy(), asyncio.Event(), asyncio.get_running_loop()
+
+    def spin() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        busy.spin()
+
+    working = asyncio.create_task(in_own_thread(spin))
+    await begun.wait()
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
-    await ended(busy.thread)
+    if busy.thread is not None:
+        await ended(busy.thread)
 
 
 async def test_work_that_returned_is_not_interrupted() -> None:
@@ -81,10 +86,12 @@ async def test_work_that_returned_is_not_interrupted() -> None:
 
 
 async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threads, "GRACE_S", 0.0)
-    release, inside = threading.Event(), asyncio.Event()
+    release, inside, said = threading.Event(), asyncio.Event(), asyncio.Event()
+    lines: list[str] = []
+    monkeypatch.setattr(threads.log, "warning", lambda line: (lines.append(line), said.set()))
     loop, found = asyncio.get_running_loop(), []
 
     def wait() -> None:
@@ -97,9 +104,8 @@ async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
-    while not caplog.records:
-        await asyncio.sleep(0)
-    assert "goes on after its limit" in caplog.text
+    await said.wait()
+    assert "goes on after its limit" in lines[0]
     release.set()
     await ended(found[0])
 
