@@ -6,10 +6,11 @@ one most people write: typed methods are the tools, other methods are the reward
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from agentgym.errors import EnvError, boundary
 from agentgym.tools import ToolResult, dispatch, tools_of
@@ -20,11 +21,12 @@ EnvT = TypeVar("EnvT", bound="type[Env[Any]]")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Split = Literal["train", "test"]
+ForkKind: TypeAlias = Literal["fork", "subagent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one rollout may use; past any of these it is truncated and scored, not lost."""
+    """What one rollout may use, its forks and sub-agents included; past any of these it is truncated and scored."""
 
     turns: int = 20
     """Turns of the policy, summaries not counted."""
@@ -34,16 +36,67 @@ class Limits:
     """Ids in one segment, prompt and answers together."""
     turn_tokens: int = 1024
     """Ids in one turn; clamped to what is left of the context."""
+    tokens: int | None = None
+    """Sampled ids in all; None for no limit but those of turns and context."""
+    retries: int = 0
+    """Fresh attempts after a failure of engine or box, as long as no action has reached the env."""
 
     def __post_init__(self) -> None:
-        for name in ("turns", "seconds", "context_tokens", "turn_tokens"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}: must be positive, got {getattr(self, name)}")
+        for name in ("turns", "seconds", "context_tokens", "turn_tokens", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name}: must be positive, got {value}")
+        if self.retries < 0:
+            raise ValueError(f"retries: must not be negative, got {self.retries}")
+
+
+Keep: TypeAlias = Callable[[Sequence[Message], Sequence[Message], str], list[Message]]
+"""What the next segment starts from, given the first prompt, what came after it, and the model's summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPrompt:
+    """Keep the first prompt, with the summary behind its last user message."""
+
+    def __call__(self, first: Sequence[Message], since: Sequence[Message], summary: str) -> list[Message]:
+        *before, last = first
+        if last["role"] != "user":
+            return [*first, Message(role="user", content=summary)]
+        return [*before, Message(role="user", content=f"{last['content']}\n{summary}")]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLast:
+    """Keep the first prompt and summary, and the last `turns` turns as they were, with their answers."""
+
+    turns: int
+
+    def __post_init__(self) -> None:
+        if self.turns < 1:
+            raise ValueError(f"turns: must be at least 1, got {self.turns}")
+
+    def __call__(self, first: Sequence[Message], since: Sequence[Message], summary: str) -> list[Message]:
+        return [*KeepPrompt()(first, since, summary), *last_turns(since, self.turns)]
+
+
+def last_turns(messages: Sequence[Message], turns: int) -> list[Message]:
+    """The last `turns` assistant messages, each with what follows it."""
+    starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"][-turns:]
+    return list(messages[starts[0] :]) if starts else []
+
+
+def _check_trigger(at: float | None, turns: int | None) -> None:
+    if at is None and turns is None:
+        raise ValueError("at: give `at`, `turns` or both; leave `context` out of the env for neither")
+    if at is not None and not 0 < at < 1:
+        raise ValueError(f"at: must lie between 0 and 1, got {at}")
+    if turns is not None and turns < 1:
+        raise ValueError(f"turns: must be at least 1, got {turns}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compact:
-    """Compaction: the model summarises, and the next segment starts from the first prompt and its summary.
+    """Compaction: the model summarises, and the next segment starts from what `keep` makes of that.
 
     The summary is sampled and trained like any other turn. It is asked for when the segment holds `at` of
     the context, or after every `turns` turns, whichever comes first.
@@ -52,14 +105,81 @@ class Compact:
     at: float | None = 0.8
     turns: int | None = None
     instruction: str = "Summarise what you found and what is left to do; the conversation above will be removed."
+    keep: Keep = KeepPrompt()
 
     def __post_init__(self) -> None:
-        if self.at is None and self.turns is None:
-            raise ValueError("at: give `at`, `turns` or both; leave compaction out of the env for none")
-        if self.at is not None and not 0 < self.at < 1:
-            raise ValueError(f"at: must lie between 0 and 1, got {self.at}")
-        if self.turns is not None and self.turns < 1:
-            raise ValueError(f"turns: must be at least 1, got {self.turns}")
+        _check_trigger(self.at, self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A sliding window: the next segment starts from the first prompt and the last `keep` turns, without a summary.
+
+    The window slides when the segment holds `at` of the context, or after every `turns` turns, whichever comes first.
+    What is carried over was trained where it was sampled, and is only read here.
+    """
+
+    at: float | None = 0.8
+    turns: int | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _check_trigger(self.at, self.turns)
+        if self.keep < 1:
+            raise ValueError(f"keep: must be at least 1, got {self.keep}")
+        if self.turns is not None and self.keep >= self.turns:
+            raise ValueError(f"keep: must be less than turns, got {self.keep} of {self.turns}")
+
+
+class Kid(Protocol):
+    """A fork or a sub-agent of a running rollout: a conversation of its own, under the same limits.
+
+    Its turns are trained with the rollout's one reward; where a limit ends it, `stop_reason` says which.
+    """
+
+    stop_reason: str | None
+
+    @property
+    def env(self) -> "Env[Any]":
+        """The copy of the env that its tools run on: `env.box` is its own where it was forked with one."""
+        ...
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation so far, prompt included."""
+        ...
+
+    async def run(self) -> str:
+        """Let it play, tool calls and all, until it answers without a call or a tool stops it; the text.
+
+        "" where a limit ended it first.
+        """
+        ...
+
+    async def turn(self) -> Message | None:
+        """One assistant message; None where a limit ended it."""
+        ...
+
+    def tell(self, messages: Sequence[Message]) -> None:
+        """Answer its last turn; an overflowing answer is cut, and the next `turn` is None."""
+        ...
+
+
+class Forks(Protocol):
+    """What a runner gives an env so that it can fork."""
+
+    def fork(
+        self,
+        env: "Env[Any]",
+        kind: "ForkKind",
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[str] | None,
+        box: bool,
+        turns: int | None,
+    ) -> AbstractAsyncContextManager[Kid]:
+        """A kid of the conversation this belongs to."""
+        ...
 
 
 class Procedural(Sequence[TaskT]):
@@ -89,13 +209,14 @@ class Env(Generic[TaskT]):
 
     sandbox: ClassVar[Sandbox | None] = None
     limits: ClassVar[Limits] = Limits()
-    context: ClassVar[Compact | None] = None
+    context: ClassVar[Compact | Window | None] = None
 
     def __init__(self, task: TaskT) -> None:
         self.task = task
         self.metrics: dict[str, float] = {}
         """Numbers about this rollout; they are averaged over a batch in the log."""
         self._box: Box | None = None
+        self._forks: Forks | None = None
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[TaskT]:
@@ -134,6 +255,41 @@ class Env(Generic[TaskT]):
 
     async def close(self) -> None:
         """Give back what `reset` took; called once, also after an error or a cancellation."""
+
+    def fork(
+        self,
+        kind: ForkKind,
+        messages: Sequence[Message] = (),
+        *,
+        tools: Sequence[Callable[..., Any] | str] | None = None,
+        box: bool = False,
+        turns: int | None = None,
+    ) -> AbstractAsyncContextManager[Kid]:
+        """A second conversation under this rollout, its limits and its reward: `async with self.fork(..) as kid`.
+
+        A "subagent" starts from `messages` alone, with `tools` (methods of this env, none by default). A "fork" goes
+        on from this conversation as if it had been answered with `messages`; it keeps the tools, and its shared
+        prefix is trained in the parent only. With `box` it has a branch of the box. `turns` is a limit of its own.
+
+        The kid's tools run on a shallow copy of this env: what they assign to `self` stays with the kid, what they
+        change in place is shared.
+        """
+        if self._forks is None:
+            raise EnvError(f"{type(self).__name__}.fork: only inside a rollout, in a tool or in step()")
+        if kind not in ("fork", "subagent"):
+            raise ValueError(f"kind: {kind!r} is none of fork, subagent")
+        if kind == "fork" and tools is not None:
+            raise ValueError("tools: a fork keeps the tools of its parent, they are part of the shared prefix")
+        names = None if kind == "fork" else [self._tool_name(given) for given in tools or ()]
+        return self._forks.fork(self, kind, messages, tools=names, box=box, turns=turns)
+
+    def _tool_name(self, given: Callable[..., Any] | str) -> str:
+        cls: type = type(self)
+        attribute = given if isinstance(given, str) else given.__name__
+        for name, made in tools_of(cls).items():
+            if attribute in (name, made.attribute):
+                return name
+        raise ValueError(f"tools: {attribute!r} is no @tool of {type(self).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +349,25 @@ class ToolEnv(Env[TaskT]):
         if not calls:
             self.answer = action["content"]
             return await self._end([], StopReason.ANSWER)
+        messages, stop = await self.obey(calls)
+        if stop is not None:
+            return await self._end(messages, stop)
+        return StepResult(messages, 0.0, False, False, {})
+
+    async def obey(
+        self, calls: Sequence[ToolCall], offered: Collection[str] | None = None
+    ) -> tuple[list[Message], str | None]:
+        """Make the calls one after the other; their tool messages, and the reason where one of them stopped it.
+
+        `offered` names the tools there are for this caller; None for all.
+        """
         messages: list[Message] = []
         for call in calls:
-            result = await self._run(call)
+            result = await self._run(call, offered)
             messages.append(_tool_message(call, result))
             if result.stop is not None:
-                return await self._end(messages, result.stop)
-        return StepResult(messages, 0.0, False, False, {})
+                return messages, result.stop
+        return messages, None
 
     async def score(self) -> dict[str, float]:
         """Every `@reward` method's value times its weight, by name."""
@@ -212,9 +380,9 @@ class ToolEnv(Env[TaskT]):
             scores[name] = weight * float(value)
         return scores
 
-    async def _run(self, call: ToolCall) -> ToolResult:
+    async def _run(self, call: ToolCall, offered: Collection[str] | None) -> ToolResult:
         function = call["function"]
-        result = await dispatch(self, function["name"], function["arguments"])
+        result = await dispatch(self, function["name"], function["arguments"], offered=offered)
         self.metrics["tool_calls"] += not result.malformed
         self.metrics["tool_errors"] += result.error
         self.metrics["malformed_calls"] += result.malformed

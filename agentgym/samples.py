@@ -154,14 +154,63 @@ class SampleBatch(Sequence[Sample]):
         }
 
 
-def samples(groups: Sequence[Group], *, advantage: Estimator = "dr_grpo", merge: bool = True) -> SampleBatch:
+def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_grpo") -> list[Floats]:
+    """One advantage per turn of each scored rollout of a group: what came after it, less what that is on average.
+
+    With O the outcome of rollout j, r its turns' rewards in the order of their numbers, and n rollouts::
+
+        G_j(t) = O_j + r_j(t) + r_j(t+1) + ...          G_j(t) = O_j behind its last turn
+        A_i(t) = G_i(t) - (G_1(t) + ... + G_n(t)) / n
+
+    Every rollout counts in the mean of every turn, those that had ended by then with their outcome: a mean over the
+    rollouts that reached turn t would depend on who chose to go on, and pay for going on. What rollout i itself adds
+    to the mean only scales its advantage by (n-1)/n, at every turn alike, so the gradient keeps its direction; rloo
+    takes that factor back, and grpo divides by the deviation of the rollouts' whole rewards. Without turn rewards
+    these are the group's usual advantages.
+    """
+    turns = [sorted((t for s in r.segments for t in s.turns), key=lambda turn: turn.number) for r in rollouts]
+    if any(rollout.reward is None for rollout in rollouts):
+        raise ValueError("rollouts: one without a reward has no return")
+    width = max(map(len, turns), default=0)
+    returns = np.zeros((len(rollouts), width + 1))
+    for row, rollout, played in zip(returns, rollouts, turns, strict=True):
+        given = np.array([turn.reward for turn in played])
+        row[: len(played)] = given[::-1].cumsum()[::-1]
+        row += (rollout.reward or 0.0) - given.sum()
+    centred = (returns - returns.mean(0)) * _scale(np.array([r.reward for r in rollouts], np.float64), estimator)
+    return [np.asarray(row[: len(played)], np.float32) for row, played in zip(centred, turns, strict=True)]
+
+
+def _scale(reward: NDArray[np.float64], estimator: Estimator) -> float:
+    """What an estimator multiplies a centred reward of a group by."""
+    n = len(reward)
+    if estimator == "dr_grpo" or n < 2:
+        return 1.0
+    if estimator == "rloo":
+        return n / (n - 1)
+    if estimator == "grpo":
+        return float(1 / (reward.std(ddof=1) + EPSILON))
+    raise ValueError(f"estimator: {estimator!r} is none of grpo, dr_grpo, rloo")
+
+
+Credit: TypeAlias = Literal["outcome", "turns"]
+
+
+def samples(
+    groups: Sequence[Group], *, advantage: Estimator = "dr_grpo", merge: bool = True, credit: Credit = "outcome"
+) -> SampleBatch:
     """The samples of these groups, each sampled token in exactly one; arrays are views of the segments'.
 
     One sample per turn: the prompt is everything in the segment before the turn. With `merge`, one sample
     per segment, whose environment tokens between turns have mask 0: same loss, and each token computed once.
     Failed rollouts and groups whose scores are all equal are left out and counted. Two groups of one id
     share a baseline. Raises ValueError for a rollout id that appears twice.
+
+    With `credit` "outcome" every token of a rollout has the rollout's advantage; with "turns" each turn has that of
+    what came after it (`turn_advantages`), where the env's steps give rewards of their own.
     """
+    if credit not in ("outcome", "turns"):
+        raise ValueError(f"credit: {credit!r} is none of outcome, turns")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     twice = [name for name, n in Counter(rollout.rollout_id for rollout in rollouts).items() if n > 1]
     if twice:
@@ -176,11 +225,12 @@ def samples(groups: Sequence[Group], *, advantage: Estimator = "dr_grpo", merge:
     for rollout in rollouts:
         if rollout.reward is not None:
             scores[rollout.group_id].add(rollout.reward)
+    by_turn = _by_turn(rollouts, advantage) if credit == "turns" else {}
     rows = tuple(
         row
         for rollout, value in zip(rollouts, worth.tolist(), strict=True)
         if rollout.reward is not None and len(scores[rollout.group_id]) > 1
-        for row in _cut(rollout, value, merged=merge)
+        for row in _cut(rollout, by_turn.get(rollout.rollout_id, value), merged=merge)
     )
     return SampleBatch(
         rows=rows,
@@ -193,12 +243,35 @@ def samples(groups: Sequence[Group], *, advantage: Estimator = "dr_grpo", merge:
     )
 
 
-def _cut(rollout: Rollout, advantage: float, *, merged: bool) -> Iterator[Sample]:
+Worth: TypeAlias = float | dict[int, float]
+"""The advantage of a rollout, or of each of its turns by number."""
+
+
+def _by_turn(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Worth]:
+    """The advantages of each scored rollout's turns, by its id."""
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            groups.setdefault(rollout.group_id, []).append(rollout)
+    worth: dict[str, Worth] = {}
+    for group in groups.values():
+        for rollout, values in zip(group, turn_advantages(group, estimator=estimator), strict=True):
+            numbers = sorted(turn.number for segment in rollout.segments for turn in segment.turns)
+            if len(set(numbers)) < len(numbers):
+                raise ValueError(
+                    f"rollout {rollout.rollout_id!r}: two turns have one number; credit by turn needs them"
+                )
+            worth[rollout.rollout_id] = dict(zip(numbers, values.tolist(), strict=True))
+    return worth
+
+
+def _cut(rollout: Rollout, advantage: Worth, *, merged: bool) -> Iterator[Sample]:
     """The samples of one rollout, in the order of its segments and turns."""
     total = rollout.sampled_tokens
     spans = [
         (segment, step, turns) for segment in rollout.segments for step, turns in _spans(segment.turns, merged=merged)
     ]
+    last = max(range(len(spans)), key=lambda i: (spans[i][2][-1].number, i), default=0)  # in time, not in place
     for i, (segment, step, turns) in enumerate(spans):
         start, stop = turns[0].start, turns[-1].stop
         yield Sample(
@@ -210,10 +283,10 @@ def _cut(rollout: Rollout, advantage: float, *, merged: bool) -> Iterator[Sample
             response_ids=segment.token_ids[start:stop],
             loss_mask=segment.sampled[start:stop],
             logprobs=segment.logprobs[start:stop],
-            advantages=_worth(segment, start, stop, advantage),
+            advantages=_worth(segment, turns, advantage),
             weight=sum(turn.stop - turn.start for turn in turns) / total,
             policy_version=min(version.version for turn in turns for version in turn.versions),
-            is_last=i == len(spans) - 1,
+            is_last=i == last,
         )
 
 
@@ -224,8 +297,14 @@ def _spans(turns: tuple[Turn, ...], *, merged: bool) -> Iterator[tuple[int, tupl
         yield from ((step, (turn,)) for step, turn in enumerate(turns))
 
 
-def _worth(segment: Segment, start: int, stop: int, advantage: float) -> Floats:
-    """The rollout's advantage on the sampled tokens, 0 on the others."""
+def _worth(segment: Segment, turns: tuple[Turn, ...], advantage: Worth) -> Floats:
+    """The advantage on the sampled tokens, 0 on the others."""
+    start, stop = turns[0].start, turns[-1].stop
+    if isinstance(advantage, dict):
+        worth = np.zeros(stop - start, np.float32)
+        for turn in turns:
+            worth[turn.start - start : turn.stop - start] = advantage[turn.number]
+        return worth
     sampled = segment.sampled[start:stop]
     if sampled.all():
         return np.broadcast_to(np.float32(advantage), sampled.shape)  # one float, however long the turn

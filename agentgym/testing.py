@@ -26,8 +26,9 @@ import pytest
 
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
-from agentgym.rollouts.chat import ChatTokenizer, parse_hermes
+from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.episode import rollout
+from agentgym.rollouts.parsing import parse_hermes
 from agentgym.types import Adapter, Box, Boxes, Completion, ExecResult, Floats, HostFunction, Message, Sampling, Version
 
 # ---------------------------------------------------------------------------------------------------- replies
@@ -120,6 +121,7 @@ class Scripted:
         self.tokenizer = tokenizer or ByteTokenizer()
         self.end = end
         self._played: dict[str, int] = {}
+        self._sessions: dict[str, set[str]] = {}
 
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
@@ -145,6 +147,7 @@ class Scripted:
         if callable(self.replies):
             return self.replies(self.tokenizer.decode(token_ids))
         rollout_id = session.rpartition("/")[0]
+        self._sessions.setdefault(rollout_id, set()).add(session)
         played = self._played.get(rollout_id, 0)
         if played == len(self.replies):
             raise EngineError(f"the script ended after {played} replies, and the env asked for one more")
@@ -152,7 +155,12 @@ class Scripted:
         return self.replies[played]
 
     async def release(self, session: str) -> None:
-        self._played.pop(session.rpartition("/")[0], None)
+        rollout_id = session.rpartition("/")[0]
+        sessions = self._sessions.get(rollout_id, set())
+        sessions.discard(session)
+        if not sessions:  # A fork ends before its rollout does.
+            self._sessions.pop(rollout_id, None)
+            self._played.pop(rollout_id, None)
 
     async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
         self.version = version

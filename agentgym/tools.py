@@ -7,16 +7,16 @@ and a time-out each become a tool message. A box's failure (SandboxError) is not
 import asyncio
 import inspect
 import json
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_type_hints, overload
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentgym.errors import AgentGymError, ToolError
+from agentgym.threads import in_own_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Stop:
             raise ValueError("reason: empty")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ToolResult:
     """What one call came to; `malformed` when the model's call never reached the function."""
 
@@ -86,7 +86,7 @@ class Tool:
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The validated keyword arguments; ValidationError names the field."""
         checked = self.arguments.model_validate(arguments)
-        return {field.removeprefix("p_"): getattr(checked, field) for field in type(checked).model_fields}
+        return {field[2:]: value for field, value in vars(checked).items()}
 
 
 @cache
@@ -145,25 +145,27 @@ def _without_titles(schema: Any) -> Any:
     return schema
 
 
-async def dispatch(owner: object, name: str, arguments: Mapping[str, Any] | str) -> ToolResult:
+async def dispatch(
+    owner: object, name: str, arguments: Mapping[str, Any] | str, *, offered: Collection[str] | None = None
+) -> ToolResult:
     """Call `owner`'s tool; whatever the model got wrong comes back as text it can act on.
 
-    `arguments` is a mapping, or the raw text where the model's call was no valid JSON.
+    `arguments` is a mapping, or the raw text where the model's call was no valid JSON. `offered` names the tools that
+    there are for this caller; None for all of them.
     """
     start = time.perf_counter()
-    result = await _dispatch(owner, name, arguments)
-    return ToolResult(
-        content=result.content,
-        error=result.error,
-        malformed=result.malformed,
-        stop=result.stop,
-        seconds=time.perf_counter() - start,
-    )
+    result = await _dispatch(owner, name, arguments, offered)
+    result.seconds = time.perf_counter() - start
+    return result
 
 
-async def _dispatch(owner: object, name: str, arguments: Mapping[str, Any] | str) -> ToolResult:
+async def _dispatch(
+    owner: object, name: str, arguments: Mapping[str, Any] | str, offered: Collection[str] | None
+) -> ToolResult:
     cls: type = type(owner)
     tools = tools_of(cls)
+    if offered is not None:
+        tools = {name: made for name, made in tools.items() if name in offered}
     try:
         given = _load(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:
@@ -195,14 +197,12 @@ def _explain(error: ValidationError) -> str:
 
 async def _call(made: Tool, function: Callable[..., Any], arguments: dict[str, Any]) -> ToolResult:
     try:
-        async with asyncio.timeout(made.timeout_s) as limit:
-            if inspect.iscoroutinefunction(function):
-                returned = await function(**arguments)
-            else:
-                returned = await _in_own_thread(lambda: function(**arguments))
-    except TimeoutError as error:
-        why = f"timed out after {made.timeout_s:g} s" if limit.expired() else f"failed: TimeoutError: {error}"
-        return ToolResult(content=f"error: tool {made.name!r} {why}", error=True)
+        if inspect.iscoroutinefunction(function):
+            returned = await _within(made.timeout_s, function(**arguments))
+        else:
+            returned = await _within(made.timeout_s, in_own_thread(lambda: function(**arguments)))
+    except _Expired:
+        return ToolResult(content=f"error: tool {made.name!r} timed out after {made.timeout_s:g} s", error=True)
     except ToolError as error:
         return ToolResult(content=f"error: {error}", error=True)
     except AgentGymError:
@@ -214,6 +214,47 @@ async def _call(made: Tool, function: Callable[..., Any], arguments: dict[str, A
     return ToolResult(content=as_text(returned))
 
 
+class _Expired(Exception):
+    """The limit of `_within` passed."""
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; _Expired where it takes longer. Work that waits for nothing costs no timer."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await _Begun(work, waits_for)
+    except TimeoutError:
+        if limit.expired():
+            raise _Expired from None
+        raise
+
+
+class _Begun(Generic[T]):
+    """A coroutine that was run up to its first wait, to be awaited from there."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self.work, self.waits_for = work, waits_for
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        work, waits_for = self.work, self.waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = work.throw(error)
+                else:
+                    waits_for = work.send(sent)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
 def as_text(value: object) -> str:
     """A tool's return value as the model reads it: text as it is, None as nothing, the rest as JSON."""
     if isinstance(value, str):
@@ -223,30 +264,3 @@ def as_text(value: object) -> str:
     if isinstance(value, BaseModel):
         return value.model_dump_json()
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _in_own_thread(work: Callable[[], T]) -> Awaitable[T]:
-    """Run blocking work without blocking the loop.
-
-    A daemon thread for each call: one that never returns takes no place from the others and does not
-    hold up the end of the program.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_it: Callable[[Any], None], value: object) -> None:
-        if not future.done():
-            set_it(value)
-
-    def run() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], object] = (future.set_result, work())
-        except StopIteration as error:  # a future refuses to hold it
-            outcome = (future.set_exception, RuntimeError(f"StopIteration: {error}"))
-        except BaseException as error:
-            outcome = (future.set_exception, error)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, name="agentgym-tool", daemon=True).start()
-    return future

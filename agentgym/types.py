@@ -7,6 +7,7 @@ The life of a token, four hand-overs and no decode-encode::
 Arrays are read-only numpy vectors, so a slice of a segment is a view and costs nothing.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class Version(NamedTuple):
 
 def _vector(value: ArrayLike, dtype: Any) -> NDArray[Any]:
     """A read-only vector of `dtype`; no copy where the value already is one."""
-    array = np.asarray(value, dtype=dtype)
+    array = value if type(value) is np.ndarray and value.dtype == dtype else np.asarray(value, dtype=dtype)
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False
@@ -113,17 +114,23 @@ class Completion:
     versions: tuple[Version, ...] = (Version(0, 0),)
 
     def __post_init__(self) -> None:
-        _set(self, "token_ids", _vector(self.token_ids, np.int64))
-        _set(self, "logprobs", _vector(self.logprobs, np.float32))
-        _require(
-            len(self.token_ids) == len(self.logprobs),
-            f"logprobs: {len(self.logprobs)} for {len(self.token_ids)} token_ids; an engine without "
-            "log-probabilities must answer with an abort",
-        )
-        _require(bool(np.isfinite(self.logprobs).all()), "logprobs: every one must be finite")
-        _require(self.finish_reason == "abort" or len(self.token_ids) > 0, "token_ids: empty without an abort")
+        ids, logprobs = _vector(self.token_ids, np.int64), _vector(self.logprobs, np.float32)
+        _set(self, "token_ids", ids)
+        _set(self, "logprobs", logprobs)
+        # Messages are made only where a law is broken: this runs once a turn.
+        if len(ids) != len(logprobs):
+            raise ValueError(
+                f"logprobs: {len(logprobs)} for {len(ids)} token_ids; an engine without "
+                "log-probabilities must answer with an abort"
+            )
+        # A sum is finite only if all its terms are, and is had at half the cost.
+        if not (math.isfinite(np.add.reduce(logprobs)) or np.isfinite(logprobs).all()):
+            raise ValueError("logprobs: every one must be finite")
+        if not len(ids) and self.finish_reason != "abort":
+            raise ValueError("token_ids: empty without an abort")
         starts = [v.start for v in self.versions]
-        _require(bool(starts) and starts[0] == 0 and starts == sorted(set(starts)), "versions: starts must rise from 0")
+        if starts != [0] and (not starts or starts[0] != 0 or starts != sorted(set(starts))):
+            raise ValueError("versions: starts must rise from 0")
 
 
 class StepResult(NamedTuple):
@@ -147,9 +154,14 @@ class Turn:
     message: Message
     seconds: float = 0.0
     """From asking the engine to its answer."""
+    reward: float = 0.0
+    """What the env's step gave for this turn; it is part of the rollout's reward."""
+    number: int = 0
+    """Its place among all turns of the rollout, forks and sub-agents included, in the order of their answers."""
 
     def __post_init__(self) -> None:
-        _require(0 <= self.start < self.stop, f"start: a turn must hold a token, got {self.start}..{self.stop}")
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"start: a turn must hold a token, got {self.start}..{self.stop}")
 
 
 SegmentKind: TypeAlias = Literal["root", "compaction", "fork", "subagent", "rerender"]
@@ -203,6 +215,7 @@ class StopReason(StrEnum):
     DONE = "done"
     TURNS = "turns"
     SECONDS = "seconds"
+    TOKENS = "tokens"
     CONTEXT = "context"
     LENGTH = "length"
     ERROR = "error"

@@ -14,7 +14,13 @@ import agentgym
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
-ORDER = ["types errors", "tools", "env", "rollouts train bridges view samples sandboxes testing", "loop workers cli"]
+ORDER = [
+    "types errors threads",
+    "tools",
+    "env",
+    "rollouts train bridges view samples sandboxes testing",
+    "loop workers cli",
+]
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2}
 NEVER = {

@@ -29,7 +29,7 @@ except ImportError as error:
 
 from agentgym.env import Env, Limits, Split, ToolEnv, find_env, reward
 from agentgym.errors import ToolError
-from agentgym.rollouts.chat import parse_hermes
+from agentgym.rollouts.parsing import parse_hermes
 from agentgym.tools import Stop, tool
 from agentgym.types import Boxes, Message, Sandbox, StepResult, StopReason, Task, cut_middle
 

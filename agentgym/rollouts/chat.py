@@ -10,12 +10,16 @@ A template that rewrites what it rendered before cannot be extended; `Chat.exten
 the caller opens a new segment.
 """
 
-import json
-import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from copy import copy
+from functools import partial
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-from agentgym.types import Message, ToolCall
+from agentgym.rollouts.delta import Deltas
+from agentgym.rollouts.parsing import HERMES, message_of, plain_hermes, raw_call
+from agentgym.rollouts.pieces import Pieces
+from agentgym.types import Message
 
 
 class ChatTokenizer(Protocol):
@@ -47,18 +51,48 @@ class Chat:
     def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
         self.tokenizer, self.tools = tokenizer, tools
         self.messages = list(messages)
-        self.text = tokenizer.render(self.messages, tools, generation=True)
+        self.reasoned = self.reasons = self.called = False
+        for message in messages:
+            self._note(message)
+        self._text: str | None = None
+        self._opened = len(self.messages)
+        self._read: tuple[Sequence[int], str] = ((), "")
+
+    @property
+    def text(self) -> str:
+        """The chat as the template renders it, the assistant's turn open."""
+        if self._text is None:
+            self._text = self.tokenizer.render(self.messages, self.tools, generation=True)
+        return self._text
 
     def prompt_ids(self) -> list[int]:
         """Ids of everything rendered so far, up to the open assistant's turn."""
-        return self.tokenizer.encode(self.text)
+        if len(self.messages) > self._opened:
+            return self.tokenizer.encode(self.text)
+        known = _openings.setdefault(self.tokenizer, {})
+        opening = repr((self.messages, self.tools))
+        if opening not in known:
+            if len(known) >= _OPENINGS:
+                known.clear()
+            known[opening] = (self.text, self.tokenizer.encode(self.text))
+        self._text, ids = known[opening]
+        return list(ids)
+
+    def branch(self) -> "Chat":
+        """A chat that goes on from here without touching this one."""
+        other = copy(self)
+        other.messages = list(self.messages)
+        return other
 
     def parse(self, token_ids: Sequence[int], *, stopped: bool) -> Message:
         """The assistant message in a turn's ids; `stopped`: the last id is the stop token."""
-        text = self.tokenizer.decode(token_ids[:-1] if stopped else token_ids)
+        ids = token_ids[:-1] if stopped else token_ids
+        text = self.tokenizer.decode(ids)
+        self._read = (ids, text)
         message = self.tokenizer.parse(text, self.tools)
         for i, call in enumerate(message.get("tool_calls", ())):
-            call.setdefault("id", f"call_{len(self.messages)}_{i}")
+            # Nine letters and digits: what Mistral's templates insist on, and the others do not mind.
+            call.setdefault("id", f"call{len(self.messages) % 1000:03}{i % 100:02}")
         return message
 
     def extend(self, token_ids: Sequence[int], reply: Message, new: Sequence[Message]) -> list[int] | None:
@@ -67,20 +101,83 @@ class Chat:
         `token_ids` is the turn as sampled, its stop token last. None where the template rewrote what is
         already there; the conversation has moved on all the same, and `prompt_ids` renders it whole.
         """
-        before, said = self.text, list(self.messages)
-        self.messages += [_renderable(reply), *new]
-        self.text = self.tokenizer.render(self.messages, self.tools, generation=True)
-        if not self.text.startswith(before):
-            return None
         end = self.tokenizer.decode(token_ids[-1:])
-        body = self.tokenizer.decode(token_ids[:-1])
+        body = self._body(token_ids[:-1])
+        written = _renderable(reply)
+        deltas = _deltas.setdefault(self.tokenizer, Deltas())
+        shape = self._shape(end, written, new)
+        regular = bool(end) and end not in body
+        short = partial(self._tried, [_QUESTION], [], end, written)
+        text, added = None, deltas.recall(shape, new, short) if regular else None
+        if added is None:
+            text = self.tokenizer.render([*self.messages, written, *new], self.tools, generation=True)
+            added = self._added(text, end, body, new)
+            if regular:
+                whole = partial(self._tried, self.messages, self.tools, end, written)
+                deltas.learn(shape, new, added, whole, short)
+        self._text = text
+        for message in (written, *new):
+            self.messages.append(message)
+            self._note(message)
+        return None if added is None else self.tokenizer.encode(added)
+
+    def _body(self, ids: Sequence[int]) -> str:
+        """The text of a turn before its end, decoded once."""
+        return self._read[1] if ids == self._read[0] else self.tokenizer.decode(ids)
+
+    def _note(self, message: Message) -> None:
+        """Keep what a template may look back for: reasoning, since when, and calls."""
+        if message["role"] == "user":
+            self.reasons = False
+        elif message.get("reasoning_content"):
+            self.reasoned = self.reasons = True
+        self.called = self.called or "tool_calls" in message
+
+    def _shape(self, end: str, reply: Message, new: Sequence[Message]) -> Hashable:
+        """What the text behind a turn depends on besides the contents of the new messages."""
+        past = (bool(self.tools), self.messages[0]["role"] if self.messages else "", min(len(self.messages), 3))
+        looks_back = (self.reasoned, self.reasons, self.called)
+        calls = tuple([call["function"]["name"] for call in reply.get("tool_calls", ())])
+        said = (bool(reply["content"]), bool(reply.get("reasoning_content")), calls)
+        fields = tuple([(m["role"], m.get("name"), len(m), bool(m["content"])) for m in new])
+        return (end, past, looks_back, said, fields)
+
+    def _added(self, whole: str, end: str, body: str, new: Sequence[Message]) -> str | None:
+        """What the whole chat holds behind the end of the reply; None where the template rewrote the rest."""
+        start = len(self.text)
+        if not whole.startswith(self.text):
+            return None
         skip = body.count(end) if end else 0
         if skip:  # the model wrote the mark as text: count those that the template kept
             silent = Message(role="assistant", content="")
-            bare = self.tokenizer.render([*said, silent, *new], self.tools, generation=True)
-            skip = self.text.count(end, len(before)) - bare.count(end, len(before))
-        at = _after_nth(self.text, end, len(before), skip)
-        return None if at is None else self.tokenizer.encode(self.text[at:])
+            bare = self.tokenizer.render([*self.messages, silent, *new], self.tools, generation=True)
+            skip = whole.count(end, start) - bare.count(end, start)
+        at = _after_nth(whole, end, start, skip)
+        return None if at is None else whole[at:]
+
+    def _tried(
+        self,
+        past: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        end: str,
+        reply: Message,
+        new: Sequence[Message],
+    ) -> str | None:
+        """What is added behind a reply without end marks in its text; None also where the template refuses."""
+        try:
+            before = self.tokenizer.render(past, tools, generation=True)
+            whole = self.tokenizer.render([*past, reply, *new], tools, generation=True)
+        except Exception:  # These are messages that nobody wrote.
+            return None
+        at = _after_nth(whole, end, len(before), 0) if whole.startswith(before) else None
+        return None if at is None else whole[at:]
+
+
+_QUESTION = Message(role="user", content="?")
+_OPENINGS = 64
+_openings: "WeakKeyDictionary[ChatTokenizer, dict[str, tuple[str, list[int]]]]" = WeakKeyDictionary()
+"""First prompts, rendered and encoded: the rollouts of a group begin alike."""
+_deltas: "WeakKeyDictionary[ChatTokenizer, Deltas]" = WeakKeyDictionary()
 
 
 def _renderable(reply: Message) -> Message:
@@ -102,27 +199,6 @@ def _after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
     return start
 
 
-HERMES: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            # A malformed call must reach the model as a tool message: keep its text instead of raising.
-            "content_args": {"allow_non_json": True},
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"content": "text"},
-    },
-}
-"""Response template of the Hermes/Qwen family: JSON calls between <tool_call> tags."""
-_HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
-
-
 class HuggingFaceTokenizer:
     """A ChatTokenizer over a fast transformers tokenizer, its chat template and its response template."""
 
@@ -138,6 +214,9 @@ class HuggingFaceTokenizer:
         if template is None and "<tool_call>" in tokenizer.chat_template:
             template = HERMES
         self.response_template = None if template is None else load_response_template(template)
+        self._hermes = template is HERMES
+        self._pieces = Pieces(self.backend)
+        self._marks: dict[int, str] = {}
         self.opening = self._opening()
 
     def _opening(self) -> str:
@@ -153,60 +232,26 @@ class HuggingFaceTokenizer:
         return text
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.backend.encode(text.encode(errors="replace").decode(), add_special_tokens=False).ids
-        return ids
+        return self._pieces.encode(text if text.isascii() else text.encode(errors="replace").decode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) == 1:  # a turn's end, asked for once a turn
+            return self._marks.get(token_ids[0]) or self._marks.setdefault(token_ids[0], self._decode(token_ids))
+        return self._decode(token_ids)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
         return text
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         if self.response_template is None:
             return Message(role="assistant", content=text)
+        if self._hermes and (message := plain_hermes(text)) is not None:
+            return message
         try:
             parsed = self.tokenizer.parse_response(
                 text, self.response_template, prefix=self.opening, tools=[*tools] or None
             )
         except (ValueError, RecursionError):
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
-        return _message(text, parsed)
-
-
-def parse_hermes(text: str) -> Message:
-    """The assistant message in a text with JSON calls between <tool_call> tags; never raises."""
-    calls = [{"function": _loaded(body)} for body in _HERMES_CALL.findall(text)]
-    content = text.partition("<tool_call>")[0].strip() if calls else text
-    return _message(text, {"content": content, "tool_calls": calls})
-
-
-def _loaded(body: str) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return body
-
-
-def raw_call(text: str) -> ToolCall:
-    """The call the model tried to write, for the tool message that tells it what was wrong."""
-    return ToolCall(type="function", function={"name": "", "arguments": text})
-
-
-def _message(text: str, parsed: dict[str, Any]) -> Message:
-    calls = [_tool_call(call.get("function")) for call in parsed.get("tool_calls") or ()]
-    if any(isinstance(call["function"]["arguments"], str) for call in calls):
-        return Message(role="assistant", content=text, tool_calls=calls)
-    message = Message(role="assistant", content=parsed.get("content") or "")
-    if parsed.get("reasoning_content"):
-        message["reasoning_content"] = parsed["reasoning_content"]
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _tool_call(function: object) -> ToolCall:
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        return raw_call(function if isinstance(function, str) else json.dumps(function))
-    arguments = function.get("arguments")
-    if not isinstance(arguments, dict):
-        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return ToolCall(type="function", function={"name": function["name"], "arguments": arguments})
+        return message_of(text, parsed)

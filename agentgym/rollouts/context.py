@@ -1,28 +1,28 @@
-"""How a segment grows, closes, and how the next one opens."""
+"""How a segment grows and closes, and what is kept of it when the context is cut."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from agentgym.env import Compact
-from agentgym.rollouts.chat import Chat
-from agentgym.types import Completion, Message, Segment, SegmentKind, Turn
+from agentgym.env import Compact, Window
+from agentgym.types import Completion, Floats, Message, Segment, SegmentKind, Turn
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenSegment:
-    """A segment that still grows: three lists of one length after every append."""
+    """A segment that still grows: ids, the turns among them, and each turn's log-probabilities."""
 
     index: int
     parent: int | None
     kind: SegmentKind
-    chat: Chat
+    session: str
+    """Under this name the engine keeps what it computed."""
     context_tokens: int
     token_ids: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    logprobs: list[Floats] = field(default_factory=list)
+    """Of each turn, as long as its span."""
 
     @property
     def room(self) -> int:
@@ -31,19 +31,15 @@ class OpenSegment:
 
     def extend(self, token_ids: Sequence[int]) -> bool:
         """Append ids that were not sampled; False where they were cut at the end of the context."""
-        kept = token_ids[: self.room]
+        kept = token_ids[: max(self.room, 0)]
         self.token_ids += kept
-        self.sampled += [False] * len(kept)
-        self.logprobs += [0.0] * len(kept)
         return len(kept) == len(token_ids)
 
-    def append(self, completion: Completion, message: Message, *, seconds: float) -> None:
+    def append(self, completion: Completion, message: Message, *, seconds: float, number: int) -> None:
         """Append a sampled turn, ids and log-probabilities verbatim."""
         start = len(self.token_ids)
-        # Counted before parsing: a malformed call was sampled too, and must be trained on.
         self.token_ids += completion.token_ids.tolist()
-        self.sampled += [True] * len(completion.token_ids)
-        self.logprobs += completion.logprobs.tolist()
+        self.logprobs.append(completion.logprobs)
         turn = Turn(
             start=start,
             stop=len(self.token_ids),
@@ -51,33 +47,55 @@ class OpenSegment:
             versions=completion.versions,
             message=message,
             seconds=seconds,
+            number=number,
         )
         self.turns.append(turn)
 
+    def credit(self, reward: float) -> None:
+        """Note what the env gave for the last turn."""
+        if reward:
+            self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
+
+    def realign(self, at: int, token_ids: Sequence[int]) -> bool:
+        """Take `token_ids` for what stands from `at` on; the last turn keeps what it sampled before.
+
+        ::
+
+            held     P  P  a  b        b was sampled, and the agent's next prompt says c
+            prompt   P  P  a  c  e
+            sampled  0  0  1  0  0
+
+        False where they were cut at the end of the context.
+        """
+        last = self.turns[-1]
+        kept = at - last.start
+        versions = tuple(version for version in last.versions if version.start < kept)
+        self.turns[-1] = replace(last, stop=at, versions=versions)
+        self.logprobs[-1] = self.logprobs[-1][:kept]
+        del self.token_ids[at:]
+        return self.extend(token_ids)
+
     def close(self) -> Segment:
         """The finished segment, laws checked."""
+        sampled = np.zeros(len(self.token_ids), np.bool_)
+        logprobs = np.zeros(len(self.token_ids), np.float32)
+        for turn, scores in zip(self.turns, self.logprobs, strict=True):
+            sampled[turn.start : turn.stop] = True
+            logprobs[turn.start : turn.stop] = scores
         return Segment(
             index=self.index,
             parent=self.parent,
             kind=self.kind,
             token_ids=np.array(self.token_ids, np.int64),
-            sampled=np.array(self.sampled, np.bool_),
-            logprobs=np.array(self.logprobs, np.float32),
+            sampled=sampled,
+            logprobs=logprobs,
             turns=tuple(self.turns),
         )
 
 
-def wants_compaction(policy: Compact | None, segment: OpenSegment) -> bool:
-    """Whether the policy asks for a summary before the next turn."""
+def is_due(policy: Compact | Window | None, segment: OpenSegment) -> bool:
+    """Whether the policy cuts the context before the next turn."""
     if policy is None:
         return False
     full = policy.at is not None and len(segment.token_ids) >= policy.at * segment.context_tokens
     return full or (policy.turns is not None and len(segment.turns) >= policy.turns)
-
-
-def compacted(first: Sequence[Message], summary: str) -> list[Message]:
-    """What the next segment starts from: the first prompt, the summary behind its last user message."""
-    *before, last = first
-    if last["role"] != "user":
-        return [*first, Message(role="user", content=summary)]
-    return [*before, Message(role="user", content=f"{last['content']}\n{summary}")]

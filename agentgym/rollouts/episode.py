@@ -1,7 +1,6 @@
 """One env x one engine -> one Rollout."""
 
 import asyncio
-import hashlib
 import math
 import time
 from contextlib import AsyncExitStack
@@ -11,9 +10,10 @@ from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
 from agentgym.rollouts.chat import Chat
 from agentgym.rollouts.clock import time_limit
-from agentgym.rollouts.context import OpenSegment, compacted, wants_compaction
 from agentgym.rollouts.engine import Engine
-from agentgym.types import Boxes, Completion, Message, Rollout, Sampling, SegmentKind, StopReason
+from agentgym.rollouts.kid import Forker
+from agentgym.rollouts.strand import Record, Strand
+from agentgym.types import Boxes, Rollout, Sampling, StopReason
 
 
 async def rollout(
@@ -30,44 +30,49 @@ async def rollout(
 
     Without `boxes`, an env that declares a sandbox gets a box of its own for this rollout; SandboxError where none
     can be had at all. The same seed, weights and tool answers give the same tokens. Cancelling closes the env and
-    gives the box back.
+    gives the box back. A failed engine or box is tried again, from nothing, up to `limits.retries` times, as long as
+    no action had reached the env.
     """
     cls = find_env(env)
     async with AsyncExitStack() as stack:
         if boxes is None and cls.sandbox is not None:
             boxes = await stack.enter_async_context(cls.sandbox.open(1))
-        episode = Episode(cls, task, engine, sampling or Sampling(), seed, rollout_id or f"{task.id}/0")
-        return await episode.run(boxes)
+        for retry in range(cls.limits.retries + 1):
+            # Nothing of a failed attempt goes into the next: not its env, its box, its ids or its counts.
+            episode = Episode(cls, task, engine, sampling or Sampling(), seed, rollout_id or f"{task.id}/0")
+            played = await episode.run(boxes, retry)
+            if not episode.may_be_retried:
+                break
+    return played
 
 
 class Episode:
-    """The state of one rollout while it runs."""
+    """The state of one attempt while it runs."""
 
     def __init__(
         self, cls: type[Env[Any]], task: Any, engine: Engine, sampling: Sampling, seed: int, rollout_id: str
     ) -> None:
-        self.cls, self.task, self.engine, self.sampling = cls, task, engine, sampling
-        self.seed, self.rollout_id = seed, rollout_id
-        self.context_tokens = min(cls.limits.context_tokens, engine.context_tokens)
-        self.segments: list[OpenSegment] = []
-        self.first: list[Message] = []
+        self.cls, self.task = cls, task
+        self.record = Record(
+            name=cls.__name__,
+            rollout_id=rollout_id,
+            engine=engine,
+            sampling=sampling,
+            seed=seed,
+            limits=cls.limits,
+            context=cls.context,
+        )
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
-        self.metrics: dict[str, float] = {}
+        self.touched = False
+        """Whether an action has reached the env."""
+        self.may_be_retried = False
 
-    @property
-    def segment(self) -> OpenSegment:
-        return self.segments[-1]
-
-    @property
-    def turns(self) -> int:
-        """Turns of the policy so far, summaries not counted."""
-        return sum(len(segment.turns) for segment in self.segments) - int(self.metrics.get("compactions", 0))
-
-    async def run(self, boxes: Boxes | None) -> Rollout:
+    async def run(self, boxes: Boxes | None, retry: int = 0) -> Rollout:
         """The whole attempt, from the lease of its box to its return."""
         start = time.perf_counter()
         digest: str | None = None
+        record = self.record
         try:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(self._release)
@@ -84,17 +89,20 @@ class Episode:
             if running is not None and running.cancelling():
                 raise asyncio.CancelledError from failure  # what failed on the way out must not keep it in
             stop_reason, error = StopReason.ERROR, f"{type(failure).__name__}: {failure}"
-        self.metrics["seconds"] = time.perf_counter() - start
-        self.metrics["turns"] = self.turns
+            self.may_be_retried = not self.touched and isinstance(failure, EngineError | SandboxError)
+        record.metrics["seconds"] = time.perf_counter() - start
+        record.metrics["turns"] = record.turns
+        if retry:
+            record.metrics["retries"] = retry
         return Rollout(
-            rollout_id=self.rollout_id,
+            rollout_id=record.rollout_id,
             group_id=self.task.id,
-            segments=tuple(segment.close() for segment in self.segments),
+            segments=tuple([segment.close() for segment in record.segments]),
             reward=self.reward if error is None else None,
             rewards=self.rewards,
             stop_reason=stop_reason,
             error=error,
-            metrics=self.metrics,
+            metrics=record.metrics,
             box=digest,
         )
 
@@ -110,100 +118,46 @@ class Episode:
             with boundary(EnvError, f"{self.cls.__name__}.score"):
                 async with asyncio.timeout(self.cls.limits.seconds):
                     self._credit(0.0, await env.score())
-        self.metrics |= env.metrics
+        self.record.metrics |= env.metrics
         return stop_reason
 
     async def _play(self, env: Env[Any]) -> tuple[str, bool]:
         """Turn after turn; the stop reason, and whether the env itself ended it (and scored it)."""
         with boundary(EnvError, f"{self.cls.__name__}.reset"):
-            self.first, _ = await env.reset(seed=self.seed)
+            first, _ = await env.reset(seed=self.record.seed)
         with boundary(EnvError, f"{self.cls.__name__}: first prompt"):
-            self._open("root", Chat(self.engine.tokenizer, env.tools, self.first))
-        if self.segment.room <= 0:
-            raise ContextOverflow(f"{self.cls.__name__}: the first prompt fills the {self.context_tokens} tokens")
-        while self.turns < self.cls.limits.turns:
-            ended = await self._turn(env)
+            strand = Strand(self.record, Chat(self.record.engine.tokenizer, env.tools, first), first)
+            strand.open("root", strand.chat.prompt_ids(), None)
+        if strand.segment.room <= 0:
+            limit = strand.segment.context_tokens
+            raise ContextOverflow(f"{self.cls.__name__}: the first prompt fills the {limit} tokens")
+        env._forks = Forker(strand)
+        while not strand.out_of_turns():
+            ended = await self._turn(env, strand)
             if ended is not None:
                 return ended
         return StopReason.TURNS, False
 
-    async def _turn(self, env: Env[Any]) -> tuple[str, bool] | None:
+    async def _turn(self, env: Env[Any], strand: Strand) -> tuple[str, bool] | None:
         """One turn of the policy and the env's answer; None: the next turn may be sampled."""
-        sampled = await self._sample()
-        if isinstance(sampled, StopReason):
-            return sampled, False
-        completion, message = sampled
+        message = await strand.sample()
+        if isinstance(message, StopReason):
+            return message, False
+        self.touched = True
         with boundary(EnvError, f"{self.cls.__name__}.step"):
             messages, reward, terminated, truncated, info = await env.step(message)
         rewards = info.get("rewards")
-        self._credit(reward if rewards is None else 0.0, rewards or {})
+        if rewards is None:
+            self._credit(reward, {})
+            strand.segment.credit(reward)
+        else:
+            self._credit(0.0, rewards)
         if terminated or truncated:
             return info.get("stop_reason", StopReason.DONE), terminated
-        if self.turns == self.cls.limits.turns:
+        if strand.out_of_turns():
             return StopReason.TURNS, False
-        if wants_compaction(self.cls.context, self.segment):
-            return await self._compact(completion, message, messages)
-        return self._extend(completion, message, messages)
-
-    async def _sample(self) -> tuple[Completion, Message] | StopReason:
-        """Sample one turn into the open segment; StopReason where none could be finished."""
-        segment = self.segment
-        if segment.room <= 0:
-            return StopReason.CONTEXT
-        start = time.perf_counter()
-        budget = min(self.cls.limits.turn_tokens, self.sampling.max_tokens or segment.room, segment.room)
-        with boundary(EngineError, "generate"):
-            completion = await self.engine.generate(
-                segment.token_ids,
-                session=self._session(segment),
-                max_tokens=budget,
-                sampling=self.sampling,
-                seed=self._turn_seed(segment),
-            )
-        if completion.finish_reason == "abort":
-            raise EngineError("the engine aborted the turn")
-        message = segment.chat.parse(completion.token_ids.tolist(), stopped=completion.finish_reason == "stop")
-        segment.append(completion, message, seconds=time.perf_counter() - start)
-        if completion.finish_reason == "length":
-            return StopReason.CONTEXT if segment.room == 0 else StopReason.LENGTH
-        return completion, message
-
-    def _extend(self, completion: Completion, message: Message, new: list[Message]) -> tuple[str, bool] | None:
-        """Append what the template puts behind the turn, in this segment or, if rewritten, in a new one."""
-        with boundary(EnvError, f"{self.cls.__name__}: the messages of step"):
-            delta = self.segment.chat.extend(completion.token_ids.tolist(), message, new)
-        if delta is None:
-            self.metrics["rerenders"] = self.metrics.get("rerenders", 0) + 1
-            self._open("rerender", self.segment.chat)
-            return (StopReason.CONTEXT, False) if self.segment.room <= 0 else None
-        return None if self.segment.extend(delta) else (StopReason.CONTEXT, False)
-
-    async def _compact(self, completion: Completion, message: Message, new: list[Message]) -> tuple[str, bool] | None:
-        """Let the model summarise, then go on from the first prompt and its summary."""
-        assert self.cls.context is not None
-        instruction = Message(role="user", content=self.cls.context.instruction)
-        ended = self._extend(completion, message, [*new, instruction])
-        if ended is not None:
-            return ended
-        sampled = await self._sample()
-        if isinstance(sampled, StopReason):
-            return sampled, False
-        self.metrics["compactions"] = self.metrics.get("compactions", 0) + 1
-        chat = self.segment.chat
-        self._open("compaction", Chat(chat.tokenizer, chat.tools, compacted(self.first, sampled[1]["content"])))
-        return None
-
-    def _open(self, kind: SegmentKind, chat: Chat) -> None:
-        index = len(self.segments)
-        segment = OpenSegment(
-            index=index,
-            parent=index - 1 if index else None,
-            kind=kind,
-            chat=chat,
-            context_tokens=self.context_tokens,
-        )
-        segment.extend(chat.prompt_ids())
-        self.segments.append(segment)
+        ended = await strand.answer(messages)
+        return None if ended is None else (ended, False)
 
     def _credit(self, reward: float, rewards: dict[str, float]) -> None:
         self.reward += reward + sum(rewards.values())
@@ -211,18 +165,10 @@ class Episode:
             raise EnvError(f"{self.cls.__name__}: the reward is {self.reward}, {rewards}")
         self.rewards |= rewards
 
-    def _session(self, segment: OpenSegment) -> str:
-        return f"{self.rollout_id}/{segment.index}"
-
-    def _turn_seed(self, segment: OpenSegment) -> int:
-        """A seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
-        name = f"{self.seed}/{self._session(segment)}/{len(segment.turns)}"
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
-
     async def _release(self) -> None:
         with boundary(EngineError, "release"):
-            for segment in self.segments:
-                await self.engine.release(self._session(segment))
+            for segment in self.record.segments:
+                await self.record.engine.release(segment.session)
 
     async def _close(self, env: Env[Any]) -> None:
         with boundary(EnvError, f"{self.cls.__name__}.close"):

@@ -1,0 +1,85 @@
+"""Chase with sub-agents: a key may belong to another, who follows its own chain and reports back.
+
+The root asks as it asks for any key; the tool starts a sub-agent with a conversation of its own and answers with what
+it found out. Sub-agents have the same tool, and so sub-agents of their own.
+"""
+
+import random
+import re
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field
+
+import agentgym as ag
+from agentgym.env import Split
+from envs.chase.env import HELD_OUT
+
+_REPORT = re.compile(r"Answer: (\d\d)")
+
+
+class DelegateTask(ag.Task):
+    """A chain of keys; `owned` are those that are a sub-agent's to follow."""
+
+    store: dict[str, str]
+    owned: tuple[str, ...]
+    value: int
+
+
+def make_task(index: int) -> DelegateTask:
+    """The task of an index, always the same."""
+    rng = random.Random(index)
+    keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(3, 5))]
+    value = rng.randint(10, 99)
+    store = {key: f"see {following}" for key, following in pairwise(keys)}
+    store[keys[-1]] = f"value {value}"
+    owned = rng.sample(keys[1:-1], rng.randint(1, min(2, len(keys) - 2)))
+    prompt = ag.Message(role="user", content=f"Start at key {keys[0]}. What is the value?")
+    return DelegateTask(id=f"chase-delegate-{index}", prompt=(prompt,), store=store, owned=tuple(owned), value=value)
+
+
+@ag.register("chase_delegate")
+class ChaseDelegate(ag.ToolEnv[DelegateTask]):
+    """Reward 1 for the right answer, less 0.1 for every malformed call, the sub-agents' included."""
+
+    sandbox = ag.AnyBox()
+    limits = ag.Limits(turns=14, seconds=120, tokens=400)
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[DelegateTask]:
+        start = 0 if split == "train" else HELD_OUT
+        return ag.Procedural(make_task, range(start, start + HELD_OUT))
+
+    @ag.tool(timeout_s=60)
+    async def python(self, code: Annotated[str, Field(max_length=500)]) -> str:
+        """Run Python code; get(key) looks a key up."""
+        self.asked: str | None = None
+        result = await self.box.python(code, functions={"get": self._get})
+        if self.asked is None:
+            return result.text(limit=200)
+        return await self._delegate(self.asked)
+
+    async def _delegate(self, key: str) -> str:
+        """What a sub-agent found out that starts behind this key."""
+        question = ag.Message(role="user", content=f"Start at key {self._next(key)}. What is the value?")
+        async with self.fork("subagent", [question], tools=[self.python], turns=6) as kid:
+            report = _REPORT.fullmatch(await kid.run())
+        return repr(f"value {report[1]}" if report else "no value")
+
+    def _next(self, key: str) -> str:
+        return self.task.store[key].removeprefix("see ")
+
+    def _get(self, key: object) -> str:
+        if str(key) in self.task.owned:
+            self.asked = str(key)
+        return self.task.store.get(str(key), "no such key")
+
+    @ag.reward
+    def solved(self) -> float:
+        """Whether the answer names the value."""
+        return float(self.answer == f"Answer: {self.task.value}")
+
+    @ag.reward(weight=-0.1)
+    def malformed(self) -> float:
+        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        return self.metrics["malformed_calls"]

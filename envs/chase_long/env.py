@@ -1,0 +1,45 @@
+"""Chase over chains that no context holds: the model has to summarise again and again to get to the end."""
+
+import random
+from itertools import pairwise
+
+import agentgym as ag
+from agentgym.env import Split
+from envs.chase.env import HELD_OUT, Chase, ChaseTask
+
+
+def make_task(index: int) -> ChaseTask:
+    """The task of an index, always the same: a chain of 2 to 12 keys."""
+    rng = random.Random(index)
+    keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(2, 12))]
+    value = rng.randint(10, 99)
+    store = {key: f"see {following}" for key, following in pairwise(keys)}
+    store[keys[-1]] = f"value {value}"
+    prompt = ag.Message(role="user", content=f"Start at key {keys[0]}. What is the value?")
+    return ChaseTask(id=f"chase-long-{index}", prompt=(prompt,), store=store, value=value)
+
+
+@ag.register("chase_long")
+class ChaseLong(Chase):
+    """Chase with chains of up to 12 keys and a context for about three of them; the way counts for a third."""
+
+    limits = ag.Limits(turns=18, seconds=120, context_tokens=192)
+    context = ag.Compact(at=0.55, instruction="Summarise.")
+
+    def __init__(self, task: ChaseTask) -> None:
+        super().__init__(task)
+        self.seen: set[str] = set()
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
+        start = 0 if split == "train" else HELD_OUT
+        return ag.Procedural(make_task, range(start, start + HELD_OUT))
+
+    def _get(self, key: object) -> str:
+        self.seen.add(str(key))
+        return super()._get(key)
+
+    @ag.reward(weight=0.5)
+    def way(self) -> float:
+        """The share of the chain that was looked up: whoever guesses early sees too few solved chains to learn from."""
+        return len(self.seen & self.task.store.keys()) / len(self.task.store)

@@ -1,0 +1,33 @@
+"""GRPO on chase_long:  chains several contexts long, carried by the model's own summaries."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import agentgym as ag
+import envs.chase_long.env  # noqa: F401  registers the env
+from recipes.run import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaseLongGRPO(ag.Run):
+    """TODO"""
+
+    recipe: str = "chase_long"
+    env: str = "chase_long"
+    model: Path | str = Path(__file__).parent / "checkpoints" / "chase_compaction"
+    steps: int = 30
+    max_tokens: int | None = 40
+    train: ag.TrainConfig = field(
+        default_factory=lambda: ag.TrainConfig(
+            lr=2e-3,
+            decay_steps=28,
+            temperature=0.7,
+            normalise=3000.0,  # about what 64 rollouts sample: few groups with a signal then mean a small step
+            grad_clip=0.05,  # a few times the usual norm, so that no single failure rules a step
+            micro_tokens=4096,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(ChaseLongGRPO)

@@ -1,0 +1,311 @@
+"""Forks and sub-agents: one rollout, one reward, each sampled token trained in exactly one segment."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+import agentgym as ag
+from agentgym.errors import EnvError
+from agentgym.testing import ByteTokenizer, FakeBoxes, Scripted, call, say
+from agentgym.types import Completion, Group, Message, Rollout, Segment
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
+DECODE = ByteTokenizer().decode
+
+
+class Desk(ag.ToolEnv[ag.Task]):
+    """Asks others."""
+
+    @ag.tool
+    async def look(self) -> str:
+        """Look around."""
+        return "nothing"
+
+    @ag.tool
+    async def ask(self, what: str = "?", turns: int | None = None) -> str:
+        """Ask a sub-agent."""
+        question = Message(role="user", content=what)
+        async with self.fork("subagent", [question], tools=[self.look, "ask"], turns=turns) as kid:
+            text = await kid.run()
+        return f"{kid.stop_reason}: {text}"
+
+    @ag.tool
+    async def split(self) -> str:
+        """Try two ways."""
+        texts = []
+        for way in ("left", "right"):
+            async with self.fork("fork", [Message(role="tool", content=way, name="split")]) as kid:
+                texts.append(await kid.run())
+        return ", ".join(texts)
+
+    @ag.reward
+    def one(self) -> float:
+        return 1.0
+
+
+async def play(replies: Any, env: type[Desk] = Desk, **given: Any) -> Rollout:
+    return await ag.rollout(env, TASK, replies if isinstance(replies, Scripted) else Scripted(replies), **given)
+
+
+def shape(played: Rollout) -> list[tuple[str, int | None]]:
+    return [(s.kind, s.parent) for s in played.segments]
+
+
+def wrote(segment: Segment) -> list[str]:
+    return [DECODE(segment.token_ids[t.start : t.stop].tolist()).removesuffix("<|im_end|>") for t in segment.turns]
+
+
+def limited(**limits: Any) -> type[Desk]:
+    return type("Limited", (Desk,), {"limits": ag.Limits(**limits)})
+
+
+async def test_a_sub_agent_has_a_context_of_its_own_and_answers_as_a_tool_does() -> None:
+    played = await play([call("ask", what="Well?"), call("look"), say("found"), say("done")])
+    assert shape(played) == [("root", None), ("subagent", 0)]
+    root, kid = played.segments
+    assert wrote(kid)[1:] == ["found"]
+    assert "answer: found" in DECODE(root.token_ids.tolist())
+    opened = DECODE(kid.token_ids[: kid.turns[0].start].tolist())
+    assert "Well?" in opened
+    assert "Go." not in opened
+    assert (played.reward, played.metrics["subagents"], played.metrics["turns"]) == (1.0, 1, 4)
+
+
+async def test_a_sub_agent_sees_only_its_tools() -> None:
+    class Narrow(Desk):
+        @ag.tool
+        async def ask(self) -> str:
+            """Ask a sub-agent without tools."""
+            async with self.fork("subagent", [Message(role="user", content="?")]) as kid:
+                return await kid.run()
+
+    played = await play([call("ask"), call("look"), say("no"), say("done")], Narrow)
+    assert "<|im_start|>tools" not in DECODE(played.segments[1].token_ids.tolist())
+    assert "unknown tool 'look'; the tools are: none" in DECODE(played.segments[1].token_ids.tolist())
+
+
+async def test_fork_trains_the_shared_prefix_once() -> None:
+    played = await play([call("look"), call("split"), say("a"), say("b"), say("done")])
+    root, left, right = played.segments
+    assert shape(played) == [("root", None), ("fork", 0), ("fork", 0)]
+    shared = root.turns[1].stop
+    for kid, way, text in ((left, "left", "a"), (right, "right", "b")):
+        assert kid.token_ids[:shared].tolist() == root.token_ids[:shared].tolist()
+        assert not kid.sampled[:shared].any()
+        assert way in DECODE(kid.token_ids[shared : kid.turns[0].start].tolist())
+        assert wrote(kid) == [text]
+    total = sum(int(s.sampled.sum()) for s in played.segments)
+    assert total == played.sampled_tokens == sum(t.stop - t.start for s in played.segments for t in s.turns)
+
+
+async def test_sub_agents_nest_to_any_depth_under_one_rollout() -> None:
+    depth = 7
+    script = [call("ask", what=str(n)) for n in range(depth)] + [say("bottom")] + [say(f"up {n}") for n in range(depth)]
+    played = await play(script)
+    assert shape(played) == [("root", None), *[("subagent", n) for n in range(depth)]]
+    assert played.reward == 1.0
+    batch = ag.samples([Group(group_id="t", rollouts=(played, await play_other()))])
+    mine = [row for row in batch if row.rollout_id == "t/0"]
+    assert sum(row.weight for row in mine) == pytest.approx(1.0)
+    assert sum(row.is_last for row in mine) == 1
+    assert len({float(row.advantages[row.loss_mask][0]) for row in mine}) == 1
+
+
+async def play_other() -> Rollout:
+    class Zero(Desk):
+        @ag.reward
+        def one(self) -> float:
+            return 0.0
+
+    return await play([say("done")], Zero, rollout_id="t/1")
+
+
+async def test_no_two_strands_share_a_session_or_a_seed() -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    class Spy(Scripted):
+        async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+            asked.append((given["session"], len(token_ids), given["seed"]))
+            return await super().generate(token_ids, **given)
+
+    engine = Spy([call("split"), call("ask"), say("x"), say("a"), say("b"), call("ask"), say("y"), say("end")])
+    played = await play(engine)
+    assert played.error is None
+    assert len({session for session, _, _ in asked}) == len(played.segments) == 5
+    assert len({seed for _, _, seed in asked}) == len(asked)
+    assert engine._played == {}
+
+
+async def test_turns_are_numbered_in_the_order_they_were_sampled() -> None:
+    played = await play([call("ask"), say("kid"), say("done")])
+    assert [[t.number for t in s.turns] for s in played.segments] == [[0, 2], [1]]
+
+
+async def test_a_limit_of_turns_holds_for_all_strands_together() -> None:
+    played = await play([call("ask"), *[call("look")] * 10], limited(turns=4))
+    assert (played.stop_reason, played.metrics["turns"], played.reward) == ("turns", 4, 1.0)
+    assert "done" not in str(played.messages)
+
+
+async def test_a_kid_can_have_fewer_turns_than_the_rollout_and_its_parent_goes_on() -> None:
+    played = await play([call("ask", turns=2), call("look"), call("look"), say("done")])
+    assert "turns: " in DECODE(played.segments[0].token_ids.tolist())
+    assert played.stop_reason == "answer"
+
+
+async def test_a_limit_of_tokens_holds_for_all_strands_together() -> None:
+    played = await play([call("ask"), say("x" * 300), say("never")], limited(tokens=100))
+    assert played.sampled_tokens == 100
+    assert (played.stop_reason, played.reward) == ("tokens", 1.0)
+
+
+async def test_the_context_of_a_kid_is_limited_like_its_parents() -> None:
+    played = await play([call("ask"), say("x" * 4000), say("done")], limited(context_tokens=1000))
+    assert max(len(s.token_ids) for s in played.segments) <= 1000
+    assert "context: " in DECODE(played.segments[0].token_ids.tolist())
+    assert played.stop_reason == "answer"
+
+
+async def test_a_fork_may_have_a_branch_of_the_box(boxes: FakeBoxes) -> None:
+    class Boxed(Desk):
+        sandbox: ClassVar[Any] = ag.AnyBox()
+
+        @ag.tool
+        async def split(self) -> str:
+            """Change a branch of the box."""
+            await self.box.write({"here": "before"})
+            async with self.fork("fork", [Message(role="tool", content="go on", name="split")], box=True) as kid:
+                await kid.env.box.write({"here": "changed"})
+                await kid.run()
+            return (await self.box.read("here")).decode()
+
+    played = await play([call("split"), say("kid"), say("done")], Boxed, boxes=boxes)
+    assert played.error is None
+    assert "before" in DECODE(played.segments[0].token_ids.tolist())
+
+
+async def test_forks_may_run_at_once_and_draw_as_if_they_had_not() -> None:
+    seeds: dict[str, int] = {}
+
+    class Slow(Scripted):
+        """Answers the second fork first."""
+
+        async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+            seeds[given["session"]] = given["seed"]
+            if "left" in DECODE(token_ids):
+                await second.wait()
+            elif "right" in DECODE(token_ids):
+                second.set()
+            return await super().generate(token_ids, **given)
+
+    class Both(Desk):
+        @ag.tool
+        async def split(self) -> str:
+            """Both ways at once."""
+            async with asyncio.TaskGroup() as ways:
+                for way in ("left", "right"):
+                    ways.create_task(self.go(way))
+            return "both"
+
+        async def go(self, way: str) -> None:
+            async with self.fork("fork", [Message(role="tool", content=way, name="split")]) as kid:
+                await kid.run()
+
+    second = asyncio.Event()
+    played = await play(Slow([call("split"), say("r"), say("l"), say("done")]), Both)
+    assert [wrote(s)[-1] for s in played.segments[1:]] == ["l", "r"]
+    apart = dict(seeds)
+    seeds.clear()
+    second.set()
+    await play(Slow([call("split"), say("l"), say("r"), say("done")]), Both)
+    assert seeds == apart
+
+
+async def test_a_kid_compacts_like_its_parent() -> None:
+    class Forgets(Desk):
+        context = ag.Compact(at=None, turns=1)
+
+    replies = [call("ask"), call("look"), say("summary"), say("kid"), say("summary"), say("done")]
+    played = await play(replies, Forgets)
+    assert shape(played) == [("root", None), ("subagent", 0), ("compaction", 1), ("compaction", 0)]
+    assert played.reward == 1.0
+
+
+async def test_an_engine_that_fails_in_a_kid_fails_the_rollout() -> None:
+    played = await play([call("ask")])
+    assert played.reward is None
+    assert "EngineError" in str(played.error)
+    assert shape(played) == [("root", None), ("subagent", 0)]
+
+
+async def test_a_cancelled_kid_leaves_no_session(no_leaks: None) -> None:
+    asked = asyncio.Event()
+
+    class Waiting(Scripted):
+        async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+            if "." in given["session"].rpartition("/")[2]:
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().generate(token_ids, **given)
+
+    engine = Waiting([call("ask")])
+    playing = asyncio.create_task(play(engine))
+    await asked.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert engine._played == {}
+
+
+async def test_what_a_kid_assigns_stays_with_it_and_what_it_counts_does_not() -> None:
+    notes: list[str] = []
+
+    class Notes(Desk):
+        note = "nobody"
+
+        @ag.tool
+        async def look(self) -> str:
+            """Leave a note."""
+            self.note = "kid"
+            return self.note
+
+        @ag.reward
+        def one(self) -> float:
+            notes.append(self.note)
+            return self.metrics["tool_calls"]
+
+    played = await play([call("ask"), call("look"), say("seen"), say("done")], Notes)
+    assert notes == ["nobody"]
+    assert played.reward == 2.0
+
+
+async def test_forking_outside_a_rollout_is_refused_and_says_where_it_works() -> None:
+    env = Desk(TASK)
+    with pytest.raises(EnvError, match="only inside a rollout"):
+        env.fork("subagent")
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"kind": "twig"}, "kind: 'twig' is none of"),
+        ({"kind": "fork", "tools": ["look"]}, "tools: a fork keeps"),
+        ({"kind": "subagent", "tools": ["shout"]}, "tools: 'shout' is no @tool of"),
+    ],
+)
+async def test_a_fork_that_means_nothing_is_refused(given: dict[str, Any], error: str) -> None:
+    seen: list[str] = []
+
+    class Wrong(Desk):
+        @ag.tool
+        async def split(self) -> str:
+            """Ask for the impossible."""
+            with pytest.raises(ValueError, match=error) as raised:
+                self.fork(**given)
+            seen.append(str(raised.value))
+            return ""
+
+    await play([call("split"), say("done")], Wrong)
+    assert len(seen) == 1

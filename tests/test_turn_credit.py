@@ -1,0 +1,156 @@
+"""Credit by turn: what came after a turn, less a mean that does not depend on who chose to go on."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from agentgym.samples import Estimator, advantages, samples, turn_advantages
+from agentgym.types import Group, Rollout, Segment, Turn, Version
+
+
+def played(name: str, outcome: float, *rewards: float) -> Rollout:
+    """A rollout of one token per turn."""
+    n = len(rewards)
+    turns = tuple(
+        Turn(
+            start=1 + 2 * i,
+            stop=2 + 2 * i,
+            finish_reason="stop",
+            versions=(Version(0, 0),),
+            message={"role": "assistant", "content": ""},
+            reward=reward,
+            number=i,
+        )
+        for i, reward in enumerate(rewards)
+    )
+    mask = np.array([0, 1] * n, np.bool_)
+    segment = Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=np.arange(2 * n),
+        sampled=mask,
+        logprobs=np.where(mask, -1.0, 0.0),
+        turns=turns,
+    )
+    total = outcome + sum(rewards)
+    return Rollout(rollout_id=name, group_id="g", segments=(segment,), reward=total, stop_reason="done")
+
+
+def worth(*rollouts: Rollout, estimator: Estimator = "dr_grpo") -> list[list[float]]:
+    return [row.tolist() for row in turn_advantages(rollouts, estimator=estimator)]
+
+
+def test_a_turn_is_worth_what_came_after_it_less_the_mean_over_all_rollouts() -> None:
+    # returns of a: 1+2+4, 2+4; of b: 3, and behind its end its outcome 1
+    assert worth(played("a", 4, 1, 2), played("b", 1, 2)) == [[7 - 5, 6 - 3.5], [3 - 5]]
+
+
+@pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "grpo"])
+def test_without_turn_rewards_it_is_the_groups_usual_advantage(estimator: Estimator) -> None:
+    group = [played("a", 1, 0, 0, 0), played("b", 0, 0), played("c", 3, 0, 0)]
+    usual = advantages([1, 0, 3], ["a", "b", "c"], ["g"] * 3, estimator=estimator)
+    for row, value in zip(worth(*group, estimator=estimator), usual, strict=True):
+        assert row == pytest.approx([value] * len(row), rel=1e-6)
+
+
+P = 0.7
+"""Of going on after a turn; after the third it ends."""
+TURN_REWARDS, OUTCOMES = (1.0, -0.4, 0.9), (0.5, 2.0, -1.0)
+
+
+def chance(turns: int) -> float:
+    return float(P ** (turns - 1) * (1 - P if turns < 3 else 1.0))
+
+
+def ended_after(turns: int, name: str) -> Rollout:
+    return played(name, OUTCOMES[turns - 1], *TURN_REWARDS[:turns])
+
+
+def score(turn: int, turns: int) -> float:
+    """d log(chance of what was chosen at this turn) / d logit(P)."""
+    if turn == 2:
+        return 0.0
+    return (1 - P) if turn < turns - 1 else -P
+
+
+def gradient() -> float:
+    """Of the expected reward by logit(P), by definition."""
+    return sum(
+        chance(n) * sum(score(t, n) for t in range(n)) * (OUTCOMES[n - 1] + sum(TURN_REWARDS[:n])) for n in (1, 2, 3)
+    )
+
+
+def estimate(baseline: str) -> float:
+    """What the estimator gives on average, over every pair of rollouts and its chance."""
+    total = 0.0
+    for n, m in product((1, 2, 3), repeat=2):
+        pair = (ended_after(n, "a"), ended_after(m, "b"))
+        if baseline == "ours":
+            mine = worth(*pair)[0]
+        else:  # the mean over those that reached the turn
+            reach = [[OUTCOMES[k - 1] + sum(TURN_REWARDS[t:k]) for t in range(k)] for k in (n, m)]
+            mine = [reach[0][t] - np.mean([r[t] for r in reach if len(r) > t]) for t in range(n)]
+        total += chance(n) * chance(m) * sum(score(t, n) * mine[t] for t in range(n))
+    return total
+
+
+def test_the_gradient_is_unbiased_although_the_policy_chooses_how_many_turns_it_takes() -> None:
+    assert estimate("ours") == pytest.approx(gradient() / 2, rel=1e-5)  # (n - 1) / n, at every turn alike
+
+
+def test_a_mean_over_those_that_reached_the_turn_would_be_biased() -> None:
+    assert abs(estimate("reached") - gradient() / 2) > 0.01
+
+
+def test_each_turn_of_a_sample_has_its_own_advantage() -> None:
+    group = Group(group_id="g", rollouts=(played("a", 4, 1, 2), played("b", 1, 2)))
+    apart = samples([group], credit="turns", merge=False)
+    assert [row.advantages.tolist() for row in apart] == [[2.0], [2.5], [-2.0]]
+    merged = samples([group], credit="turns")
+    assert merged[0].advantages.tolist() == [2.0, 0.0, 2.5]
+    assert samples([group], credit="outcome")[0].advantages.tolist() == [2.0, 0.0, 2.0]
+
+
+def test_the_last_sample_is_that_of_the_turn_that_came_last() -> None:
+    one = played("a", 1, 0)
+    late, early = (
+        Segment(
+            index=index,
+            parent=None if index == 0 else 0,
+            kind="root" if index == 0 else "subagent",
+            token_ids=one.segments[0].token_ids,
+            sampled=one.segments[0].sampled,
+            logprobs=one.segments[0].logprobs,
+            turns=(
+                Turn(
+                    start=1,
+                    stop=2,
+                    finish_reason="stop",
+                    versions=(Version(0, 0),),
+                    message={"role": "assistant", "content": ""},
+                    number=number,
+                ),
+            ),
+        )
+        for index, number in ((0, 1), (1, 0))
+    )
+    both = Rollout(rollout_id="x", group_id="g", segments=(late, early), reward=0.0, stop_reason="done")
+    rows = samples([Group(group_id="g", rollouts=(one, both))])
+    assert [row.is_last for row in rows if row.rollout_id == "x"] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [({"credit": "steps"}, "credit: 'steps' is none of"), ({"credit": "turns"}, "rollout 'a': two turns have one")],
+)
+def test_credit_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
+    from dataclasses import replace
+
+    a, b = played("a", 1, 0, 0), played("b", 0, 0)
+    (segment,) = a.segments
+    same = replace(segment, turns=tuple(replace(turn, number=0) for turn in segment.turns))
+    group = Group(group_id="g", rollouts=(replace(a, segments=(same,)), b))
+    with pytest.raises(ValueError, match=f"^{error}"):
+        samples([group], **change)  # type: ignore[arg-type]
