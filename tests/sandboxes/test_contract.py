@@ -176,7 +176,7 @@ async def test_fresh_code_that_never_ends_leaves_the_session_alone(box: Box) -> 
     result = await box.python(
         "import os, signal\nsignal.signal(2, signal.SIG_IGN)\nos.fork()\nwhile True: pass",
         fresh=True,
-        timeout_s=0.3,
+        timeout_s=1.0,
     )
     assert result.timed_out
     assert not result.state_lost
@@ -236,7 +236,7 @@ async def test_waiting_for_a_host_function_counts_toward_the_limit(box: Box) -> 
             ended.set()
 
     await box.python("x = 1")
-    result = await box.python("slow()", timeout_s=0.3, functions={"slow": slow})
+    result = await box.python("slow()", timeout_s=1.0, functions={"slow": slow})
     assert ended.is_set()
     assert result.timed_out
     assert not result.state_lost
