@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
 import agentgym as ag
 from agentgym.errors import EngineError
@@ -45,7 +46,7 @@ def trained() -> Adapter:
         adapter = trainer.adapter()
     draw = np.random.default_rng(0)
     tensors = {
-        name: type(tensor)(draw.normal(0, 0.03, tensor.shape).astype(np.float32)) if "lora_B" in name else tensor
+        name: torch.from_numpy(draw.normal(0, 0.03, tensor.shape).astype(np.float32)) if "lora_B" in name else tensor
         for name, tensor in adapter.tensors.items()
     }
     return Adapter(config=adapter.config, tensors=tensors)
@@ -169,7 +170,7 @@ async def test_cancelling_a_turn_ends_its_request_on_the_server(engine: SGLangEn
 
 async def round_trip(engine: SGLangEngine) -> None:
     """Ask the server's scheduler, which answers between two steps."""
-    await engine._fleet.living[0].limits()
+    await engine._fleet.living[0].facts()
 
 
 async def running(engine: SGLangEngine) -> int:
@@ -232,8 +233,10 @@ async def test_an_adapter_that_does_not_fit_is_a_value_error_and_changes_nothing
 ) -> None:
     await engine.load_adapter(trained, version=1)
     before = await engine.score(SHORT, sampling=WARM)
-    wide = {name: np.zeros((64, t.shape[1]) if "lora_A" in name else (t.shape[0], 64), np.float32)
-            for name, t in trained.tensors.items()}  # fmt: skip
+    wide = {
+        name: torch.zeros(64, tensor.shape[1]) if "lora_A" in name else torch.zeros(tensor.shape[0], 64)
+        for name, tensor in trained.tensors.items()
+    }
     with pytest.raises(ValueError, match="adapter: "):
         await engine.load_adapter(Adapter(config=dict(trained.config) | {"r": 64}, tensors=wide), version=2)
     assert engine.version == 1
