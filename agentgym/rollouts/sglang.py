@@ -23,7 +23,7 @@ from agentgym.rollouts.sglang_config import SGLangConfig
 from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
 from agentgym.rollouts.sglang_model import ModelFacts, model_facts
 from agentgym.rollouts.sglang_process import Progress
-from agentgym.rollouts.sglang_server import Ask, Limits, Policy, Server, Unavailable
+from agentgym.rollouts.sglang_server import Ask, Policy, Server, ServerFacts, Unavailable
 from agentgym.rollouts.sglang_turn import Piece, Turn, empty
 from agentgym.types import Adapter, Completion, Floats, Sampling
 
@@ -59,7 +59,7 @@ class SGLangEngine:
         self._stack: AsyncExitStack | None = None
         self._fleet = Fleet([], self._config, Path())
         self._facts: ModelFacts | None = None
-        self._limits: tuple[Limits, ...] = ()
+        self._served: tuple[ServerFacts, ...] = ()
         self._turns: dict[str, Turn] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -94,8 +94,8 @@ class SGLangEngine:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="agentgym-sglang-")))
             servers = await open_servers(stack, self._config, self._model, folder, self._progress)
-            self._limits = tuple([await _limits_of(server) for server in servers])
-            model = self._model or self._limits[0].model
+            self._served = tuple([await _facts_of(server) for server in servers])
+            model = self._model or self._served[0].model
             self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
             self._fleet = Fleet(servers, self._config, folder)
             stack.push_async_callback(self._settle)
@@ -116,7 +116,7 @@ class SGLangEngine:
     @property
     def context_tokens(self) -> int:
         """The most ids, prompt and completion together, that one request may hold on every server."""
-        return min([self._config.context_tokens, *(limits.context_tokens for limits in self._limits)])
+        return min([self._config.context_tokens, *(facts.context_tokens for facts in self._served)])
 
     @property
     def version(self) -> int:
@@ -126,7 +126,7 @@ class SGLangEngine:
     @property
     def seeded(self) -> bool:
         """Whether a turn's seed decides its draws: servers do that under `--enable-deterministic-inference`."""
-        return bool(self._limits) and all(limits.seeded for limits in self._limits)
+        return bool(self._served) and all(facts.seeded for facts in self._served)
 
     @property
     def counts(self) -> Counts:
@@ -335,9 +335,9 @@ class SGLangEngine:
             await self._fleet.unload(self._fleet.policy)
 
 
-async def _limits_of(server: Server) -> Limits:
+async def _facts_of(server: Server) -> ServerFacts:
     try:
-        return await server.limits()
+        return await server.facts()
     except ConnectionError as error:
         raise EngineError(f"{server}: {error}") from error
 

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -31,7 +31,7 @@ class Policy(NamedTuple):
     adapter: Adapter | None = None
 
 
-class Limits(NamedTuple):
+class ServerFacts(NamedTuple):
     """What a server said about itself."""
 
     context_tokens: int
@@ -86,13 +86,13 @@ class Server:
     def __repr__(self) -> str:
         return self.client.url
 
-    async def limits(self) -> Limits:
+    async def facts(self) -> ServerFacts:
         """What the server says of itself."""
         info = await self._get("/server_info")
         try:
             # A prompt must be shorter than this limit, so a whole request of one id less always fits.
             context = int(info["max_req_input_len"]) - 1
-            return Limits(context, str(info["model_path"]), bool(info.get("enable_deterministic_inference")))
+            return ServerFacts(context, str(info["model_path"]), bool(info.get("enable_deterministic_inference")))
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"{self}/server_info: {type(error).__name__}: {error}") from None
 
@@ -176,7 +176,7 @@ class Server:
             body = {
                 "lora_name": policy.lora,
                 "config_dict": dict(policy.adapter.config),
-                "serialized_named_tensors": [base64.b64encode(pickle.dumps(dict(policy.adapter.tensors))).decode()],
+                "serialized_named_tensors": [_packed(policy.adapter.tensors)],
             }
             answer = await self._try("/load_lora_adapter_from_tensors", body, _LOAD_S)
         if answer.status != 200:
@@ -200,9 +200,9 @@ class Server:
     async def _try(self, path: str, payload: Mapping[str, Any], timeout_s: float | None) -> Answer:
         return await self._wired(self.client.post(path, payload, timeout_s=timeout_s))
 
-    async def _wired(self, asking: Any) -> Answer:
+    async def _wired(self, asking: Awaitable[Answer]) -> Answer:
         try:
-            return cast("Answer", await asking)
+            return await asking
         except WireError as error:
             raise EngineError(f"{self}: {error}") from error
 
@@ -223,6 +223,14 @@ def _sampling(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
     }
+
+
+def _packed(tensors: Mapping[str, Any]) -> str:
+    """The tensors as a server unpickles them; it dies of anything but torch's, which never leave here."""
+    for name, tensor in tensors.items():
+        if not type(tensor).__module__.startswith("torch"):
+            raise ValueError(f"adapter: {name} is a {type(tensor).__name__}, and a server takes torch tensors")
+    return base64.b64encode(pickle.dumps(dict(tensors))).decode()
 
 
 def completion_of(body: Any, version: int) -> Completion:

@@ -3,6 +3,8 @@
 import pytest
 
 import agentgym as ag
+from agentgym.loop import open_engine
+from agentgym.rollouts.sglang import SGLangEngine
 from recipes.chase_grpo import ChaseGRPO
 from recipes.run import settings
 
@@ -39,3 +41,9 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(
     with pytest.raises(SystemExit):
         settings(ChaseGRPO, arguments)
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_launched_server_takes_an_adapter_of_the_trainers_rank() -> None:
+    engine = open_engine(settings(ChaseGRPO, ["--engine", "sglang", "--train.lora-rank", "32"]), print)
+    assert isinstance(engine, SGLangEngine)
+    assert engine._config.max_lora_rank == 32

@@ -1,6 +1,8 @@
 """The SGLang engine against the real server, on a CPU."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
 import agentgym as ag
 from agentgym.errors import EngineError
@@ -17,6 +20,7 @@ from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.group import Groups
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
+from agentgym.rollouts.sglang_server import Server
 from agentgym.testing import FakeBoxes
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Adapter, Completion, Floats, Sampling, Version
@@ -45,7 +49,7 @@ def trained() -> Adapter:
         adapter = trainer.adapter()
     draw = np.random.default_rng(0)
     tensors = {
-        name: type(tensor)(draw.normal(0, 0.03, tensor.shape).astype(np.float32)) if "lora_B" in name else tensor
+        name: torch.from_numpy(draw.normal(0, 0.03, tensor.shape).astype(np.float32)) if "lora_B" in name else tensor
         for name, tensor in adapter.tensors.items()
     }
     return Adapter(config=adapter.config, tensors=tensors)
@@ -169,7 +173,7 @@ async def test_cancelling_a_turn_ends_its_request_on_the_server(engine: SGLangEn
 
 async def round_trip(engine: SGLangEngine) -> None:
     """Ask the server's scheduler, which answers between two steps."""
-    await engine._fleet.living[0].limits()
+    await engine._fleet.living[0].facts()
 
 
 async def running(engine: SGLangEngine) -> int:
@@ -232,8 +236,10 @@ async def test_an_adapter_that_does_not_fit_is_a_value_error_and_changes_nothing
 ) -> None:
     await engine.load_adapter(trained, version=1)
     before = await engine.score(SHORT, sampling=WARM)
-    wide = {name: np.zeros((64, t.shape[1]) if "lora_A" in name else (t.shape[0], 64), np.float32)
-            for name, t in trained.tensors.items()}  # fmt: skip
+    wide = {
+        name: torch.zeros(64, tensor.shape[1]) if "lora_A" in name else torch.zeros(tensor.shape[0], 64)
+        for name, tensor in trained.tensors.items()
+    }
     with pytest.raises(ValueError, match="adapter: "):
         await engine.load_adapter(Adapter(config=dict(trained.config) | {"r": 64}, tensors=wide), version=2)
     assert engine.version == 1
@@ -251,6 +257,13 @@ async def test_a_closed_engine_leaves_no_adapter_on_a_server_that_is_not_its_own
         assert name not in str((await server.client.get("/v1/models")).body)
 
 
+def crash(server: Server) -> None:
+    """Kill a server and all its processes, as a machine that runs out of memory does."""
+    assert server.process is not None
+    assert server.process.pid is not None
+    os.killpg(server.process.pid, signal.SIGKILL)
+
+
 async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_rollouts_fail_and_are_counted() -> None:
     """Two servers of our own; the first is killed in mid-turn, the second in mid-rollout."""
     config = replace(real_config(), servers=2, startup_s=900)
@@ -258,8 +271,7 @@ async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_roll
         turns = [asyncio.create_task(say(engine, [20 + i] * 40, f"{i}", 200, GREEDY)) for i in range(8)]
         await say(engine, [10] * 40, "clock", 8, GREEDY)
         first = max(engine._fleet.router.sessions().items(), key=lambda pair: pair[1])[0]
-        assert first.process is not None
-        await first.process.close()
+        crash(first)
         for turn in turns:
             assert (await turn).finish_reason in ("length", "stop")
         counts = engine.counts
@@ -280,8 +292,7 @@ async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_roll
             )
         )
         await one_is_done.wait()
-        assert last.process is not None
-        await last.process.close()
+        crash(last)
         groups = await playing
         figures = groups.metrics()
         assert figures["rollouts/failed"] > 0
