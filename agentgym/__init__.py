@@ -7,7 +7,7 @@ heavy packages; `LocalEngine`, `Trainer` and the boxes load theirs when they are
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agentgym.env import Compact, Env, Limits, Procedural, ToolEnv, register, reward
+from agentgym.env import Compact, Env, KeepLast, Limits, Procedural, ToolEnv, Window, register, reward
 from agentgym.errors import ToolError
 from agentgym.rollouts.episode import rollout
 from agentgym.rollouts.group import run_groups
@@ -34,6 +34,7 @@ __all__ = [
     "Env",
     "ExecResult",
     "Group",
+    "KeepLast",
     "Limits",
     "LocalConfig",
     "LocalEngine",
@@ -57,6 +58,7 @@ __all__ = [
     "ToolError",
     "TrainConfig",
     "Trainer",
+    "Window",
     "batches",
     "learn",
     "register",

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from agentgym.errors import AgentGymError, SandboxError
+from agentgym.errors import AgentGymError, EngineError, SandboxError, boundary
 
 PACKAGES = {"torch": "train", "transformers": "train", "peft": "train", "docker": "docker"}
 """What the extras bring that a user asks about first."""
@@ -32,22 +32,57 @@ class Finding:
     ok: bool
     detail: str
     get: str = ""
+    otherwise: str = "missing"
+    """The word for what is not ok."""
 
     def __str__(self) -> str:
-        line = f"{'ok' if self.ok else 'missing':<9}{self.name:<16}{self.detail}".rstrip()
+        line = f"{'ok' if self.ok else self.otherwise:<9}{self.name:<16}{self.detail}".rstrip()
         return line if self.ok or not self.get else f"{line}\n{'':<25}-> {self.get}"
 
 
 # ---------------------------------------------------------------------------------------------------- doctor
 
 
-def doctor() -> int:
-    """Say what runs here and how to get the rest; the exit code is 0 where a box can be had."""
+def doctor(model: str | None = None) -> int:
+    """Say what runs here and how to get the rest; the exit code is 0 where a box can be had.
+
+    Args:
+        model: Look at the tokenizer of this folder or hub name instead: whether its chat template only ever appends,
+            keeps the turn separators and reads tool calls back; 0 where it does the last two.
+    """
+    if model is not None:
+        return _doctor_of(model)
     for finding in findings():
         _say(str(finding))
     box = _box()
     _say(str(box))
     return 0 if box.ok else 1
+
+
+def _doctor_of(model: str) -> int:
+    traits = list(model_findings(model))
+    for trait in traits:
+        _say(str(trait))
+    return 0 if all(trait.ok for trait in traits if trait.name in ("separators", "tool calls")) else 1
+
+
+def model_findings(model: str) -> Iterator[Finding]:
+    """One finding a line of `agentgym doctor --model`; EngineError where there is no such tokenizer."""
+    from transformers import AutoTokenizer
+
+    from agentgym.rollouts.chat import HuggingFaceTokenizer
+    from agentgym.rollouts.examine import examine
+
+    with boundary(EngineError, f"model {model!r}"):
+        tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(model))
+    family, shipped = tokenizer.family, getattr(tokenizer.tokenizer, "response_template", None) is not None
+    detail = "a response_template of its own" if shipped else f"read as {family}"
+    known = shipped or family is not None
+    yield Finding(
+        name="family", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"
+    )
+    for trait in examine(tokenizer):
+        yield Finding(name=trait.name, ok=trait.ok, detail=trait.detail, otherwise="no")
 
 
 def findings() -> Iterator[Finding]:

@@ -10,17 +10,17 @@ from recipes.run import main
 
 @dataclass(frozen=True, kw_only=True)
 class ChaseDelegateGRPO(ag.Run):
-    """TODO"""
+    """Ask and be asked, from a base that never met a sub-agent."""
 
     recipe: str = "chase_delegate"
     env: str = "chase_delegate"
     model: Path | str = Path(__file__).parent / "checkpoints" / "chase"
-    steps: int = 30
+    steps: int = 25
     max_tokens: int | None = 40
     train: ag.TrainConfig = field(
         default_factory=lambda: ag.TrainConfig(
             lr=2e-3,
-            decay_steps=28,
+            decay_steps=23,
             temperature=0.7,
             normalise=3000.0,  # about what 64 rollouts sample: few groups with a signal then mean a small step
             grad_clip=0.05,  # a few times the usual norm, so that no single failure rules a step

@@ -52,6 +52,18 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     assert all(name in done.stdout for name in cli.COMMANDS)
 
 
+def test_the_doctor_says_what_a_tokenizer_does_to_a_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = say(capsys, "doctor", "--model", str(ROOT / "recipes/checkpoints/chase"))
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["ok"] * 6
+    assert "read as hermes" in out
+
+
+def test_the_doctor_names_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["doctor", "--model", str(tmp_path)]) == 1
+    assert f"model {str(tmp_path)!r}" in capsys.readouterr().err
+
+
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(["nonsense"])

@@ -91,7 +91,7 @@ def estimate(baseline: str) -> float:
             mine = worth(*pair)[0]
         else:  # the mean over those that reached the turn
             reach = [[OUTCOMES[k - 1] + sum(TURN_REWARDS[t:k]) for t in range(k)] for k in (n, m)]
-            mine = [reach[0][t] - np.mean([r[t] for r in reach if len(r) > t]) for t in range(n)]
+            mine = [reach[0][t] - float(np.mean([r[t] for r in reach if len(r) > t])) for t in range(n)]
         total += chance(n) * chance(m) * sum(score(t, n) * mine[t] for t in range(n))
     return total
 

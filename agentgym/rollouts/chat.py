@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from agentgym.rollouts.delta import Deltas
-from agentgym.rollouts.parsing import HERMES, message_of, plain_hermes, raw_call
+from agentgym.rollouts.families import FAMILIES, HERMES, family_of
+from agentgym.rollouts.parsing import message_of, plain_hermes, raw_call
 from agentgym.rollouts.pieces import Pieces
 from agentgym.types import Message
 
@@ -210,9 +211,10 @@ class HuggingFaceTokenizer:
         self.tokenizer = tokenizer
         # The layer below: the wrappers around it cost more than they do, once a turn.
         self.backend = tokenizer.backend_tokenizer
+        self.family = family_of(tokenizer.chat_template)
         template = response_template or getattr(tokenizer, "response_template", None)
-        if template is None and "<tool_call>" in tokenizer.chat_template:
-            template = HERMES
+        if template is None and self.family is not None:
+            template = FAMILIES[self.family]
         self.response_template = None if template is None else load_response_template(template)
         self._hermes = template is HERMES
         self._pieces = Pieces(self.backend)
@@ -246,12 +248,12 @@ class HuggingFaceTokenizer:
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         if self.response_template is None:
             return Message(role="assistant", content=text)
-        if self._hermes and (message := plain_hermes(text)) is not None:
+        if self._hermes and (message := plain_hermes(text, tools)) is not None:
             return message
         try:
             parsed = self.tokenizer.parse_response(
                 text, self.response_template, prefix=self.opening, tools=[*tools] or None
             )
-        except (ValueError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
         return message_of(text, parsed)

@@ -5,35 +5,19 @@ A call that is no valid JSON keeps what the model wrote as its `arguments` text:
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from agentgym.types import Message, ToolCall
 
-HERMES: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            # A malformed call must reach the model as a tool message: keep its text instead of raising.
-            "content_args": {"allow_non_json": True},
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"content": "text"},
-    },
-}
-"""Response template of the Hermes/Qwen family: JSON calls between <tool_call> tags."""
 _HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
-def plain_hermes(text: str) -> Message | None:
-    """The message where it is text and then whole, valid calls: what `HERMES` reads in it, at a tenth of the cost.
+def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
+    """The message where it is text and then whole, valid calls: what the Hermes template reads, at a tenth of the cost.
 
-    None where there is anything else (reasoning, marks that do not close, text behind a call).
+    None where there is anything else: reasoning, marks that do not close, text behind a call, or an argument that is
+    text where its schema says otherwise, which the long way casts.
     """
     if "think>" in text:
         return None
@@ -48,8 +32,24 @@ def plain_hermes(text: str) -> Message | None:
             return None
         if not isinstance(made["name"], str) or not isinstance(made["arguments"], dict):
             return None
+        if _needs_casts(made["name"], made["arguments"], tools):
+            return None
         calls.append(ToolCall(type="function", function={"name": made["name"], "arguments": made["arguments"]}))
     return Message(role="assistant", content=content.strip(), tool_calls=calls)
+
+
+def _needs_casts(name: str, arguments: dict[str, Any], tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether an argument is text, or a list, and its schema does not say that it is."""
+    for tool in tools:
+        function = tool["function"]
+        if function["name"] == name:
+            properties = function.get("parameters", {}).get("properties", {})
+            kinds: dict[type, str] = {str: "string", list: "array"}
+            return any(
+                type(value) in kinds and key in properties and properties[key].get("type") != kinds[type(value)]
+                for key, value in arguments.items()
+            )
+    return False
 
 
 def parse_hermes(text: str) -> Message:

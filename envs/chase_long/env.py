@@ -21,7 +21,7 @@ def make_task(index: int) -> ChaseTask:
 
 @ag.register("chase_long")
 class ChaseLong(Chase):
-    """Chase with chains of up to 12 keys and a context for about three of them; the way counts for a third."""
+    """Chase with chains of up to 12 keys and a context for about three of them; the way counts for half."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=192)
     context = ag.Compact(at=0.55, instruction="Summarise.")
@@ -38,6 +38,11 @@ class ChaseLong(Chase):
     def _get(self, key: object) -> str:
         self.seen.add(str(key))
         return super()._get(key)
+
+    @ag.reward(weight=0.5)
+    def solved(self) -> float:
+        """Whether the answer names the value."""
+        return super().solved()
 
     @ag.reward(weight=0.5)
     def way(self) -> float:

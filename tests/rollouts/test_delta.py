@@ -200,12 +200,23 @@ BITS = [
 ]
 
 
+CASTS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {"type": "object", "properties": {"at": {"type": "integer"}, "to": {"type": "string"}}},
+        },
+    }
+]
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(BITS), max_size=5).map("".join))
-def test_the_short_way_of_reading_calls_reads_what_the_long_way_reads(text: str) -> None:
-    short = plain_hermes(text)
+@given(st.lists(st.sampled_from(BITS), max_size=5).map("".join), st.sampled_from([[], CASTS]))
+def test_the_short_way_of_reading_calls_reads_what_the_long_way_reads(text: str, tools: list[dict[str, Any]]) -> None:
+    short = plain_hermes(text, tools)
     if short is not None:
-        long = LONG.tokenizer.parse_response(text, LONG.response_template, prefix=LONG.opening)
+        long = LONG.tokenizer.parse_response(text, LONG.response_template, prefix=LONG.opening, tools=tools or None)
         assert {"tool_calls": []} | short == {"content": "", "tool_calls": []} | long
 
 
@@ -213,5 +224,6 @@ LONG = tokenizer("plain")
 
 
 def test_what_models_write_most_is_read_the_short_way() -> None:
-    assert plain_hermes(f"so:\n{CALL}\n{CALL}") is not None
-    assert plain_hermes("an answer") == say("an answer")
+    assert plain_hermes(f"so:\n{CALL}\n{CALL}", CASTS) is not None
+    assert plain_hermes("an answer", CASTS) == say("an answer")
+    assert LONG.parse(CALL.replace("1", '"1"'), CASTS) == call("look", at=1)

@@ -76,12 +76,12 @@ async def test_a_sub_agent_has_a_context_of_its_own_and_answers_as_a_tool_does()
 async def test_a_sub_agent_sees_only_its_tools() -> None:
     class Narrow(Desk):
         @ag.tool
-        async def ask(self) -> str:
+        async def ask_alone(self) -> str:
             """Ask a sub-agent without tools."""
             async with self.fork("subagent", [Message(role="user", content="?")]) as kid:
                 return await kid.run()
 
-    played = await play([call("ask"), call("look"), say("no"), say("done")], Narrow)
+    played = await play([call("ask_alone"), call("look"), say("no"), say("done")], Narrow)
     assert "<|im_start|>tools" not in DECODE(played.segments[1].token_ids.tolist())
     assert "unknown tool 'look'; the tools are: none" in DECODE(played.segments[1].token_ids.tolist())
 

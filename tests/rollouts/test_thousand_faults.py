@@ -134,13 +134,15 @@ class Faulty(Scripted):
             raise EngineError("a dead server")
         whole = await super().generate(token_ids, **given)
         if nth == 2 and fault in BROKEN:
-            return BROKEN[fault](whole)
+            broken: Completion = BROKEN[fault](whole)
+            return broken
         self.given[rollout_id] += len(whole.token_ids)
         return whole
 
 
 def completion(whole: Completion, **changed: Any) -> Completion:
-    return Completion(**({"token_ids": whole.token_ids, "logprobs": whole.logprobs, "finish_reason": "stop"} | changed))
+    usual: dict[str, Any] = {"token_ids": whole.token_ids, "logprobs": whole.logprobs, "finish_reason": "stop"}
+    return Completion(**(usual | changed))
 
 
 BROKEN: dict[str, Any] = {

@@ -1,0 +1,111 @@
+"""What a chat template does to a conversation that grows turn by turn: the report of `agentgym doctor --model`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from agentgym.rollouts.chat import Chat, ChatTokenizer
+from agentgym.types import Message, ToolCall
+
+ARGUMENTS = {"text": 'a "b"\n é <c>', "count": 2}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "note",
+            "description": "Take a note.",
+            "parameters": {
+                "type": "object",
+                "properties": {"text": {"type": "string"}, "count": {"type": "integer"}},
+                "required": ["text", "count"],
+            },
+        },
+    }
+]
+_ASK = Message(role="user", content="What is two and two?")
+_AGAIN = Message(role="user", content="Are you sure?")
+_SAID = Message(role="assistant", content="It is four.")
+_THOUGHT = Message(role="assistant", content="It is four.", reasoning_content="Let me count.")
+_CALLED = Message(
+    role="assistant",
+    content="",
+    tool_calls=[ToolCall(id="call00100", type="function", function={"name": "note", "arguments": ARGUMENTS})],
+)
+_SEEN = Message(role="tool", content="noted", name="note", tool_call_id="call00100")
+
+
+class Trait(NamedTuple):
+    """One thing a template does or does not do, and what follows where it does not."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def examine(tokenizer: ChatTokenizer) -> Iterator[Trait]:
+    """What it keeps of a growing conversation, and whether a tool call comes back as it was written."""
+    yield _trait("appends text", lambda: _appends(tokenizer, [_SAID, _AGAIN, _SAID, _AGAIN], []))
+    yield _trait("appends tools", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
+    yield _trait("appends thought", lambda: _appends(tokenizer, [_THOUGHT, _AGAIN, _THOUGHT, _AGAIN], []))
+    yield _trait("separators", lambda: _exact(tokenizer))
+    yield _trait("tool calls", lambda: _round_trip(tokenizer))
+
+
+def _trait(name: str, ask: Callable[[], str]) -> Trait:
+    """The answer is what is wrong, "" for nothing; a template that refuses is wrong too."""
+    try:
+        wrong = ask()
+    except Exception as error:  # Templates raise what they like.
+        wrong = f"the template refuses: {type(error).__name__}: {error}"
+    return Trait(name, not wrong, wrong)
+
+
+def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+    before = tokenizer.render([_ASK], tools, generation=True)
+    for n in range(2, len(messages) + 1, 2):
+        after = tokenizer.render([_ASK, *messages[:n]], tools, generation=True)
+        if not after.startswith(before):
+            return "it rewrites what it rendered before: where it does, a new segment opens (rerender)"
+        before = after
+    return ""
+
+
+def _end_of_turn(tokenizer: ChatTokenizer) -> list[int]:
+    """Ids of what the template puts behind an assistant's text."""
+    opened = tokenizer.render([_ASK], [], generation=True)
+    closed = tokenizer.render([_ASK, _SAID], [], generation=False)
+    if not closed.startswith(opened) or _SAID["content"] not in closed[len(opened) :]:
+        raise ValueError("an assistant's turn does not begin as the generation prompt says")
+    return tokenizer.encode(closed[len(opened) :].partition(_SAID["content"])[2])
+
+
+def _exact(tokenizer: ChatTokenizer) -> str:
+    """Whether opening, sampled turn and what is appended are the ids of the whole conversation."""
+    end = _end_of_turn(tokenizer)
+    if not end:
+        return "nothing ends an assistant's turn: the engine cannot know where to stop"
+    chat = Chat(tokenizer, [], [_ASK])
+    opened, sampled = chat.prompt_ids(), [*tokenizer.encode(_SAID["content"]), end[0]]
+    delta = chat.extend(sampled, _SAID, [_AGAIN])
+    if delta is None:
+        return "it rewrites the turn before, so there is no separator to keep"
+    whole = tokenizer.encode(tokenizer.render([_ASK, _SAID, _AGAIN], [], generation=True))
+    if [*opened, *sampled, *delta] != whole:
+        return "what is appended behind a turn is encoded otherwise than in the whole conversation"
+    return ""
+
+
+def _round_trip(tokenizer: ChatTokenizer) -> str:
+    opened = tokenizer.render([_ASK], TOOLS, generation=True)
+    closed = tokenizer.render([_ASK, _CALLED], TOOLS, generation=False)
+    if not closed.startswith(opened):
+        return "a turn with a call does not begin as the generation prompt says"
+    end = tokenizer.decode(_end_of_turn(tokenizer)[:1])
+    written = closed[len(opened) :]
+    body = written[: written.rindex(end)] if end and end in written else written
+    read = tokenizer.parse(body, TOOLS)
+    calls = [call["function"] for call in read.get("tool_calls", ())]
+    if not calls:
+        return f"a call is read as text, {body!r}: give the tokenizer a response_template"
+    if calls != [{"name": "note", "arguments": ARGUMENTS}]:
+        return f"a call comes back as {calls[0]}"
+    return ""

@@ -1,0 +1,199 @@
+# ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
+"""How the common families of models write reasoning and tool calls, as data.
+
+A tokenizer's own `response_template` comes first: what it ships is what its model was trained on. Where it ships none,
+its chat template is recognised by the marks it writes, and read with the template of that family. The form is that of
+transformers' `parse_response`. A malformed call keeps its text everywhere, so that the model can be told.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_JSON = {"content": "json", "content_args": {"allow_non_json": True}}
+_THINK = {"open": "<think>", "close": "</think>", "content": "text"}
+_TEXT = {"content": "text"}
+_ASSISTANT = {"role": "assistant"}
+
+HERMES: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+            **_JSON,
+        },
+        "content": _TEXT,
+    },
+}
+"""Hermes, Qwen 2.5 and 3: {"name": .., "arguments": ..} between <tool_call> tags."""
+
+QWEN_CODER: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>\s*",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+                "value_parser": {"name": "text", "args": {"strip": False}},
+            },
+            "transform": _CALL,
+        },
+        "content": _TEXT,
+    },
+}
+"""Qwen3-Coder: <function=name> and <parameter=key> tags; values are text, cast by the tool's schema."""
+
+LLAMA: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"(?:<\|python_tag\|>\s*)?(?=\{\s*\"name\"\s*:)",
+            "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)",
+            "repeats": True,
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
+            },
+        },
+        "content": _TEXT,
+    },
+}
+"""Llama 3: one {"name": .., "parameters": ..}, with or without <|python_tag|> before it."""
+
+MISTRAL: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "[/INST]",
+    "fields": {
+        "reasoning_content": {"open": "[THINK]", "close": "[/THINK]", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\s*\[ARGS\]",
+            "close_pattern": r"\s*(?=\[TOOL_CALLS\])",
+            "repeats": True,
+            "transform": _CALL,
+            **_JSON,
+        },
+        "content": _TEXT,
+    },
+}
+"""Mistral from its tokenizer v11 on: [TOOL_CALLS]name[ARGS]{..}, once for each call."""
+
+MISTRAL_LIST: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "[/INST]",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?=\[)",
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+            "transform_each": True,
+        },
+        "content": _TEXT,
+    },
+}
+"""Mistral up to its tokenizer v7: [TOOL_CALLS] and one list of {"name": .., "arguments": .., "id": ..}."""
+
+DEEPSEEK: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<｜Assistant｜>",
+    "fields": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
+            r"(?P<name>[^\s<｜]+)(?:<｜tool▁sep｜>|\n```json\n)",
+            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?",
+            "repeats": True,
+            "transform": _CALL,
+            **_JSON,
+        },
+        "content": _TEXT,
+    },
+}
+"""DeepSeek V3 and R1 (a fenced JSON block behind the name) and V3.1 (bare JSON)."""
+
+GLM: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s*(?P<name>[^\s<]+)\s*",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+                "value_parser": {"name": "text", "args": {"strip": False}},
+            },
+            "transform": _CALL,
+        },
+        "content": _TEXT,
+    },
+}
+"""GLM 4.5 and later: the name, then <arg_key> and <arg_value> pairs; values are text, cast by the tool's schema."""
+
+HARMONY: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|start|>assistant",
+    "fields": {
+        "reasoning_content": {
+            "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>",
+            "close": "<|end|>",
+            "content": "text",
+        },
+        "tool_calls": {
+            "open_pattern": r"(?:<\|start\|>assistant)?(?: to=functions\.(?P<first>[\w.-]+))?<\|channel\|>commentary"
+            r" to=functions\.(?P<name>[\w.-]+)\s*(?:<\|constrain\|>\s*json)?<\|message\|>",
+            "close": "<|call|>",
+            "repeats": True,
+            "transform": _CALL,
+            **_JSON,
+        },
+        "content": {
+            "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>",
+            "close_pattern": r"<\|return\|>|<\|end\|>",
+            "content": "text",
+        },
+    },
+}
+"""gpt-oss: channels for analysis, calls and the final answer."""
+
+FAMILIES: Mapping[str, dict[str, Any]] = {
+    "harmony": HARMONY,
+    "qwen_coder": QWEN_CODER,
+    "glm": GLM,
+    "deepseek": DEEPSEEK,
+    "mistral": MISTRAL,
+    "mistral_list": MISTRAL_LIST,
+    "llama": LLAMA,
+    "hermes": HERMES,
+}
+"""By name, the ones with the most particular marks first."""
+
+MARKS: Mapping[str, tuple[str, ...]] = {
+    "harmony": ("<|channel|>", "<|message|>"),
+    "qwen_coder": ("<function=", "<parameter="),
+    "glm": ("<arg_key>", "<tool_call>"),
+    "deepseek": ("<｜tool▁call▁begin｜>",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+    "mistral_list": ("[TOOL_CALLS]",),
+    "llama": ("<|start_header_id|>", "<|eot_id|>"),
+    "hermes": ("<tool_call>",),
+}
+"""What the chat template of a family writes, every one of them."""
+
+
+def family_of(chat_template: str) -> str | None:
+    """The family whose marks a chat template writes; None where it is none of these."""
+    return next((name for name, marks in MARKS.items() if all(mark in chat_template for mark in marks)), None)

@@ -1,0 +1,53 @@
+"""Chase with sub-agents, tested without a model or a container."""
+
+import re
+
+import agentgym as ag
+from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, say
+from envs.chase_delegate.env import ChaseDelegate, DelegateTask
+
+TASK = DelegateTask(
+    id="t",
+    prompt=(ag.Message(role="user", content="Start at key 31. What is the value?"),),
+    store={"31": "see 52", "52": "see 60", "60": "see 61", "61": "value 17"},
+    owned=("52", "60"),
+    value=17,
+)
+FOUND = re.compile(r"key (\d+)|see (\d+)|value (\d+)")
+
+
+def follow(text: str) -> Reply:
+    """Go by what was said last."""
+    start, see, value = FOUND.findall(text)[-1]
+    return say(f"Answer: {value}") if value else call("python", code=f"get({see or start})")
+
+
+async def test_chase_delegate_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
+    await check_env(ChaseDelegate, TASK, oracle=follow, boxes=boxes)
+
+
+async def test_sub_agents_ask_sub_agents_and_report_back(boxes: FakeBoxes) -> None:
+    played = await ag.rollout(ChaseDelegate, TASK, Scripted(follow), boxes=boxes)
+    assert played.reward == 1.0
+    assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("subagent", 0), ("subagent", 1)]
+    assert played.metrics["tool_calls"] == 4
+
+
+async def test_a_sub_agent_that_guesses_spoils_the_answer(boxes: FakeBoxes) -> None:
+    def hasty(text: str) -> Reply:
+        return say("Answer: 99") if text.rstrip().endswith("assistant") and "key 61" in text else follow(text)
+
+    assert (await ag.rollout(ChaseDelegate, TASK, Scripted(hasty), boxes=boxes)).reward == 0.0
+
+
+async def test_a_sub_agent_that_says_nothing_useful_is_answered_for(boxes: FakeBoxes) -> None:
+    script = [call("python", code="get(31)"), call("python", code="get(52)"), say("who knows"), say("Answer: 17")]
+    played = await ag.rollout(ChaseDelegate, TASK, Scripted(script), boxes=boxes)
+    assert "no value" in ag.testing.ByteTokenizer().decode(played.segments[0].token_ids.tolist())
+
+
+def test_what_is_delegated_is_neither_first_nor_last() -> None:
+    for task in ChaseDelegate.tasks("train")[:200]:
+        keys = list(task.store)
+        assert set(task.owned) <= set(keys[1:-1])
+        assert task.owned

@@ -1,0 +1,63 @@
+"""Chase over long chains, tested without a model or a container."""
+
+import re
+
+import agentgym as ag
+from agentgym.testing import FakeBoxes, Policy, Reply, Scripted, call, check_env, say
+from envs.chase.env import ChaseTask
+from envs.chase_long.env import ChaseLong
+
+KEYS = [str(key) for key in range(20, 32)]
+TASK = ChaseTask(
+    id="t",
+    prompt=(ag.Message(role="user", content=f"Start at key {KEYS[0]}. What is the value?"),),
+    store=dict(zip(KEYS, [*(f"see {key}" for key in KEYS[1:]), "value 17"], strict=True)),
+    value=17,
+)
+FOUND = re.compile(r"key:? (\d+)|see (\d+)|alue (?:is )?(\d+)")
+
+
+class Roomy(ChaseLong):
+    """With a context as long in bytes as the real one is in tokens of the tiny model."""
+
+    limits = ag.Limits(turns=18, seconds=120, context_tokens=1600)
+
+
+def follow(lies: int = 0) -> Policy:
+    """Go by what was said last; the first `lies` summaries are wrong."""
+    told = 0
+
+    def reply(text: str) -> Reply:
+        nonlocal told
+        start, see, value = FOUND.findall(text)[-1]
+        if "Summarise." in text.rpartition("user\n")[2]:
+            told += 1
+            if value:
+                return say(f"The value is {value}.")
+            return say(f"Next key: {99 if told <= lies else see or start}.")
+        return say(f"Answer: {value}") if value else call("python", code=f"get({see or start})")
+
+    return reply
+
+
+async def test_chase_long_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
+    await check_env(Roomy, TASK, oracle=follow(), boxes=boxes)
+
+
+async def test_a_long_chain_takes_several_contexts_and_one_reward(boxes: FakeBoxes) -> None:
+    played = await ag.rollout(Roomy, TASK, Scripted(follow()), boxes=boxes)
+    assert played.reward == 1.0
+    assert len(played.segments) >= 3
+    assert {s.kind for s in played.segments[1:]} == {"compaction"}
+    assert max(len(s.token_ids) for s in played.segments) <= 1600
+    assert sum(len(s.token_ids) for s in played.segments) > 2 * 1600
+
+
+async def test_a_wrong_summary_costs_the_rest_of_the_way(boxes: FakeBoxes) -> None:
+    played = await ag.rollout(Roomy, TASK, Scripted(follow(lies=1)), boxes=boxes)
+    assert 0 < (played.reward or 0.0) < 0.5
+    assert played.rewards["solved"] == 0.0
+
+
+def test_train_and_test_tasks_never_overlap() -> None:
+    assert ChaseLong.tasks("train").indices.stop <= ChaseLong.tasks("test").indices.start

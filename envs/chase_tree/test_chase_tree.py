@@ -1,0 +1,58 @@
+"""Chase in a tree, tested without a model or a container."""
+
+import re
+
+import agentgym as ag
+from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, say
+from envs.chase_tree.env import ChaseTree, TreeTask
+
+TASK = TreeTask(
+    id="t",
+    prompt=(ag.Message(role="user", content="Start at key 31. What is the value?"),),
+    store={"31": ("see 52", "see 60"), "52": ("value 17",), "60": ("see 61",), "61": ("value 40",)},
+    value=40,
+)
+FOUND = re.compile(r"key (\d+)|see (\d+)|value (\d+)")
+
+
+def follow(text: str) -> Reply:
+    """Go by what was said last."""
+    start, see, value = FOUND.findall(text)[-1]
+    return say(f"Answer: {value}") if value else call("python", code=f"get({see or start})")
+
+
+async def test_chase_tree_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
+    await check_env(ChaseTree, TASK, oracle=follow, boxes=boxes)
+
+
+async def test_both_branches_are_followed_and_the_larger_value_is_the_answer(boxes: FakeBoxes) -> None:
+    played = await ag.rollout(ChaseTree, TASK, Scripted(follow), boxes=boxes)
+    assert played.reward == 1.0
+    assert sorted((s.kind, len(s.turns)) for s in played.segments) == [("fork", 2), ("fork", 3), ("root", 2)]
+    assert played.metrics["forks"] == 2
+
+
+async def test_a_branch_that_guesses_spoils_the_tree(boxes: FakeBoxes) -> None:
+    def hasty(text: str) -> Reply:
+        return say("Answer: 99") if text.rstrip().endswith("assistant") and "see 60" in text else follow(text)
+
+    played = await ag.rollout(ChaseTree, TASK, Scripted(hasty), boxes=boxes)
+    assert played.reward == 0.0
+
+
+async def test_the_session_of_a_branch_is_its_own(boxes: FakeBoxes) -> None:
+    def noting(text: str) -> Reply:
+        start, see, value = FOUND.findall(text)[-1]
+        key = see or start
+        return say(f"Answer: {value}") if value else call("python", code=f"mine = get({key})\nmine")
+
+    played = await ag.rollout(ChaseTree, TASK, Scripted(noting), boxes=boxes)
+    assert played.reward == 1.0
+    assert boxes.made[0].namespace["mine"] == "see 52"  # type: ignore[attr-defined]
+
+
+def test_every_task_has_its_largest_value_at_a_leaf() -> None:
+    for task in ChaseTree.tasks("train")[:200]:
+        values = [int(f.removeprefix("value ")) for found in task.store.values() for f in found if "value" in f]
+        assert max(values) == task.value
+        assert len(values) == 2
