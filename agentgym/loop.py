@@ -15,11 +15,12 @@ import random
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -121,6 +122,18 @@ def _draw(rng: random.Random, wanted: int, count: int, seen: set[int]) -> list[i
     return drawn
 
 
+def share(drawn: Iterable[Sequence[TaskT]], rank: int, world: int, *, by_id: bool) -> Iterator[TaskT]:
+    """This process's tasks of these batches; `by_id`, a task is one process's alone, however often it comes round.
+
+    Where groups are carried over, two processes could otherwise play the same task for one batch.
+    """
+    for batch in drawn:
+        if by_id:
+            yield from (task for task in batch if zlib.crc32(task.id.encode()) % world == rank)
+        else:
+            yield from batch[rank::world]
+
+
 @dataclass(frozen=True, slots=True)
 class Play:
     """What rollouts are played with; under torchrun each process has one, and plays its share."""
@@ -158,7 +171,7 @@ class Play:
         drawn = batches(self.env, prompts, sys.maxsize, seed=seed)
         scheduler: Scheduler[Any] = Scheduler(
             self.env,
-            chain.from_iterable(batch[rank::world] for batch in drawn),
+            share(drawn, rank, world, by_id=staleness > 0 or (oversample is not None and oversample.carry > 0)),
             self.engine,
             n=n,
             oversample=oversample,
