@@ -199,9 +199,9 @@ class Rollouts:
     wanted: int
     """Groups that this process plays for a batch."""
 
-    async def collect(self) -> Groups:
+    async def collect(self, *, to_come: int | None = None) -> Groups:
         """The next batch; every process gets all of its groups, in the order of their tasks."""
-        mine = await self.scheduler.collect(self.wanted) if self.wanted else Groups([])
+        mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
         shares = self.trainer.gather([(mine.groups, mine.account)])
         rows = zip_longest(*(groups for groups, _ in shares))
         accounts = [account for _, account in shares if account is not None]
@@ -264,7 +264,7 @@ async def _train(run: Run, play: Play, log: "Log") -> None:
     ) as rollouts:
         for step in range(run.steps):
             log.note("rollouts")
-            groups = await rollouts.collect()
+            groups = await rollouts.collect(to_come=run.steps - step - 1)
             batch = samples(groups, advantage=run.advantage, merge=run.merge)
             log.note("training")
             stats = await play.trainer.step(batch)
