@@ -15,11 +15,12 @@ import random
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -123,6 +124,18 @@ def _draw(rng: random.Random, wanted: int, count: int, seen: set[int]) -> list[i
     return drawn
 
 
+def share(drawn: Iterable[Sequence[TaskT]], rank: int, world: int, *, by_id: bool) -> Iterator[TaskT]:
+    """This process's tasks of these batches; `by_id`, a task is one process's alone, however often it comes round.
+
+    Where groups are carried over, two processes could otherwise play the same task for one batch.
+    """
+    for batch in drawn:
+        if by_id:
+            yield from (task for task in batch if zlib.crc32(task.id.encode()) % world == rank)
+        else:
+            yield from batch[rank::world]
+
+
 @dataclass(frozen=True, slots=True)
 class Play:
     """What rollouts are played with; under torchrun each process has one, and plays its share."""
@@ -160,7 +173,7 @@ class Play:
         drawn = batches(self.env, prompts, sys.maxsize, seed=seed)
         scheduler: Scheduler[Any] = Scheduler(
             self.env,
-            chain.from_iterable(batch[rank::world] for batch in drawn),
+            share(drawn, rank, world, by_id=staleness > 0 or (oversample is not None and oversample.carry > 0)),
             self.engine,
             n=n,
             oversample=oversample,
@@ -188,9 +201,9 @@ class Rollouts:
     wanted: int
     """Groups that this process plays for a batch."""
 
-    async def collect(self) -> Groups:
+    async def collect(self, *, to_come: int | None = None) -> Groups:
         """The next batch; every process gets all of its groups, in the order of their tasks."""
-        mine = await self.scheduler.collect(self.wanted) if self.wanted else Groups([])
+        mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
         shares = self.trainer.gather([(mine.groups, mine.account)])
         rows = zip_longest(*(groups for groups, _ in shares))
         accounts = [account for _, account in shares if account is not None]
@@ -262,7 +275,7 @@ async def _train(run: Run, play: Play, log: "Log") -> None:
     ) as rollouts:
         for step in range(run.steps):
             log.note("rollouts")
-            groups = await rollouts.collect()
+            groups = await rollouts.collect(to_come=run.steps - step - 1)
             batch = samples(groups, advantage=run.advantage, merge=run.merge)
             log.note("training")
             stats = await play.trainer.step(batch)

@@ -12,7 +12,7 @@ import pytest
 import agentgym as ag
 from agentgym.env import Split
 from agentgym.errors import EngineError
-from agentgym.loop import Log, Play, batches, sync
+from agentgym.loop import Log, Play, batches, share, sync
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample
 from agentgym.testing import FakeBoxes
@@ -132,6 +132,14 @@ def test_batches_are_of_the_seed_and_repeat_no_task() -> None:
     first, again, other = ([[t.id for t in b] for b in batches(Chase, 8, 5, seed=seed)] for seed in (1, 1, 2))
     assert first == again != other
     assert len(set(itertools.chain(*first))) == 40
+
+
+def test_processes_share_each_batch_out_and_where_groups_are_carried_each_task_is_of_one_process() -> None:
+    drawn = [*batches(Chase, 8, 4, seed=1), *batches(Chase, 8, 4, seed=1)]
+    assert [t.id for t in share(drawn, 1, 2, by_id=False)] == [t.id for batch in drawn for t in batch[1::2]]
+    halves = [{t.id for t in share(drawn, rank, 2, by_id=True)} for rank in (0, 1)]
+    assert halves[0] | halves[1] == {t.id for batch in drawn for t in batch}
+    assert not halves[0] & halves[1]
 
 
 def test_a_small_data_set_comes_round_again_and_no_batch_has_a_task_twice() -> None:

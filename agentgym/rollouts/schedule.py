@@ -87,18 +87,20 @@ class Scheduler(Generic[TaskT]):
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
             await self._jobs.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
-    async def collect(self, wanted: int) -> Groups:
+    async def collect(self, wanted: int, *, to_come: int | None = None) -> Groups:
         """The next `wanted` groups, in the order of their tasks; fewer at a deadline or where the tasks have run out.
 
         A group that failures have made smaller counts as well. More than `wanted` come only where the engine's version
         has risen by more than one, and they would be too old for the next batch. Where all rollouts failed the first
-        one's error is raised: nothing could be learned from going on.
+        one's error is raised: nothing could be learned from going on. `to_come` is how many batches will follow, where
+        that is known: no more than those are played ahead.
         """
         if wanted < 1:
             raise ValueError(f"wanted: must be at least 1, got {wanted}")
         for group in [group for group in self._groups if self._age(group) > self._bound]:
             self._drop(group)
-        self._wanted, self._target = wanted, wanted * (self._staleness + 1) + self._oversample.extra_groups
+        ahead = wanted * (self._staleness if to_come is None else min(self._staleness, to_come))
+        self._wanted, self._target = wanted, wanted + ahead + self._oversample.extra_groups
         self._turnstile.open()
         self._fill()
         if self._oversample.stop == "deadline":
@@ -111,7 +113,7 @@ class Scheduler(Generic[TaskT]):
             self._pause()
         groups = self._harvest()
         if self._staleness:
-            self._target = wanted * self._staleness
+            self._target = ahead
             self._fill()
         _raise_if_all_failed(groups)
         return groups
@@ -265,7 +267,7 @@ class Scheduler(Generic[TaskT]):
             ),
             requests=self._turnstile.counts(),
             without_signal=self._replaced,
-            kept_tokens=sum(r.sampled_tokens for r in scored),
+            kept_tokens=sum(meter.tokens for group in batch for meter in group.played),
             dropped_tokens=sum(meter.tokens for meter in lost),
             kept_s=sum(meter.seconds for group in batch for meter in group.played),
             cut=len(begun),

@@ -22,7 +22,7 @@ from agentgym.rollouts.account import Account
 from agentgym.rollouts.oversample import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
 from agentgym.rollouts.schedule import Scheduler
 from agentgym.testing import Scripted
-from agentgym.types import Completion, Message, StepResult, Task
+from agentgym.types import Completion, Message, StepResult, Task, Version
 from recipes.bench.harness import Goal, arguments, at_least, at_most, load_workloads, report
 from recipes.bench.virtual import run_in_virtual_time
 
@@ -64,6 +64,7 @@ TAIL: dict[str, Policy] = {
     "groups_32_of_64": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=32)),
     "groups_resume_40": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=8, carry=ENDLESS)),
     "groups_resume_64": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=32, carry=ENDLESS)),
+    "groups_resume_96": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=64, carry=ENDLESS)),
 }
 STUCK = Policy(groups=16, size=GROUP)
 H7: dict[str, Policy] = {
@@ -107,11 +108,13 @@ class Paced(Scripted):
         seconds = self.rows[task][int(index)]
         rollout_id = f"{task}/{index}"
         turn = self._played[rollout_id] = self._played.get(rollout_id, -1) + 1
+        versions = (Version(0, self.version),)
         await asyncio.sleep(seconds[turn])
         length = max(1, round(seconds[turn] * TOKENS_PER_S))
         ids = np.full(length + 1, ord("a"))
         ids[-2:] = [ord("." if turn == len(seconds) - 1 else "a"), self.tokenizer.encode(self.end)[0]]
-        return Completion(token_ids=ids, logprobs=np.zeros(length + 1, np.float32), finish_reason="stop")
+        zeros = np.zeros(length + 1, np.float32)
+        return Completion(token_ids=ids, logprobs=zeros, finish_reason="stop", versions=versions)
 
 
 def tasks(engine: Paced, rows: Rows, policy: Policy) -> Iterator[Row]:
@@ -277,6 +280,7 @@ def measure(name: str, rows: Rows, policy: Policy, *, batches: int, places: int)
         f"{name}_length_bias": float(np.mean(real.kept_s) / np.mean(everything)),
         f"{name}_length_bias_logged": account.length_bias,
         f"{name}_rollouts_lost": float(account.rollouts.dropped),
+        f"{name}_versions_behind": account.staleness / max(account.groups.finished, 1),
     }
 
 
@@ -299,13 +303,18 @@ def main() -> None:
 
 
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
+    lost = sum(value for name, value in figures.items() if "resume" in name and name.endswith("rollouts_lost"))
     off = max(value for name, value in figures.items() if name.endswith("off_simulation"))
     h7 = min(figures[f"h7_{name}_speedup"] for name in ("extra_groups", "extra_rollouts"))
     whole = min(figures[f"h7_{name}_whole_groups"] for name in ("extra_groups", "extra_rollouts"))
     return {
         "drop and resume, speed-up": at_least(figures["tail_resume_speedup"], 5.5),
         "drop and resume, 128 places, speed-up": at_least(figures["tail_resume_128_speedup"], 4.2),
-        "rollouts that drop and resume loses": at_most(figures["tail_resume_rollouts_lost"], 0),
+        "drop and resume, groups of 8, speed-up": at_least(figures["tail_groups_resume_96_speedup"], 5.5),
+        "drop and resume, groups of 8, 128 places, speed-up": at_least(
+            figures["tail_groups_resume_96_128_speedup"], 4.2
+        ),
+        "rollouts that drop and resume loses": at_most(lost, 0),
         "the driver stops where the policy says, off by": at_most(off, 0.02),
         "group-aware on H7, speed-up": at_least(h7, 5.0),
         "group-aware on H7, whole groups": at_least(whole, 16),

@@ -467,6 +467,13 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
     assert len(set(seen)) == len(seen) == 78
 
 
+async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
+    async with Scheduler(Say, tasks(), Scripted([say("1")]), n=1, staleness=2) as scheduler:
+        batches = [await scheduler.collect(2, to_come=to_come) for to_come in (3, 2, 1, 0)]
+    assert [account(groups).rollouts.started for groups in batches] == [6, 2, 0, 0]
+    assert [account(groups).rollouts.carried for groups in batches] == [4, 4, 2, 0]
+
+
 # Tasks
 
 
