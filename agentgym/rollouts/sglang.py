@@ -164,7 +164,7 @@ class SGLangEngine:
         """End the turn that a session is sampling, if any: its `generate` answers with finish_reason "abort".
 
         The answer holds what was sampled, or nothing without `keep`. A turn that ended by itself just before is
-        answered as it ended, where it is to be kept.
+        answered as it ended, where it is to be kept. In a pause it ends when that does.
         """
         turn = self._turns.get(session)
         if turn is None:
@@ -195,7 +195,6 @@ class SGLangEngine:
         self._opened()
         old = await self._fleet.load(adapter, version=version)
         overtaken = [turn.piece for turn in self._turns.values() if turn.piece is not None]
-        self._fleet.counts.continued += len(overtaken)
         for piece in overtaken:
             self._spawn(self._end(piece))
         self._spawn(self._retire(old, overtaken))
@@ -235,6 +234,7 @@ class SGLangEngine:
                 return turn.completion(piece.finish_reason, policy.version)
             if turn.room == 0:
                 return turn.completion("length", policy.version)
+            self._fleet.counts.continued += 1
 
     async def _piece(self, turn: Turn, policy: Policy) -> Completion:
         """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
@@ -331,6 +331,8 @@ class SGLangEngine:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for server in self._fleet.servers:
+            await server.close()  # by that it learns that nobody waits for its requests any more
         if self._config.urls:
             await self._fleet.unload(self._fleet.policy)
 

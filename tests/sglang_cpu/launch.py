@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the models of tests are folders
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
