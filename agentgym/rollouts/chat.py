@@ -24,7 +24,7 @@ from agentgym.types import Message
 
 
 class ChatTokenizer(Protocol):
-    """A tokenizer with a chat template and a parser for what the model writes."""
+    """A tokenizer with a chat template and a parser for what the model writes; compared by identity."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         """The chat as text; `generation` opens the assistant's turn at its end."""

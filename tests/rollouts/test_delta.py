@@ -139,6 +139,19 @@ def test_a_template_that_looks_at_the_position_is_caught_by_a_later_proof() -> N
     assert all("late" in str(text) for text in shown[40:])
 
 
+def test_what_further_back_will_be_stripped_is_a_shape_of_its_own() -> None:
+    quick = tokenizer("forgetting")
+    ids, ask = quick.encode(f"ok{END}"), [Message(role="user", content="And?")]
+    plain = Chat(quick, [], [Message(role="user", content="Go.")])
+    for _ in range(7):
+        assert plain.extend(ids, say("ok"), ask) is not None
+    thinking = Chat(quick, [], [Message(role="user", content="Go.")])
+    thought, seen = say("ok") | {"reasoning_content": "hm"}, [Message(role="tool", content="seen")]
+    for _ in range(4):
+        assert thinking.extend(ids, thought, seen) is not None  # type: ignore[arg-type]
+    assert thinking.extend(ids, say("ok"), ask) is None
+
+
 def test_an_empty_answer_does_not_hide_later_ones() -> None:
     chat = Chat(tokenizer("plain"), [], [Message(role="user", content="Go.")])
     shown = extended(chat, ["", "", "", "", "seen", "", "seen"])
