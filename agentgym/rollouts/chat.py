@@ -19,12 +19,12 @@ from weakref import WeakKeyDictionary
 from agentgym.rollouts.delta import Deltas
 from agentgym.rollouts.families import FAMILIES, HERMES, family_of
 from agentgym.rollouts.parsing import message_of, plain_hermes, raw_call
-from agentgym.rollouts.pieces import Pieces
+from agentgym.rollouts.pieces import Decoder, Pieces
 from agentgym.types import Message
 
 
 class ChatTokenizer(Protocol):
-    """A tokenizer with a chat template and a parser for what the model writes."""
+    """A tokenizer with a chat template and a parser for what the model writes; compared by identity."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         """The chat as text; `generation` opens the assistant's turn at its end."""
@@ -218,7 +218,7 @@ class HuggingFaceTokenizer:
         self.response_template = None if template is None else load_response_template(template)
         self._hermes = template is HERMES
         self._pieces = Pieces(self.backend)
-        self._marks: dict[int, str] = {}
+        self._decoder = Decoder(self.backend)
         self.opening = self._opening()
 
     def _opening(self) -> str:
@@ -237,13 +237,7 @@ class HuggingFaceTokenizer:
         return self._pieces.encode(text if text.isascii() else text.encode(errors="replace").decode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        if len(token_ids) == 1:  # a turn's end, asked for once a turn
-            return self._marks.get(token_ids[0]) or self._marks.setdefault(token_ids[0], self._decode(token_ids))
-        return self._decode(token_ids)
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
-        return text
+        return self._decoder.decode(token_ids)
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         if self.response_template is None:

@@ -1,6 +1,10 @@
-"""Encoding in pieces: a tokenizer cuts its text at its marks first, so what lies between them stands alone."""
+"""Encoding in pieces: a tokenizer cuts its text at its marks first, so what lies between them stands alone.
+
+And decoding by table, where a tokenizer's ids stand for bytes.
+"""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _SHORT = 16
@@ -60,3 +64,44 @@ class Pieces:
             for before in ("", *_PROBES)
             for behind in ("", *_PROBES)
         )
+
+
+class Decoder:
+    """The text of ids, special tokens kept, as the tokenizer gives it; by a table of bytes where it is byte-level."""
+
+    def __init__(self, backend: Any) -> None:
+        from tokenizers.decoders import ByteLevel
+
+        self.backend = backend
+        self.table = _Bytes(backend) if isinstance(backend.decoder, ByteLevel) else None
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Bytes that are no character become U+FFFD."""
+        if self.table is not None:
+            return b"".join(map(self.table.__getitem__, token_ids)).decode(errors="replace")
+        text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
+        return text
+
+
+class _Bytes(dict[int, bytes]):
+    """The bytes of each id, looked up once."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self.backend = backend
+
+    def __missing__(self, token_id: int) -> bytes:
+        token: str = self.backend.id_to_token(token_id) or ""
+        made = bytes(_BYTE[c] for c in token) if all(c in _BYTE for c in token) else token.encode()
+        self[token_id] = made
+        return made
+
+
+def _byte_of_char() -> dict[str, int]:
+    """How byte-level vocabularies spell bytes: visible ones as themselves, the others from U+0100 on, in order."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+_BYTE = _byte_of_char()

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from agentgym.rollouts.chat import Chat, HuggingFaceTokenizer, _deltas
 from agentgym.rollouts.delta import Deltas, Known, Skeleton
 from agentgym.rollouts.parsing import plain_hermes
-from agentgym.rollouts.pieces import Pieces
+from agentgym.rollouts.pieces import Decoder, Pieces
 from agentgym.testing import call, calls, say
 from agentgym.types import Message
 
@@ -139,6 +139,19 @@ def test_a_template_that_looks_at_the_position_is_caught_by_a_later_proof() -> N
     assert all("late" in str(text) for text in shown[40:])
 
 
+def test_what_further_back_will_be_stripped_is_a_shape_of_its_own() -> None:
+    quick = tokenizer("forgetting")
+    ids, ask = quick.encode(f"ok{END}"), [Message(role="user", content="And?")]
+    plain = Chat(quick, [], [Message(role="user", content="Go.")])
+    for _ in range(7):
+        assert plain.extend(ids, say("ok"), ask) is not None
+    thinking = Chat(quick, [], [Message(role="user", content="Go.")])
+    thought, seen = say("ok") | {"reasoning_content": "hm"}, [Message(role="tool", content="seen")]
+    for _ in range(4):
+        assert thinking.extend(ids, thought, seen) is not None
+    assert thinking.extend(ids, say("ok"), ask) is None
+
+
 def test_an_empty_answer_does_not_hide_later_ones() -> None:
     chat = Chat(tokenizer("plain"), [], [Message(role="user", content="Go.")])
     shown = extended(chat, ["", "", "", "", "seen", "", "seen"])
@@ -183,6 +196,18 @@ def test_a_tokenizer_that_treats_the_beginning_of_a_text_in_its_own_way_encodes_
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     text = f"a{END}b"
     assert Pieces(core).encode(text) == core.encode(text, add_special_tokens=False).ids
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, CORE.get_vocab_size() + 3), max_size=12))
+def test_ids_are_decoded_as_the_tokenizer_decodes_them(ids: list[int]) -> None:
+    assert Decoder(CORE).decode(ids) == CORE.decode(ids, skip_special_tokens=False)
+
+
+def test_ids_that_stand_for_no_bytes_are_left_to_the_tokenizer() -> None:
+    core = trained()
+    core.decoder = decoders.Metaspace()
+    assert Decoder(core).decode([5, 6]) == core.decode([5, 6], skip_special_tokens=False)
 
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'

@@ -240,6 +240,22 @@ async def test_an_engine_that_fails_in_a_kid_fails_the_rollout() -> None:
     assert shape(played) == [("root", None), ("subagent", 0)]
 
 
+async def test_the_engine_forgets_a_kid_when_it_is_closed() -> None:
+    log: list[str] = []
+
+    class Spy(Scripted):
+        async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+            log.append(f"ask {given['session']}")
+            return await super().generate(token_ids, **given)
+
+        async def release(self, session: str) -> None:
+            log.append(f"release {session}")
+            await super().release(session)
+
+    await play(Spy([call("ask"), say("kid"), say("done")]))
+    assert log[:4] == ["ask t/0/0", "ask t/0/0.0.0", "release t/0/0.0.0", "ask t/0/0"]
+
+
 async def test_a_cancelled_kid_leaves_no_session(no_leaks: None) -> None:
     asked = asyncio.Event()
 
