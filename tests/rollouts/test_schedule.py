@@ -221,14 +221,17 @@ async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
         async def score(self) -> dict[str, float]:
             return {"said": 1.0}
 
-    async with LocalEngine(MODEL, LocalConfig(slots=4)) as engine:
-        async with Scheduler(
-            Chatty, tasks(), engine, n=1, oversample=cut(extra_groups=3), sampling=ag.Sampling(max_tokens=300)
-        ) as scheduler:
-            groups = [await scheduler.collect(1) for _ in range(3)]
-        assert [account(g).rollouts for g in groups] == [Counts(started=4, finished=1, dropped=3)] * 3
-        alone = await ag.run_groups(Chatty, [task(i) for i in range(4)], engine, n=1)
-        assert len(alone.rollouts) == 4
+    settings, sampling = cut(extra_groups=3), ag.Sampling(temperature=2.0, max_tokens=300)
+    async with (
+        LocalEngine(MODEL, LocalConfig(slots=4)) as engine,
+        Scheduler(Chatty, tasks(), engine, n=1, oversample=settings, sampling=sampling) as scheduler,
+    ):
+        for _ in range(3):
+            groups = await scheduler.collect(1)
+            assert account(groups).requests.dropped == account(groups).rollouts.dropped == 3
+            await settle()
+            await engine.score([1, 2], sampling=sampling)  # answered behind what was asked before
+            assert not engine._opened().busy
 
 
 def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
@@ -366,6 +369,18 @@ async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
 
     with pytest.raises(KeyError):
         await play()
+
+
+async def test_an_error_of_a_caller_ends_everything_and_comes_out(boxes: FakeBoxes) -> None:
+    def refuse(done: ag.Rollout) -> None:
+        raise LookupError(done.rollout_id)
+
+    engine = Held(lambda name, turn: name != "t1/0")
+    with pytest.raises(ExceptionGroup) as raised:
+        async with Scheduler(Boxed, tasks(), engine, n=1, boxes=boxes, on_rollout=refuse) as scheduler:
+            await scheduler.collect(3)
+    assert [repr(error) for error in raised.value.exceptions] == ["LookupError('t1/0')"]
+    assert (boxes.leased, engine.cancelled) == ([], {"t0/0", "t2/0"})
 
 
 # Groups without signal
