@@ -148,7 +148,7 @@ def test_what_further_back_will_be_stripped_is_a_shape_of_its_own() -> None:
     thinking = Chat(quick, [], [Message(role="user", content="Go.")])
     thought, seen = say("ok") | {"reasoning_content": "hm"}, [Message(role="tool", content="seen")]
     for _ in range(4):
-        assert thinking.extend(ids, thought, seen) is not None  # type: ignore[arg-type]
+        assert thinking.extend(ids, thought, seen) is not None
     assert thinking.extend(ids, say("ok"), ask) is None
 
 
