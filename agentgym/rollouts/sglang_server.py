@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from agentgym.errors import EngineError, WireError
-from agentgym.rollouts.http import Answer, JsonClient
+from agentgym.rollouts.http import Answer, JsonClient, encoded
 from agentgym.rollouts.sglang_process import ServerProcess
+from agentgym.rollouts.sglang_prompt import Prompt
 from agentgym.types import Adapter, Completion, Floats, Sampling, Version
 
 _CONTROL_S = 60.0
@@ -45,7 +46,7 @@ class ServerFacts(NamedTuple):
 class Ask:
     """One stretch of ids to sample."""
 
-    token_ids: Sequence[int]
+    prompt: Prompt
     rid: str
     max_tokens: int
     sampling: Sampling
@@ -53,19 +54,19 @@ class Ask:
     stop_ids: Sequence[int]
     policy: Policy
 
-    def payload(self) -> dict[str, Any]:
+    def body(self) -> bytes:
         """The body of POST /generate; whatever would change the distribution is said, not left to defaults."""
         sampling = _sampling(self.sampling, self.max_tokens) | {
             "stop_token_ids": list(self.stop_ids),
             "sampling_seed": self.seed % (1 << 63),
         }
-        return {
-            "input_ids": list(self.token_ids),
+        rest = {
             "sampling_params": sampling,
             "return_logprob": True,
             "rid": self.rid,
             "lora_path": self.policy.lora,
         }
+        return f'{{"input_ids":[{self.prompt.text}],{encoded(rest)[1:]}'.encode()
 
 
 class Unavailable(EngineError):
@@ -113,7 +114,7 @@ class Server:
 
     async def generate(self, ask: Ask) -> Completion:
         """What it sampled; an aborted request answers with what it had."""
-        body = await self._post("/generate", ask.payload(), None)
+        body = await self._post("/generate", ask.body(), None)
         return completion_of(body, ask.policy.version)
 
     async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: Policy) -> Floats:
@@ -194,10 +195,10 @@ class Server:
     async def _get(self, path: str) -> Any:
         return self._checked(path, await self._wired(self.client.get(path, timeout_s=_CONTROL_S)))
 
-    async def _post(self, path: str, payload: Mapping[str, Any], timeout_s: float | None = _CONTROL_S) -> Any:
+    async def _post(self, path: str, payload: Mapping[str, Any] | bytes, timeout_s: float | None = _CONTROL_S) -> Any:
         return self._checked(path, await self._try(path, payload, timeout_s))
 
-    async def _try(self, path: str, payload: Mapping[str, Any], timeout_s: float | None) -> Answer:
+    async def _try(self, path: str, payload: Mapping[str, Any] | bytes, timeout_s: float | None) -> Answer:
         return await self._wired(self.client.post(path, payload, timeout_s=timeout_s))
 
     async def _wired(self, asking: Awaitable[Answer]) -> Answer:
@@ -244,17 +245,15 @@ def completion_of(body: Any, version: int) -> Completion:
     if reason not in ("stop", "length", "abort"):
         raise EngineError(f"the server ended a request by {reason!r}")
     try:
-        pairs = [(float(row[0]), int(row[1])) for row in rows]
+        values, named = [float(row[0]) for row in rows], [int(row[1]) for row in rows]
     except (TypeError, ValueError, IndexError, KeyError):
         raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
-    if [id_ for _, id_ in pairs] != ids:
-        raise EngineError(
-            f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(pairs)} other ones"
-        )
+    if named != ids:
+        raise EngineError(f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(rows)} other ones")
     try:
         return Completion(
-            token_ids=np.array(ids, np.int64),
-            logprobs=np.array([value for value, _ in pairs], np.float32),
+            token_ids=np.array(named, np.int64),
+            logprobs=np.array(values, np.float32),
             finish_reason=cast('Literal["stop", "length", "abort"]', reason),
             versions=_versions(body["meta_info"], version),
         )
