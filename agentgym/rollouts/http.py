@@ -188,6 +188,6 @@ def _decoded(body: bytes) -> Any:
     if not body.strip():
         return None
     try:
-        return json.loads(body)
+        return json.loads(body.decode())
     except ValueError:
         return body.decode(errors="replace")

@@ -5,7 +5,6 @@ there under the new ones.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -246,7 +245,7 @@ class SGLangEngine:
 
     async def _piece(self, turn: Turn, policy: Policy) -> Completion:
         """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
-        broken: Counter[Server] = Counter()
+        broken: dict[Server, int] = {}
         failure: Exception | None = None
         while turn.ending is None and policy is self._fleet.policy:
             server = self._place(turn, [s for s, times in broken.items() if times >= _TRIES], failure)
@@ -254,7 +253,7 @@ class SGLangEngine:
                 return await self._request(turn, policy, server)
             except (ConnectionError, Unavailable) as error:
                 failure = error
-                broken[server] += _TRIES if isinstance(error, Unavailable) else 1
+                broken[server] = broken.get(server, 0) + (_TRIES if isinstance(error, Unavailable) else 1)
                 self._fleet.counts.retried += 1
                 self._opened()
                 await self._fleet.check(server)

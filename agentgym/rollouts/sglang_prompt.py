@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentgym.rollouts.http import encoded
-
 
 class Prompt(NamedTuple):
     """Ids of the vocabulary, and the same as the inside of a JSON array."""
@@ -19,11 +17,8 @@ class Prompt(NamedTuple):
     text: str
 
     def then(self, ids: list[int]) -> "Prompt":
-        """These ids, of the vocabulary too, behind the prompt's."""
-        if not ids:
-            return self
-        new = encoded(ids)[1:-1]
-        return Prompt(self.ids + ids, f"{self.text},{new}" if self.ids else new)
+        """These ids, plain integers of the vocabulary too, behind the prompt's."""
+        return Prompt(self.ids + ids, _joined(self.text, ids)) if ids else self
 
 
 NOTHING = Prompt([], "")
@@ -38,12 +33,13 @@ class Prompts:
 
     def take(self, session: str, token_ids: Sequence[int]) -> Prompt:
         """The session's next prompt; ValueError that names the first bad id."""
-        last = self._last.get(session, NOTHING)
-        known = len(last.ids)
-        if list(token_ids[:known]) != last.ids:
-            last, known = NOTHING, 0
-        if not known or len(token_ids) > known:
-            last = last.then(checked(token_ids[known:], self.vocabulary, first=known))
+        ids, last = list(token_ids), self._last.get(session, NOTHING)
+        if ids[: len(last.ids)] != last.ids:
+            last = NOTHING
+        if ids != last.ids or not ids:
+            new = checked(ids[len(last.ids) :], self.vocabulary, first=len(last.ids))
+            # The caller's own integers, not their copies: they are compared with themselves at the next turn.
+            last = Prompt(ids, _joined(last.text, new))
         self._last[session] = last
         return last
 
@@ -57,11 +53,15 @@ def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> lis
     ids = np.array(token_ids)
     if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
         raise ValueError("token_ids: must be a sequence of at least one integer")
-    bad = np.flatnonzero((ids < 0) | (ids >= vocabulary))
-    if len(bad):
-        where = int(bad[0])
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        where = int(np.flatnonzero((ids < 0) | (ids >= vocabulary))[0])
         raise ValueError(
             f"token_ids: id {ids[where]} at position {first + where} is not in the vocabulary of {vocabulary}"
         )
     plain: list[int] = ids.tolist()
     return plain
+
+
+def _joined(text: str, ids: list[int]) -> str:
+    new = str(ids)[1:-1].replace(" ", "")
+    return f"{text},{new}" if text else new

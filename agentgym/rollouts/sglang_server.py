@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -51,22 +52,17 @@ class Ask:
     max_tokens: int
     sampling: Sampling
     seed: int
-    stop_ids: Sequence[int]
+    stop_ids: tuple[int, ...]
     policy: Policy
 
     def body(self) -> bytes:
         """The body of POST /generate; whatever would change the distribution is said, not left to defaults."""
-        sampling = _sampling(self.sampling, self.max_tokens) | {
-            "stop_token_ids": list(self.stop_ids),
-            "sampling_seed": self.seed % (1 << 63),
-        }
-        rest = {
-            "sampling_params": sampling,
-            "return_logprob": True,
-            "rid": self.rid,
-            "lora_path": self.policy.lora,
-        }
-        return f'{{"input_ids":[{self.prompt.text}],{encoded(rest)[1:]}'.encode()
+        lora = "null" if self.policy.lora is None else f'"{self.policy.lora}"'
+        return (
+            f'{{"input_ids":[{self.prompt.text}],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
+            f'"sampling_params":{{{_written(self.sampling, self.stop_ids)},'
+            f'"max_new_tokens":{self.max_tokens},"sampling_seed":{self.seed % (1 << 63)}}}}}'
+        ).encode()
 
 
 class Unavailable(EngineError):
@@ -129,7 +125,7 @@ class Server:
     async def _score_prompt(self, token_ids: Sequence[int], policy: Policy) -> Floats:
         payload = {
             "input_ids": list(token_ids),
-            "sampling_params": _sampling(Sampling(), 0),
+            "sampling_params": _sampling(Sampling()) | {"max_new_tokens": 0},
             "return_logprob": True,
             "logprob_start_len": 0,
             "lora_path": policy.lora,
@@ -143,7 +139,7 @@ class Server:
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
             "input_ids": [list(token_ids[:end]) for end in ends],
-            "sampling_params": _sampling(sampling, 1),
+            "sampling_params": _sampling(sampling) | {"max_new_tokens": 1},
             "return_logprob": True,
             "token_ids_logprob": [[int(token_ids[end])] for end in ends],
             "lora_path": policy.lora,
@@ -215,15 +211,16 @@ class Server:
         return answer.body
 
 
-def _sampling(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+@lru_cache
+def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
+    """The settings that a run's requests share, as the inside of a JSON object."""
+    return encoded(_sampling(sampling) | {"stop_token_ids": stop_ids})[1:-1]
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
     """Every setting that bends the distribution: a server may have other defaults of the model's author."""
     plain = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-    return plain | {
-        "temperature": sampling.temperature,
-        "max_new_tokens": max_tokens,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-    }
+    return plain | {"temperature": sampling.temperature, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 
 
 def _packed(tensors: Mapping[str, Any]) -> str:

@@ -153,7 +153,7 @@ class Recorder(Instant):
                 max_tokens=max_tokens,
                 sampling=sampling,
                 seed=seed,
-                stop_ids=[int(given.token_ids[-1])],
+                stop_ids=(int(given.token_ids[-1]),),
                 policy=Policy(None, 0),
             )
             self.replies.append(Reply(list(token_ids), given.token_ids.tolist(), given.logprobs.tolist()))
