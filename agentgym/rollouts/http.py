@@ -19,7 +19,8 @@ _HEAD_LIMIT = 1 << 16
 _IDLE_S = 2.0
 """A connection idle for longer is not used again: servers close theirs after 5 s, and a request must not meet that."""
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+encoded = json.JSONEncoder(separators=(",", ":")).encode
+"""A value as the JSON that is sent."""
 
 
 class Answer(NamedTuple):
@@ -69,8 +70,12 @@ class JsonClient:
         return await self._ask("GET", path, b"", timeout_s)
 
     async def post(self, path: str, payload: Any, *, timeout_s: float | None = None) -> Answer:
-        """POST a payload as JSON to a path under the server's URL; None: it may take as long as it takes."""
-        return await self._ask("POST", path, _encode(payload).encode(), timeout_s)
+        """POST a payload as JSON, or bytes that are JSON, to a path under the server's URL.
+
+        Without `timeout_s` it may take as long as it takes.
+        """
+        body = payload if isinstance(payload, bytes) else encoded(payload).encode()
+        return await self._ask("POST", path, body, timeout_s)
 
     def close(self) -> None:
         """Close every connection; calls in flight end with ConnectionError."""
@@ -183,6 +188,6 @@ def _decoded(body: bytes) -> Any:
     if not body.strip():
         return None
     try:
-        return json.loads(body)
+        return json.loads(body.decode())
     except ValueError:
         return body.decode(errors="replace")

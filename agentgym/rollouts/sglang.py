@@ -5,7 +5,6 @@ there under the new ones.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -23,6 +22,7 @@ from agentgym.rollouts.sglang_config import SGLangConfig
 from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
 from agentgym.rollouts.sglang_model import ModelFacts, model_facts
 from agentgym.rollouts.sglang_process import Progress
+from agentgym.rollouts.sglang_prompt import Prompts, checked
 from agentgym.rollouts.sglang_server import Ask, Policy, Server, ServerFacts, Unavailable
 from agentgym.rollouts.sglang_turn import Piece, Turn, empty
 from agentgym.types import Adapter, Completion, Floats, Sampling
@@ -60,7 +60,10 @@ class SGLangEngine:
         self._fleet = Fleet([], self._config, Path())
         self._facts: ModelFacts | None = None
         self._served: tuple[ServerFacts, ...] = ()
+        self._prompts = Prompts(0)
         self._turns: dict[str, Turn] = {}
+        self._name = uuid4().hex
+        """Of this engine among all that ask a server: its requests' ids begin with it."""
         self._background: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -97,6 +100,7 @@ class SGLangEngine:
             self._served = tuple([await _facts_of(server) for server in servers])
             model = self._model or self._served[0].model
             self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
+            self._prompts = Prompts(self._facts.vocabulary)
             self._fleet = Fleet(servers, self._config, folder)
             stack.push_async_callback(self._settle)
             self._stack = stack.pop_all()
@@ -143,16 +147,18 @@ class SGLangEngine:
         ids outside the vocabulary, a request over the context or a session that is still generating; EngineError where
         no server can answer, or one answers what it should not. Cancelling the call ends its request on the server.
         """
-        ids = self._checked(token_ids)
+        self._opened()
         if max_tokens < 1:
             raise ValueError(f"max_tokens: must be at least 1, got {max_tokens}")
-        if len(ids) + max_tokens > self.context_tokens:
+        if len(token_ids) + max_tokens > self.context_tokens:
             raise ValueError(
-                f"max_tokens: {len(ids)} ids and {max_tokens} new ones do not fit {self.context_tokens} context_tokens"
+                f"max_tokens: {len(token_ids)} ids and {max_tokens} new ones do not fit "
+                f"{self.context_tokens} context_tokens"
             )
         if session in self._turns:
             raise ValueError(f"session: {session!r} is still generating")
-        turn = Turn(prompt=ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        prompt = self._prompts.take(session, token_ids)
+        turn = Turn(prompt=prompt, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
         self._turns[session] = turn
         self._fleet.counts.turns += 1
         try:
@@ -186,6 +192,7 @@ class SGLangEngine:
     async def release(self, session: str) -> None:
         """Forget a session; unknown ones are forgotten already."""
         self._fleet.router.release(session)
+        self._prompts.release(session)
 
     async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
         """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on.
@@ -205,7 +212,7 @@ class SGLangEngine:
         Of several servers, the next one each time, so that all of them are probed. At a temperature other than 0 and 1
         a server draws once behind each id.
         """
-        ids = self._checked(token_ids)
+        ids = checked(token_ids, self._opened().vocabulary)
         if len(ids) > self.context_tokens:
             raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
         if len(ids) == 1:
@@ -238,7 +245,7 @@ class SGLangEngine:
 
     async def _piece(self, turn: Turn, policy: Policy) -> Completion:
         """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
-        broken: Counter[Server] = Counter()
+        broken: dict[Server, int] = {}
         failure: Exception | None = None
         while turn.ending is None and policy is self._fleet.policy:
             server = self._place(turn, [s for s, times in broken.items() if times >= _TRIES], failure)
@@ -246,7 +253,7 @@ class SGLangEngine:
                 return await self._request(turn, policy, server)
             except (ConnectionError, Unavailable) as error:
                 failure = error
-                broken[server] += _TRIES if isinstance(error, Unavailable) else 1
+                broken[server] = broken.get(server, 0) + (_TRIES if isinstance(error, Unavailable) else 1)
                 self._fleet.counts.retried += 1
                 self._opened()
                 await self._fleet.check(server)
@@ -255,17 +262,17 @@ class SGLangEngine:
     def _place(self, turn: Turn, avoid: Sequence[Server], failure: Exception | None) -> Server:
         self._opened()
         try:
-            return self._fleet.place(turn.session, turn.context, avoid=avoid)
+            return self._fleet.place(turn.session, turn.prompt.ids, avoid=avoid)
         except EngineError as error:
             raise EngineError(f"generate: {failure}; {error}" if failure else f"generate: {error}") from failure
 
     async def _request(self, turn: Turn, policy: Policy, server: Server) -> Completion:
         """Ask one server; while the request is in flight, `turn.piece` is it."""
         facts = self._opened()
-        piece = turn.piece = Piece(uuid4().hex, server)
+        piece = turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests}", server)
         self._fleet.counts.requests += 1
         ask = Ask(
-            token_ids=turn.context,
+            prompt=turn.context,
             rid=piece.rid,
             max_tokens=turn.room,
             sampling=turn.sampling,
@@ -305,19 +312,6 @@ class SGLangEngine:
         if self._stack is None or self._facts is None:
             raise EngineError("the engine is not open: use it inside `async with`")
         return self._facts
-
-    def _checked(self, token_ids: Sequence[int]) -> list[int]:
-        """The ids as a list of plain integers; ValueError that names the first bad one."""
-        vocabulary = self._opened().vocabulary
-        ids = np.array(token_ids)
-        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
-            raise ValueError("token_ids: must be a sequence of at least one integer")
-        bad = np.flatnonzero((ids < 0) | (ids >= vocabulary))
-        if len(bad):
-            where = int(bad[0])
-            raise ValueError(f"token_ids: id {ids[where]} at position {where} is not in the vocabulary of {vocabulary}")
-        plain: list[int] = ids.tolist()
-        return plain
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

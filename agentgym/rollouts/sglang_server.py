@@ -6,14 +6,16 @@ import json
 import pickle
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
 from agentgym.errors import EngineError, WireError
-from agentgym.rollouts.http import Answer, JsonClient
+from agentgym.rollouts.http import Answer, JsonClient, encoded
 from agentgym.rollouts.sglang_process import ServerProcess
+from agentgym.rollouts.sglang_prompt import Prompt
 from agentgym.types import Adapter, Completion, Floats, Sampling, Version
 
 _CONTROL_S = 60.0
@@ -45,27 +47,22 @@ class ServerFacts(NamedTuple):
 class Ask:
     """One stretch of ids to sample."""
 
-    token_ids: Sequence[int]
+    prompt: Prompt
     rid: str
     max_tokens: int
     sampling: Sampling
     seed: int
-    stop_ids: Sequence[int]
+    stop_ids: tuple[int, ...]
     policy: Policy
 
-    def payload(self) -> dict[str, Any]:
+    def body(self) -> bytes:
         """The body of POST /generate; whatever would change the distribution is said, not left to defaults."""
-        sampling = _sampling(self.sampling, self.max_tokens) | {
-            "stop_token_ids": list(self.stop_ids),
-            "sampling_seed": self.seed % (1 << 63),
-        }
-        return {
-            "input_ids": list(self.token_ids),
-            "sampling_params": sampling,
-            "return_logprob": True,
-            "rid": self.rid,
-            "lora_path": self.policy.lora,
-        }
+        lora = "null" if self.policy.lora is None else f'"{self.policy.lora}"'
+        return (
+            f'{{"input_ids":[{self.prompt.text}],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
+            f'"sampling_params":{{{_written(self.sampling, self.stop_ids)},'
+            f'"max_new_tokens":{self.max_tokens},"sampling_seed":{self.seed % (1 << 63)}}}}}'
+        ).encode()
 
 
 class Unavailable(EngineError):
@@ -113,7 +110,7 @@ class Server:
 
     async def generate(self, ask: Ask) -> Completion:
         """What it sampled; an aborted request answers with what it had."""
-        body = await self._post("/generate", ask.payload(), None)
+        body = await self._post("/generate", ask.body(), None)
         return completion_of(body, ask.policy.version)
 
     async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: Policy) -> Floats:
@@ -128,7 +125,7 @@ class Server:
     async def _score_prompt(self, token_ids: Sequence[int], policy: Policy) -> Floats:
         payload = {
             "input_ids": list(token_ids),
-            "sampling_params": _sampling(Sampling(), 0),
+            "sampling_params": _sampling(Sampling()) | {"max_new_tokens": 0},
             "return_logprob": True,
             "logprob_start_len": 0,
             "lora_path": policy.lora,
@@ -142,7 +139,7 @@ class Server:
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
             "input_ids": [list(token_ids[:end]) for end in ends],
-            "sampling_params": _sampling(sampling, 1),
+            "sampling_params": _sampling(sampling) | {"max_new_tokens": 1},
             "return_logprob": True,
             "token_ids_logprob": [[int(token_ids[end])] for end in ends],
             "lora_path": policy.lora,
@@ -194,10 +191,10 @@ class Server:
     async def _get(self, path: str) -> Any:
         return self._checked(path, await self._wired(self.client.get(path, timeout_s=_CONTROL_S)))
 
-    async def _post(self, path: str, payload: Mapping[str, Any], timeout_s: float | None = _CONTROL_S) -> Any:
+    async def _post(self, path: str, payload: Mapping[str, Any] | bytes, timeout_s: float | None = _CONTROL_S) -> Any:
         return self._checked(path, await self._try(path, payload, timeout_s))
 
-    async def _try(self, path: str, payload: Mapping[str, Any], timeout_s: float | None) -> Answer:
+    async def _try(self, path: str, payload: Mapping[str, Any] | bytes, timeout_s: float | None) -> Answer:
         return await self._wired(self.client.post(path, payload, timeout_s=timeout_s))
 
     async def _wired(self, asking: Awaitable[Answer]) -> Answer:
@@ -214,15 +211,16 @@ class Server:
         return answer.body
 
 
-def _sampling(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+@lru_cache
+def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
+    """The settings that a run's requests share, as the inside of a JSON object."""
+    return encoded(_sampling(sampling) | {"stop_token_ids": stop_ids})[1:-1]
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
     """Every setting that bends the distribution: a server may have other defaults of the model's author."""
     plain = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-    return plain | {
-        "temperature": sampling.temperature,
-        "max_new_tokens": max_tokens,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-    }
+    return plain | {"temperature": sampling.temperature, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 
 
 def _packed(tensors: Mapping[str, Any]) -> str:
@@ -244,17 +242,15 @@ def completion_of(body: Any, version: int) -> Completion:
     if reason not in ("stop", "length", "abort"):
         raise EngineError(f"the server ended a request by {reason!r}")
     try:
-        pairs = [(float(row[0]), int(row[1])) for row in rows]
+        values, named = [float(row[0]) for row in rows], [int(row[1]) for row in rows]
     except (TypeError, ValueError, IndexError, KeyError):
         raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
-    if [id_ for _, id_ in pairs] != ids:
-        raise EngineError(
-            f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(pairs)} other ones"
-        )
+    if named != ids:
+        raise EngineError(f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(rows)} other ones")
     try:
         return Completion(
-            token_ids=np.array(ids, np.int64),
-            logprobs=np.array([value for value, _ in pairs], np.float32),
+            token_ids=np.array(named, np.int64),
+            logprobs=np.array(values, np.float32),
             finish_reason=cast('Literal["stop", "length", "abort"]', reason),
             versions=_versions(body["meta_info"], version),
         )

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from agentgym.rollouts.sglang_prompt import Prompt
 from agentgym.rollouts.sglang_server import Server
 from agentgym.types import Completion, Sampling, Version
 
@@ -29,7 +30,7 @@ class Turn:
         versions  (0, 6)  | (4, 7)
     """
 
-    prompt: list[int]
+    prompt: Prompt
     session: str
     max_tokens: int
     sampling: Sampling
@@ -42,9 +43,9 @@ class Turn:
     """What an abort asked for."""
 
     @property
-    def context(self) -> list[int]:
+    def context(self) -> Prompt:
         """What the next request starts from."""
-        return [*self.prompt, *self.ids]
+        return self.prompt.then(self.ids)
 
     @property
     def room(self) -> int:

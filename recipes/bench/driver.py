@@ -5,16 +5,22 @@
 An engine that answers at once plays `tool_dialog`: 8 turns, 7 calls of a tool. Ours is `run_groups`: ids and
 log-probabilities into segments, the reply decoded and parsed, the call validated and made under its time limit, its
 answer put into the template and encoded, the rollout scored. The floors do only what nobody can leave out: `text` asks,
-reads the call's JSON and calls; `tokens` also encodes each answer and extends the ids. The three take turns.
+reads the call's JSON and calls; `tokens` also encodes each answer and extends the ids.
+
+`over_http` is ours on an attached SGLang engine, whose server is another process with the same answers (`answering`);
+its floor posts the same requests with our HTTP client, and does nothing else. All of them take turns.
 """
 
 import asyncio
 import gc
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -22,7 +28,12 @@ from transformers import PreTrainedTokenizerFast
 
 import agentgym as ag
 from agentgym.rollouts.chat import HuggingFaceTokenizer
+from agentgym.rollouts.engine import Engine
+from agentgym.rollouts.http import JsonClient
+from agentgym.rollouts.sglang_prompt import NOTHING
+from agentgym.rollouts.sglang_server import Ask, Policy
 from agentgym.types import Adapter, Completion, Floats, Sampling, Version
+from recipes.bench.answering import Reply, answering
 from recipes.bench.harness import arguments, at_most, load_workloads, report
 from recipes.warm_start import CHECKPOINTS, MARKS, SPECIAL
 
@@ -36,6 +47,8 @@ REFERENCE: dict[str, float | str] = {
     "verifiers_0.1_text_us": 140.0,
     "trl_us": 413.0,
     "verifiers_0.4_us": "4,061-9,941",
+    "http_floor_us": 140.0,
+    "verifiers_0.1_over_http_us": 9288.0,
 }
 
 
@@ -93,7 +106,8 @@ class Instant:
     def __init__(self, tokenizer: HuggingFaceTokenizer, dialogs: dict[str, list[str]]) -> None:
         self.tokenizer = tokenizer
         self.ids = {name: [np.array(tokenizer.encode(text)) for text in texts] for name, texts in dialogs.items()}
-        self.logprobs = {name: [np.full(len(i), -0.5, np.float32) for i in ids] for name, ids in self.ids.items()}
+        draw = np.random.default_rng(0).random
+        self.logprobs = {name: [-draw(len(i), np.float32) for i in ids] for name, ids in self.ids.items()}
         self.played: dict[str, int] = {}
 
     async def generate(
@@ -119,7 +133,34 @@ class Instant:
         return np.zeros(max(len(token_ids) - 1, 0), np.float32)
 
 
-async def ours(engine: Instant, tasks: Sequence[ag.Task]) -> int:
+class Recorder(Instant):
+    """Also keeps what each turn of a dialog was asked and answered; every rollout of a dialog asks the same."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, dialogs: dict[str, list[str]]) -> None:
+        super().__init__(tokenizer, dialogs)
+        self.asked: dict[str, dict[int, Ask]] = {name: {} for name in dialogs}
+        self.replies: list[Reply] = []
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        asked, turn = self.asked[session.partition("/")[0]], self.played.get(session, 0)
+        given = await super().generate(token_ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        if turn not in asked:
+            asked[turn] = Ask(
+                prompt=NOTHING.then(list(token_ids)),
+                rid=uuid4().hex,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                seed=seed,
+                stop_ids=(int(given.token_ids[-1]),),
+                policy=Policy(None, 0),
+            )
+            self.replies.append(Reply(list(token_ids), given.token_ids.tolist(), given.logprobs.tolist()))
+        return given
+
+
+async def ours(engine: Engine, tasks: Sequence[ag.Task]) -> int:
     """Every dialog in a group of rollouts; how many turns were played."""
     groups = await ag.run_groups(Adder, tasks, engine, n=GROUP)
     assert all(rollout.reward == 1.0 for rollout in groups.rollouts), groups.rollouts[0].error
@@ -171,6 +212,17 @@ async def token_floor(engine: Instant, dialogs: dict[str, list[str]]) -> int:
     return sum(await asyncio.gather(*(play(name, texts) for name, texts in dialogs.items() for _ in range(GROUP))))
 
 
+async def http_floor(client: JsonClient, dialogs: Iterable[Sequence[dict[str, Any]]]) -> int:
+    """The requests that the rollouts send, one dialog behind each connection; the answers are decoded and dropped."""
+
+    async def play(payloads: Sequence[dict[str, Any]]) -> int:
+        for payload in payloads:
+            assert (await client.post("/generate", payload)).status == 200
+        return len(payloads)
+
+    return sum(await asyncio.gather(*(play(payloads) for payloads in dialogs for _ in range(GROUP))))
+
+
 async def measure(plays: dict[str, Callable[[], Awaitable[int]]]) -> tuple[dict[str, float], float]:
     """The least CPU microseconds a turn of each over the rounds, and the most turns per wall second of `ours`."""
     least = dict.fromkeys(plays, float("inf"))
@@ -187,28 +239,55 @@ async def measure(plays: dict[str, Callable[[], Awaitable[int]]]) -> tuple[dict[
     return least, fastest
 
 
-def main() -> None:
-    args = arguments(__doc__ or "")
-    module = load_workloads(args.workloads)
-    dialogs = {f"t{n}": replies(module, args.seed + n) for n in range(DIALOGS)}
-    engine = Instant(word_tokenizer([text for texts in dialogs.values() for text in texts]), dialogs)
+def served(tokenizer: HuggingFaceTokenizer, folder: Path) -> dict[str, Any]:
+    """What the server says of itself; in `folder` is what an engine with a tokenizer still reads of a model."""
+    ends = tokenizer.tokenizer.eos_token_id
+    config = {"model_type": "qwen2", "vocab_size": len(tokenizer.tokenizer), "eos_token_id": ends}
+    (folder / "config.json").write_text(json.dumps(config))
+    return {"model_path": str(folder), "max_req_input_len": Instant.context_tokens}
+
+
+async def measured(module: ModuleType, seed: int) -> tuple[dict[str, float], float]:
+    """What `measure` says of all plays of these dialogs."""
+    dialogs = {f"t{n}": replies(module, seed + n) for n in range(DIALOGS)}
+    tokenizer = word_tokenizer([text for texts in dialogs.values() for text in texts])
+    engine, recorder = Instant(tokenizer, dialogs), Recorder(tokenizer, dialogs)
     question = "Add the numbers, two at a time, and answer with what they come to."
     tasks = [ag.Task(id=name, prompt=(ag.Message(role="user", content=f"{name}: {question}"),)) for name in dialogs]
-    plays: dict[str, Callable[[], Awaitable[int]]] = {
-        "text_floor": lambda: text_floor(dialogs),
-        "token_floor": lambda: token_floor(engine, dialogs),
-        "ours": lambda: ours(engine, tasks),
-    }
-    gc.freeze()  # what was imported is not looked through again and again
-    us, fastest = asyncio.run(measure(plays))
+    await ours(recorder, tasks)
+    payloads = [[json.loads(ask.body()) for ask in asked.values()] for asked in recorder.asked.values()]
+    with TemporaryDirectory() as folder, answering(recorder.replies, served(tokenizer, Path(folder))) as url:
+        config = ag.SGLangConfig(context_tokens=engine.context_tokens)
+        client = JsonClient(url)
+        async with ag.SGLangEngine.attach(url, config=config, tokenizer=tokenizer) as remote:
+            plays: dict[str, Callable[[], Awaitable[int]]] = {
+                "text_floor": lambda: text_floor(dialogs),
+                "token_floor": lambda: token_floor(engine, dialogs),
+                "ours": lambda: ours(engine, tasks),
+                "http_floor": lambda: http_floor(client, payloads),
+                "over_http": lambda: ours(remote, tasks),
+            }
+            gc.freeze()  # what was imported is not looked through again and again
+            figures = await measure(plays)
+        client.close()
+    return figures
+
+
+def main() -> None:
+    args = arguments(__doc__ or "")
+    us, fastest = asyncio.run(measured(load_workloads(args.workloads), args.seed))
     figures: dict[str, Any] = {f"{name}_us": value for name, value in us.items()}
     figures["turns_per_s"] = fastest
     figures["times_the_token_floor"] = us["ours"] / us["token_floor"]
+    figures["times_the_http_floor"] = us["over_http"] / us["http_floor"]
     report(
         "driver",
         figures=figures,
         reference=REFERENCE,
-        goals={"CPU us a turn, in process": at_most(us["ours"], 70)},
+        goals={
+            "CPU us a turn, in process": at_most(us["ours"], 70),
+            "CPU us a turn, over HTTP": at_most(us["over_http"], 200),
+        },
         as_json=args.json,
     )
 
