@@ -1115,6 +1115,10 @@ def open_below(work: str, parts: list[str], *, make: bool = False) -> int:
                 pass
         try:
             inner = os.open(part, flags, dir_fd=fd)
+            # gVisor's kernel follows a link here all the same: what was opened must be what has that name.
+            if not os.path.samestat(os.fstat(inner), os.stat(part, dir_fd=fd, follow_symlinks=False)):
+                os.close(inner)
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         finally:
             os.close(fd)
         fd = inner

@@ -185,8 +185,9 @@ async def open_servers(
         async with asyncio.TaskGroup() as waiting:
             for server in servers:
                 waiting.create_task(_ready(server, config, progress))
-    except* EngineError as failed:
-        raise failed.exceptions[0] from None
+    except ExceptionGroup as failed:  # Not `except*`: what is raised in that is wrapped again.
+        first = failed.exceptions[0]
+        raise (first if isinstance(first, EngineError) else failed) from None
     return servers
 
 

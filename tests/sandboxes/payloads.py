@@ -12,6 +12,8 @@ Group = Literal["exhaustion", "escape", "forgery", "persistence", "files"]
 ISOLATED = frozenset({"bubblewrap", "docker", "runsc"})
 """The kinds of box that hold against intent."""
 ANYWHERE = ISOLATED | {"unsafe"}
+BUT_GVISOR = frozenset({"unsafe", "bubblewrap", "docker"})
+"""Where gVisor's kernel ends the whole box, or lets code in it touch process 1: see sandbox/README.md."""
 ENDED: tuple[Status, ...] = ("ok", "error")
 """How a program may end that was left alone."""
 
@@ -298,7 +300,7 @@ EXHAUSTION = [
         code="import os, time\nfor _ in range(12):\n    try: os.fork()\n    except OSError: pass\ntime.sleep(60)",
         right=("timeout",),
         timeout_s=0.5,
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="a fork bomb of a shell",
@@ -307,7 +309,7 @@ EXHAUSTION = [
         right=("timeout", "error", "killed"),
         shell=True,
         timeout_s=0.5,
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="processes that fork faster than they are killed",
@@ -329,7 +331,7 @@ EXHAUSTION = [
         right=("error",),
         lost=False,
         timeout_s=30.0,
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="the dead that fill the box",
@@ -359,7 +361,7 @@ EXHAUSTION = [
         "for _ in range(4): os.wait()",
         right=("ok", "error", "oom", "timeout"),
         timeout_s=2.0,
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="a full disk",
@@ -395,7 +397,7 @@ EXHAUSTION = [
         "    ctypes.memset(at, 1, 64 << 20); libc.shmdt(ctypes.c_void_p(at))",
         right=("ok", "error", "oom"),
         following=("ok", "oom", "killed", "error"),
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="pipes and sockets full to the brim",
@@ -614,7 +616,7 @@ ESCAPE = [
         + "try: print('ESCAPED', os.listdir(f'/proc/{os.getppid()}/fd'))\nexcept OSError: pass",
         right=("ok",),
         lost=False,
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="calls that reach into the parent",
@@ -624,7 +626,13 @@ ESCAPE = [
         lost=False,
         kinds=ISOLATED - {"runsc"},
     ),
-    Payload(name="the parent's limits and priority", group="escape", code=SPOIL_PARENT, right=("ok",), kinds=ISOLATED),
+    Payload(
+        name="the parent's limits and priority",
+        group="escape",
+        code=SPOIL_PARENT,
+        right=("ok",),
+        kinds=ISOLATED - {"runsc"},
+    ),
     Payload(
         name="the parent starved of files and processor time",
         group="escape",
@@ -633,7 +641,7 @@ ESCAPE = [
         "    try: resource.prlimit(os.getppid(), what, (value, value))\n"
         "    except (OSError, ValueError): pass",
         right=("ok",),
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="the death of the parent",
@@ -641,7 +649,7 @@ ESCAPE = [
         code="import os; os.kill(os.getppid(), 9)",
         right=("ok",),
         lost=False,
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="a stopped parent",
@@ -649,7 +657,7 @@ ESCAPE = [
         code="import os; os.kill(os.getppid(), 19); os.kill(os.getppid(), 20)",
         right=("ok",),
         lost=False,
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="every signal for the parent",
@@ -657,7 +665,7 @@ ESCAPE = [
         code="import os, signal\nfor _ in range(50):\n    for n in signal.valid_signals(): os.kill(os.getppid(), n)",
         right=("ok",),
         lost=False,
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(
         name="the death of all",
@@ -718,7 +726,7 @@ ESCAPE = [
         + "    try: os.mknod('device', kind | 0o666, os.makedev(*device)); opens('device'); os.unlink('device')\n"
         + "    except OSError: pass",
         right=("ok",),
-        kinds=ISOLATED,
+        kinds=ISOLATED - {"runsc"},
     ),
     Payload(name="sockets of every family", group="escape", code=SOCKETS, right=("ok",), kinds=ISOLATED - {"runsc"}),
     Payload(name="the network", group="escape", code=NETWORK, right=("ok",), lost=False, kinds=ISOLATED),
@@ -1212,7 +1220,14 @@ if os.fork() == 0:
 
 PERSISTENCE = [
     Payload(name="a daemon", group="persistence", code=DAEMON, right=("ok",), lost=False),
-    Payload(name="daemons that adopt, ignore and stop", group="persistence", code=STUBBORN, right=("ok",), lost=False),
+    Payload(
+        name="daemons that adopt, ignore and stop",
+        group="persistence",
+        code=STUBBORN,
+        right=("ok",),
+        lost=False,
+        kinds=BUT_GVISOR,
+    ),
     Payload(
         name="a daemon of a shell",
         group="persistence",
