@@ -1,6 +1,6 @@
-"""The seam between rollouts and training: group baselines, and rollouts cut into samples. Numpy only.
+"""The seam between rollouts and training: rollouts cut into samples, with what each token is worth. Numpy only.
 
-A rollout counts once in its group's baseline, whatever number of segments or samples it became, and
+A rollout counts once in its group's baseline (`credit.py`), whatever number of segments or samples it became, and
 travels by its id: the order of rows means nothing here.
 """
 
