@@ -36,7 +36,7 @@ from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample
 from agentgym.rollouts.schedule import Scheduler
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
-from agentgym.samples import Estimator, samples
+from agentgym.samples import Credit, Estimator, samples
 from agentgym.sandboxes.choose import AnyBox, Kind
 from agentgym.train.checkpoint import has_checkpoints
 from agentgym.train.config import TrainConfig
@@ -87,6 +87,8 @@ class Run:
     """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
+    credit: Credit = "outcome"
+    """Whether all tokens of a rollout have its advantage, or each turn that of what came after it."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
     eval_tasks: int = 128
@@ -284,7 +286,7 @@ async def _train(run: Run, play: Play, log: Log, saver: "Saver") -> None:
         for step in range(begun.step, run.steps):
             log.note("rollouts")
             groups = await rollouts.collect(to_come=run.steps - step - 1)
-            batch = samples(groups, advantage=run.advantage, merge=run.merge)
+            batch = samples(groups, advantage=run.advantage, merge=run.merge, credit=run.credit)
             log.note("training")
             stats = await play.trainer.step(batch)
             probe = probe or next(s.token_ids.tolist() for r in groups.rollouts for s in r.segments)

@@ -1,7 +1,7 @@
 """How to train, in one frozen object that a command line can fill."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,19 @@ class TrainConfig:
     """Optimizer steps over which the learning rate rises from lr / warmup_steps to lr."""
     decay_steps: int | None = None
     """Optimizer steps over which it then falls linearly to a tenth of lr, and stays there; None: constant."""
+    loss: Literal["ppo", "cispo", "gspo", "gspo_rollout"] = "ppo"
+    """Clipped ratio of each token; the ratio as a clipped weight; the clipped ratio of each token's segment, or of its
+    rollout, which costs a forward more."""
     clip_low: float = 0.2
     """A probability ratio under 1 - clip_low is not pushed further down."""
     clip_high: float = 0.2
     """A probability ratio over 1 + clip_high is not pushed further up."""
+    dual_clip: float | None = None
+    """Largest ratio that a token with a negative advantage weighs with, above 1; None: no bound."""
+    kl_coef: float = 0.0
+    """Weight of the divergence from the model without its adapter; above 0 it costs a forward more."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Of that divergence: k1 and k2 have its gradient, k3 is GRPO's."""
     correction: Literal["none", "token", "sequence", "token_mask", "sequence_mask"] = "none"
     """Importance weights for tokens that an older policy sampled, in the place of the clipped ratio: truncated at
     correction_cap, or masked outside of 1/correction_cap..correction_cap; of each token, or of its segment."""
@@ -52,5 +61,34 @@ class TrainConfig:
     """Shard with FSDP2 on a single process too; with more processes it always does."""
 
     def __post_init__(self) -> None:
-        if not self.correction_cap >= 1:
-            raise ValueError(f"correction_cap: must be at least 1, got {self.correction_cap}")
+        for name, hint in get_type_hints(TrainConfig).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(get_args(hint))}")
+        self._refuse_bounds()
+        self._refuse_combinations()
+
+    def _refuse_bounds(self) -> None:
+        _require(0 <= self.clip_low <= 1, f"clip_low: must be in 0..1, got {self.clip_low}")
+        _require(self.clip_high >= 0, f"clip_high: must be at least 0, got {self.clip_high}")
+        _require(self.correction_cap >= 1, f"correction_cap: must be at least 1, got {self.correction_cap}")
+        _require(self.kl_coef >= 0, f"kl_coef: must be at least 0, got {self.kl_coef}")
+        _require(
+            self.dual_clip is None or self.dual_clip > 1,
+            f"dual_clip: must be above 1, where a ratio has changed nothing yet, got {self.dual_clip}",
+        )
+
+    def _refuse_combinations(self) -> None:
+        _require(
+            self.loss == "ppo" or self.correction == "none",
+            f"loss, correction: {self.loss} has a weight for off-policy tokens of its own; use correction='none', or "
+            "loss='ppo' with a correction",
+        )
+        _require(
+            self.dual_clip is None or (self.loss == "ppo" and self.correction == "none"),
+            "dual_clip: bounds the clipped ratio of loss='ppo' with correction='none'; leave it out",
+        )
+
+
+def _require(law: bool, message: str) -> None:
+    if not law:
+        raise ValueError(message)

@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from agentgym.train.batch import Batch, collate
 from agentgym.train.config import TrainConfig
-from agentgym.train.loss import LossSums, Ratio, denominator, loss_sums, policy_loss
+from agentgym.train.loss import LossSums, denominator
 from agentgym.train.model import load_policy, shard
+from agentgym.train.objective import Objective, refuse_parts, rollout_log_ratios, row_log_ratios
 from agentgym.train.plan import Micro, mini_batches, over_budget, shares
 from agentgym.train.ranks import Ranks
 from agentgym.train.state import random_state, restore_random, restore_training, training_state
@@ -61,8 +62,7 @@ class Learner:
         """One optimizer step per mini-batch; the figures of all ranks, on every rank."""
         began = time.perf_counter()
         self._agree(samples)
-        if self.config.correction.startswith("sequence"):
-            _refuse_parts(samples)
+        refuse_parts(self.config, samples)
         forwards: list[_Forward] = []
         norms: list[float] = []
         for rows in mini_batches(samples, rollouts=self.config.rollouts_per_step):
@@ -75,7 +75,10 @@ class Learner:
             "train/over_budget": float(over_budget([len(row) for row in samples], self.config.micro_tokens)),
         }
         if norms:
-            stats |= _figures(self.ranks.gather(forwards), len(norms))
+            forwards = self.ranks.gather(forwards)
+            stats |= _figures(forwards, len(norms))
+            if self.config.kl_coef:
+                stats["train/reference_kl"] = sum(f.sums.reference_kl for f in forwards) / _tokens(forwards)
             stats |= {"train/grad_norm": sum(norms) / len(norms), "train/lr": self._optimizer.param_groups[0]["lr"]}
         return stats | {"train/seconds": time.perf_counter() - began}
 
@@ -94,10 +97,15 @@ class Learner:
     def _mini_batch(self, step: int, samples: list[Sample], forwards: list[_Forward]) -> float:
         """One optimizer step; its gradient norm before clipping."""
         ranks, config = self.ranks, self.config
-        total = denominator(samples, config.normalise)
         plans = shares([len(row) for row in samples], ranks=ranks.world, micro_tokens=config.micro_tokens)
+        micros = plans[ranks.rank]
+        objective = Objective(
+            config=config,
+            denominator=denominator(samples, config.normalise),
+            sequences=self._sequences(samples, micros) if config.loss == "gspo_rollout" else None,
+        )
         self._optimizer.zero_grad(set_to_none=True)
-        forwards += [self._micro_batch(step, samples, micro, total) for micro in plans[ranks.rank]]
+        forwards += [self._micro_batch(step, samples, micro, objective) for micro in micros]
         norm = _number(torch.nn.utils.clip_grad_norm_(self._weights, config.grad_clip))
         if math.isfinite(norm):
             rate = learning_rate(config, self.optimizer_steps)
@@ -108,26 +116,38 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _micro_batch(self, step: int, samples: list[Sample], micro: Micro, total: float) -> _Forward:
+    def _micro_batch(self, step: int, samples: list[Sample], micro: Micro, objective: Objective) -> _Forward:
         """One forward and backward."""
         config, rows = self.config, [samples[i] for i in micro.rows]
         batch = collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self.ranks.device)
+        reference_BR = self._reference(batch) if config.kl_coef else None
         logprobs_BR, entropy_BR = self._forward(batch, config.temperature)
-        ratio = Ratio(
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            correction=config.correction,
-            cap=config.correction_cap,
-        )
-        loss = policy_loss(logprobs_BR, batch, normalise=config.normalise, denominator=total, **ratio)
+        loss, sums = objective(rows, batch, logprobs_BR, entropy_BR, reference_BR)
         # FSDP averages gradients over ranks; this loss is a sum over them.
         (loss * self.ranks.world).backward()  # type: ignore[no-untyped-call]
         return _Forward(
             step=step,
-            sums=loss_sums(loss, logprobs_BR, entropy_BR, batch, **ratio),
+            sums=sums,
             real_tokens=0 if micro.masked else sum(map(len, rows)),
             padded_tokens=batch.input_ids_BT.numel(),
         )
+
+    @torch.no_grad()
+    def _reference(self, batch: Batch) -> Tensor:
+        """Log-probabilities of the model without its adapter."""
+        with self.policy.without_adapter():
+            return self._forward(batch, self.config.temperature)[0]
+
+    @torch.no_grad()
+    def _sequences(self, samples: list[Sample], micros: list[Micro]) -> dict[str, float]:
+        """Log of each rollout's sequence ratio, whichever ranks and micro-batches its samples are in."""
+        found = []
+        for micro in micros:
+            rows = [samples[i] for i in micro.rows]
+            batch = collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self.ranks.device)
+            logprobs_BR, _ = self._forward(batch, self.config.temperature)  # masked too: ranks stay in step
+            found += row_log_ratios(rows, batch, logprobs_BR)
+        return rollout_log_ratios(self.ranks.gather(found))
 
     def _forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = self.policy(
@@ -174,16 +194,6 @@ class Learner:
         return scores
 
 
-def _refuse_parts(samples: Sequence[Sample]) -> None:
-    """Raise ValueError where a segment is in several samples: the ratio of a part is not the sequence's."""
-    segments = {(row.rollout_id, row.segment) for row in samples}
-    if len(segments) < len(samples):
-        raise ValueError(
-            f"correction: a sequence's weight needs its whole segment in one sample, and {len(samples)} samples are of "
-            f"{len(segments)} segments; use samples(merge=True), or a token's weight"
-        )
-
-
 def learning_rate(config: TrainConfig, taken: int) -> float:
     """The rate of the next optimizer step after `taken` of them: warm-up, then linear decay to a tenth."""
     warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
@@ -195,9 +205,8 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
 
 def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
     """The figures of a step over all ranks' micro-batches; means are over trained tokens."""
-    tokens = sum(f.sums.tokens for f in forwards)
     real, padded = sum(f.real_tokens for f in forwards), sum(f.padded_tokens for f in forwards)
-    per_token = 1 / max(tokens, 1)
+    per_token = 1 / _tokens(forwards)
     return {
         "train/loss": sum(f.sums.loss for f in forwards) / steps,
         "train/clip_fraction": sum(f.sums.clipped for f in forwards) * per_token,
@@ -205,10 +214,15 @@ def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
         "train/entropy": sum(f.sums.entropy for f in forwards) * per_token,
         # Of the first mini-batch: from the second on, the policy has moved away from the engine's.
         "train/logprob_gap": max(f.sums.gap for f in forwards if f.step == 0),
-        "train/trained_tokens": float(tokens),
+        "train/trained_tokens": float(sum(f.sums.tokens for f in forwards)),
         "train/padding": 1 - real / padded,
         "train/micro_batches": float(len(forwards)),
     }
+
+
+def _tokens(forwards: list[_Forward]) -> int:
+    """Trained tokens, and 1 where there are none."""
+    return max(sum(f.sums.tokens for f in forwards), 1)
 
 
 def _number(norm: Tensor) -> float:

@@ -1,6 +1,7 @@
 """The policy as one module: a causal language model with a LoRA adapter, sharded where there are ranks."""
 
 import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +29,10 @@ class PolicyModel(nn.Module):
     def causal(self) -> Any:
         """The Hugging Face model inside the adapter's wrapper."""
         return cast("Any", self.model).get_base_model()
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside it, the forward is that of the base model."""
+        return cast("AbstractContextManager[None]", cast("Any", self.model).disable_adapter())
 
     def forward(
         self,

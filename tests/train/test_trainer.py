@@ -148,19 +148,6 @@ def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
         assert stats["train/clip_fraction"] > 0
 
 
-def test_a_sequence_in_parts_is_refused(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
-    with (
-        Trainer(tiny_model, replace(config, correction="sequence")) as trainer,
-        pytest.raises(ValueError, match=r"^correction: .*merge=True"),
-    ):
-        trainer.train(list(samples(groups_of(1), merge=False)))
-
-
-def test_a_cap_under_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="correction_cap"):
-        TrainConfig(correction_cap=0.5)
-
-
 def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
     with Trainer(tiny_model, config) as trainer:
         before = weights_of(trainer)
