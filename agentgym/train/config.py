@@ -22,9 +22,9 @@ class TrainConfig:
     """Optimizer steps over which the learning rate rises from lr / warmup_steps to lr."""
     decay_steps: int | None = None
     """Optimizer steps over which it then falls linearly to a tenth of lr, and stays there; None: constant."""
-    loss: Literal["ppo", "cispo", "gspo", "gspo_rollout"] = "ppo"
+    loss: Literal["ppo", "cispo", "gspo", "gspo_rollout", "sft"] = "ppo"
     """Clipped ratio of each token; the ratio as a clipped weight; the clipped ratio of each token's segment, or of its
-    rollout, which costs a forward more."""
+    rollout, which costs a forward more; or the cross-entropy of demonstrations."""
     clip_low: float = 0.2
     """A probability ratio under 1 - clip_low is not pushed further down."""
     clip_high: float = 0.2
