@@ -5,7 +5,8 @@
 16 completions of 128 tokens a step, in groups of 8; a Qwen3 with random weights; an adapter of rank 16 on every linear
 layer; one thread. Ours is the loop of a run: rollouts through the embedded engine, samples, the trainer, the adapter
 back into the engine and proved there. TRL trains the same adapter, and in a second run, for comparison, all parameters,
-which spares it the adapter's modules in generation. Each run is a process of its own: peak memory is the process's, interpreter included.
+which spares it the adapter's modules in generation. Each run is a process of its own: peak memory is the process's,
+interpreter included.
 FOLDER is a virtual environment with trl 1.16; without it the stated figures stand in.
 """
 
