@@ -342,5 +342,6 @@ def _require_possible(completion: Completion, server: Server, max_tokens: int, v
     ids = completion.token_ids
     if len(ids) > max_tokens:
         raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocabulary):
+    # One pass: as unsigned numbers, negative ids are beyond any vocabulary.
+    if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
         raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")
