@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -17,6 +16,7 @@ from uuid import uuid4
 import numpy as np
 
 from agentgym.errors import EngineError
+from agentgym.owners import lent_folder
 from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.sglang_config import SGLangConfig
 from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
@@ -95,7 +95,7 @@ class SGLangEngine:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="agentgym-sglang-")))
+            folder = Path(stack.enter_context(lent_folder("sglang")))
             servers = await open_servers(stack, self._config, self._model, folder, self._progress)
             self._served = tuple([await _facts_of(server) for server in servers])
             model = self._model or self._served[0].model
