@@ -38,6 +38,25 @@ def response_logprobs(
     return logprobs_BR, zeros_BR.masked_scatter(loss_mask_BR, _entropy(log_NV))
 
 
+def token_logprobs(
+    states_NH: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy (nats, float32) of each target, predicted by its state.
+
+    Those of the distribution at `temperature`; 0 is treated as 1. The entropy carries no gradient, and is 0 unless
+    asked for.
+    """
+    logits_NV = head(states_NH).float() / (temperature or 1.0)
+    log_NV = torch.log_softmax(logits_NV, -1)
+    picked_N = log_NV.gather(-1, targets_N[:, None])[:, 0]
+    return picked_N, _entropy(log_NV) if entropy else torch.zeros_like(picked_N)
+
+
 @torch.no_grad()
 def _entropy(log_NV: Tensor) -> Tensor:
     if not len(log_NV):
