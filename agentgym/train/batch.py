@@ -1,39 +1,30 @@
-"""Samples to tensors: one left-padded block, as wide as the longest sample and no wider."""
+"""Samples to tensors: what a layout computes, and what the loss needs of each response token."""
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from agentgym.train.layout import Inputs, Layout, lay_out
 from agentgym.types import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B samples in one left-padded block: the last column is real in every row, no token is cut.
+    """B samples: the tokens to compute in one of the layouts, and the same tensors for the loss in each of them.
 
-    T = max over rows of prompt + response (never max + max), R = longest response::
+    R = longest response; the loss's tensors are right-aligned, one row per sample::
 
-        input_ids_BT      0  0  P  P  a  a          P P | a a            R = 3
-                          P  P  P  e  e  a          P P P | e e a        T = 6
-        attention_BT      0  0  1  1  1  1
-                          1  1  1  1  1  1
-        positions_BT      0  0  0  1  2  3
-                          0  1  2  3  4  5
-        loss_mask_BR               0  1  1          right-aligned, as logprobs_BR and advantages_BR are:
-                                   0  0  1          column j is the id in column T-R+j of input_ids_BT
-
-    The log-probability of column j of BR is read from the hidden state of column T-R+j-1, so the hidden
-    states of all responses are `[:, -R-1:-1]`; T > R because no prompt is empty.
+        responses         a  a                      e  e  a
+        loss_mask_BR      0  1  1                   0  0  1
+        logprobs_BR       0 -x -x                   0  0 -x          advantages_BR likewise
     """
 
-    input_ids_BT: Tensor
-    """int64."""
-    attention_BT: Tensor
-    """bool, true where there is a token."""
+    inputs: Inputs
+    """What the forward takes."""
     loss_mask_BR: Tensor
     """bool, true where a token is trained."""
     logprobs_BR: Tensor
@@ -43,20 +34,29 @@ class Batch:
     weight_B: Tensor
     """float32, each sample's share of its rollout's trained tokens."""
 
-    @property
-    def positions_BT(self) -> Tensor:
-        """int64, counting each row's tokens from 0; 0 on padding."""
-        return (self.attention_BT.cumsum(-1) - 1).clamp(min=0)
-
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return replace(self, **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        return replace(
+            self,
+            inputs=self.inputs.on(device),
+            loss_mask_BR=self.loss_mask_BR.to(device, non_blocking=True),
+            logprobs_BR=self.logprobs_BR.to(device, non_blocking=True),
+            advantages_BR=self.advantages_BR.to(device, non_blocking=True),
+            weight_B=self.weight_B.to(device, non_blocking=True),
+        )
 
     def __len__(self) -> int:
-        return len(self.input_ids_BT)
+        return len(self.weight_B)
 
 
-def collate(samples: Sequence[Sample], *, pad_id: int, max_tokens: int | None = None, masked: bool = False) -> Batch:
+def collate(
+    samples: Sequence[Sample],
+    *,
+    pad_id: int,
+    layout: Layout = "padded",
+    max_tokens: int | None = None,
+    masked: bool = False,
+) -> Batch:
     """The samples as one Batch, in their order; nothing is cut and no input is changed.
 
     A sample of more than `max_tokens` tokens is kept and warned about. `masked` turns the loss mask off:
@@ -65,27 +65,18 @@ def collate(samples: Sequence[Sample], *, pad_id: int, max_tokens: int | None = 
     """
     if not samples:
         raise ValueError("samples: none to collate; an empty batch has no shape")
-    length_B = np.array([len(row) for row in samples])
-    response_B = np.array([len(row.response_ids) for row in samples])
-    rows, width, tail = len(samples), int(length_B.max()), int(response_B.max())
-    _warn_long(length_B, max_tokens)
-    ids_BT = np.full((rows, width), pad_id, np.int64)
+    _warn_long(samples, max_tokens)
+    rows, tail = len(samples), max(len(row.response_ids) for row in samples)
     mask_BR = np.zeros((rows, tail), np.bool_)
     logprobs_BR = np.zeros((rows, tail), np.float32)
     advantages_BR = np.zeros((rows, tail), np.float32)
-    for i, row in enumerate(samples):
-        n = len(row.response_ids)
-        ids_BT[i, width - len(row) : width - n] = row.prompt_ids
-        ids_BT[i, width - n :] = row.response_ids
-        if masked:
-            continue
-        mask = row.loss_mask
-        mask_BR[i, tail - n :] = mask
-        np.copyto(logprobs_BR[i, tail - n :], row.logprobs, where=mask)
-        np.copyto(advantages_BR[i, tail - n :], row.advantages, where=mask)
+    for i, row in enumerate(samples if not masked else ()):
+        mask, start = row.loss_mask, tail - len(row.response_ids)
+        mask_BR[i, start:] = mask
+        np.copyto(logprobs_BR[i, start:], row.logprobs, where=mask)
+        np.copyto(advantages_BR[i, start:], row.advantages, where=mask)
     return Batch(
-        input_ids_BT=torch.from_numpy(ids_BT),
-        attention_BT=torch.from_numpy(np.arange(width) >= (width - length_B)[:, None]),
+        inputs=lay_out(samples, mask_BR, layout=layout, pad_id=pad_id),
         loss_mask_BR=torch.from_numpy(mask_BR),
         logprobs_BR=torch.from_numpy(logprobs_BR),
         advantages_BR=torch.from_numpy(advantages_BR),
@@ -93,8 +84,11 @@ def collate(samples: Sequence[Sample], *, pad_id: int, max_tokens: int | None = 
     )
 
 
-def _warn_long(length_B: np.ndarray, max_tokens: int | None) -> None:
-    if max_tokens is None or not (length_B > max_tokens).any():
+def _warn_long(samples: Sequence[Sample], max_tokens: int | None) -> None:
+    lengths = [len(row) for row in samples]
+    if max_tokens is None or max(lengths) <= max_tokens:
         return
-    over, longest = int((length_B > max_tokens).sum()), int(length_B.max())
-    warnings.warn(f"{over} samples are over {max_tokens} tokens, the longest has {longest}; none is cut", stacklevel=3)
+    over = sum(length > max_tokens for length in lengths)
+    warnings.warn(
+        f"{over} samples are over {max_tokens} tokens, the longest has {max(lengths)}; none is cut", stacklevel=3
+    )

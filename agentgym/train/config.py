@@ -38,6 +38,9 @@ class TrainConfig:
     or the sum divided by this constant."""
     rollouts_per_step: int | None = None
     """Rollouts in one optimizer step, with all their samples; None: the whole batch is one."""
+    layout: Literal["padded", "packed", "tree"] = "padded"
+    """How a micro-batch's tokens stand in the forward: rows padded to the longest, one row without padding, or one row
+    in which a prefix that samples share stands once. Changes memory and speed, never the gradient."""
     micro_tokens: int | None = 16_384
     """Padded tokens in one forward; changes memory and speed, never the gradient. None: no limit."""
     temperature: float = 1.0

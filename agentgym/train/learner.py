@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agentgym.train.attention import attend_in_rows
 from agentgym.train.batch import Batch, collate
 from agentgym.train.config import TrainConfig
 from agentgym.train.loss import LossSums, Ratio, denominator, loss_sums, policy_loss
@@ -23,12 +24,12 @@ from agentgym.types import Floats, Sample, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Forward:
-    """What one rank's micro-batch reports: its sums, and how much of it was padding."""
+    """What one rank's micro-batch reports: its sums, and how many of its tokens were not padding."""
 
     step: int
     sums: LossSums
     real_tokens: int
-    padded_tokens: int
+    computed_tokens: int
 
 
 class Learner:
@@ -44,6 +45,8 @@ class Learner:
             alpha=config.lora_alpha,
             seed=seed,
         )
+        if config.layout != "padded":
+            attend_in_rows(self.policy.causal)
         if ranks.world > 1 or config.shard:
             shard(self.policy, ranks.device)
         self.policy.to(ranks.device)
@@ -73,7 +76,10 @@ class Learner:
             "train/over_budget": float(over_budget([len(row) for row in samples], self.config.micro_tokens)),
         }
         if norms:
-            stats |= _figures(self.ranks.gather(forwards), len(norms))
+            everywhere = self.ranks.gather(forwards)
+            stats |= _figures(everywhere, len(norms))
+            if self.config.layout == "tree":
+                stats["train/unique_tokens"] = float(sum(f.real_tokens for f in everywhere))
             stats |= {"train/grad_norm": sum(norms) / len(norms), "train/lr": self._optimizer.param_groups[0]["lr"]}
         return stats | {"train/seconds": time.perf_counter() - began}
 
@@ -109,7 +115,7 @@ class Learner:
     def _micro_batch(self, step: int, samples: list[Sample], micro: Micro, total: float) -> _Forward:
         """One forward and backward."""
         config, rows = self.config, [samples[i] for i in micro.rows]
-        batch = collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self.ranks.device)
+        batch = self._collate(rows, masked=micro.masked)
         logprobs_BR, entropy_BR = self._forward(batch, config.temperature)
         ratio = Ratio(
             clip_low=config.clip_low,
@@ -123,14 +129,17 @@ class Learner:
         return _Forward(
             step=step,
             sums=loss_sums(loss, logprobs_BR, entropy_BR, batch, **ratio),
-            real_tokens=0 if micro.masked else sum(map(len, rows)),
-            padded_tokens=batch.input_ids_BT.numel(),
+            real_tokens=0 if micro.masked else batch.inputs.tokens,
+            computed_tokens=batch.inputs.input_ids_BT.numel(),
         )
 
+    def _collate(self, samples: Sequence[Sample], *, masked: bool = False) -> Batch:
+        """The samples in the run's layout, on this rank's device."""
+        batch = collate(samples, pad_id=self._pad_id, layout=self.config.layout, masked=masked)
+        return batch.to(self.ranks.device)
+
     def _forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = self.policy(
-            batch.input_ids_BT, batch.attention_BT, batch.positions_BT, batch.loss_mask_BR, temperature
-        )
+        out: tuple[Tensor, Tensor] = self.policy(batch.inputs, batch.loss_mask_BR, temperature)
         return out
 
     def score(self, token_ids: Sequence[int], sampling: Sampling) -> Floats:
@@ -154,8 +163,7 @@ class Learner:
             is_last=True,
         )
         with torch.no_grad():
-            batch = collate([row], pad_id=self._pad_id).to(self.ranks.device)
-            logprobs_BR, _ = self._forward(batch, sampling.temperature)
+            logprobs_BR, _ = self._forward(self._collate([row]), sampling.temperature)
         scores: Floats = logprobs_BR[0].cpu().numpy()
         return scores
 
@@ -182,7 +190,7 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
 def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
     """The figures of a step over all ranks' micro-batches; means are over trained tokens."""
     tokens = sum(f.sums.tokens for f in forwards)
-    real, padded = sum(f.real_tokens for f in forwards), sum(f.padded_tokens for f in forwards)
+    real, computed = sum(f.real_tokens for f in forwards), sum(f.computed_tokens for f in forwards)
     per_token = 1 / max(tokens, 1)
     return {
         "train/loss": sum(f.sums.loss for f in forwards) / steps,
@@ -192,7 +200,7 @@ def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
         # Of the first mini-batch: from the second on, the policy has moved away from the engine's.
         "train/logprob_gap": max(f.sums.gap for f in forwards if f.step == 0),
         "train/trained_tokens": float(tokens),
-        "train/padding": 1 - real / padded,
+        "train/padding": 1 - real / computed,
         "train/micro_batches": float(len(forwards)),
     }
 

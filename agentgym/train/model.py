@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentgym.train.logprobs import response_logprobs
+from agentgym.train.layout import Inputs
+from agentgym.train.logprobs import token_logprobs
 
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -29,20 +30,14 @@ class PolicyModel(nn.Module):
         """The Hugging Face model inside the adapter's wrapper."""
         return cast("Any", self.model).get_base_model()
 
-    def forward(
-        self,
-        input_ids_BT: Tensor,
-        attention_BT: Tensor,
-        positions_BT: Tensor,
-        loss_mask_BR: Tensor,
-        temperature: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats, BR) of the trained tokens; see `response_logprobs`."""
-        hidden_BTH = self.causal.get_decoder()(
-            input_ids=input_ids_BT, attention_mask=attention_BT, position_ids=positions_BT, use_cache=False
-        ).last_hidden_state
+    def forward(self, inputs: Inputs, loss_mask_BR: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere; see `token_logprobs`."""
+        hidden_BTH = self.causal.get_decoder()(**inputs.arguments(), use_cache=False).last_hidden_state
+        trained = inputs.trained
+        states_NH = hidden_BTH.flatten(0, 1).index_select(0, trained.source_N)
         head = self.causal.get_output_embeddings()
-        return response_logprobs(hidden_BTH, head, input_ids_BT, loss_mask_BR, temperature=temperature)
+        logprobs_N, entropy_N = token_logprobs(states_NH, head, trained.target_N, temperature=temperature)
+        return trained.spread(logprobs_N, loss_mask_BR), trained.spread(entropy_N, loss_mask_BR)
 
 
 def load_policy(path: Path | str, *, dtype: torch.dtype, rank: int, alpha: int, seed: int) -> PolicyModel:

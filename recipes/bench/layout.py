@@ -67,7 +67,7 @@ def from_samples(workloads: Path | None, seed: int, preset: str, merged: bool) -
     rows = make_samples(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
 
     def block() -> torch.Tensor:
-        return collate(merge(rows) if merged else rows, pad_id=module.PAD).input_ids_BT
+        return collate(merge(rows) if merged else rows, pad_id=module.PAD).inputs.input_ids_BT
 
     prompt, response = [len(row.prompt_ids) for row in rows], [len(row.response_ids) for row in rows]
     return cost(block), {

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 import torch
 
-from agentgym.types import Group, Rollout, Segment, Turn, Version
+from agentgym.types import Group, Rollout, Segment, SegmentKind, Turn, Version
 
 VOCAB = 48
 
@@ -64,16 +65,17 @@ def make_segment(
         token_ids=rng.integers(2, VOCAB, n),
         sampled=mask,
         logprobs=np.where(mask, rng.normal(-3.8, 0.2, n), 0),
-        turns=tuple(
-            Turn(
-                start=start,
-                stop=stop,
-                finish_reason="stop",
-                versions=(Version(0, version + i),),
-                message={"role": "assistant", "content": ""},
-            )
-            for i, (start, stop) in enumerate(spans)
-        ),
+        turns=tuple(_turn(start, stop, version + i) for i, (start, stop) in enumerate(spans)),
+    )
+
+
+def _turn(start: int, stop: int, version: int = 0) -> Turn:
+    return Turn(
+        start=start,
+        stop=stop,
+        finish_reason="stop",
+        versions=(Version(0, version),),
+        message={"role": "assistant", "content": ""},
     )
 
 
@@ -105,3 +107,84 @@ def make_groups(seed: int = 0, *, groups: int = 3, size: int = 3) -> list[Group]
 @pytest.fixture(scope="session")
 def groups_of() -> Callable[..., list[Group]]:
     return make_groups
+
+
+Choose: TypeAlias = Callable[[int, int], int]
+"""Draws a whole number between two, both included."""
+Said: TypeAlias = list[tuple[list[int], list[int]]]
+"""Turns: context ids and sampled ids."""
+
+
+def grow_groups(choose: Choose, *, groups: int = 2, size: int = 3) -> list[Group]:
+    """Groups whose samples share what real ones do.
+
+    A prompt by the rollouts of a group, a prefix by the turns of a segment, first turns sampled alike by two
+    rollouts, forks that take over what their parent holds, and compactions that begin anew behind the prompt.
+    """
+
+    def some(low: int, high: int) -> list[int]:
+        return [choose(2, 5) for _ in range(choose(low, high))]
+
+    def turns(before: Said) -> Said:
+        return [*before, *((some(1, 3), some(1, 4)) for _ in range(choose(1, 3)))]
+
+    def rollout(group: int, i: int, prompt: list[int], said: Said) -> Rollout:
+        root = _lay(0, "root", prompt, said)
+        segments = [root]
+        if choose(0, 1):
+            taken = root.token_ids[: root.turns[choose(0, len(root.turns) - 1)].stop].tolist()
+            segments.append(_lay(len(segments), "fork", taken, turns([])))
+        if choose(0, 1):
+            segments.append(_lay(len(segments), "compaction", prompt + some(1, 3), turns([])))
+        return Rollout(
+            rollout_id=f"g{group}/r{i}",
+            group_id=f"g{group}",
+            segments=tuple(segments),
+            reward=i + choose(0, 3) / 4,
+            stop_reason="done",
+        )
+
+    made = []
+    for g in range(groups):
+        prompt = some(1, 6)
+        said: Said = []
+        rollouts = []
+        for i in range(size):
+            said = turns(said[: choose(0, len(said))])
+            rollouts.append(rollout(g, i, prompt, said))
+        made.append(Group(group_id=f"g{g}", rollouts=tuple(rollouts)))
+    return made
+
+
+def _lay(index: int, kind: SegmentKind, taken: list[int], said: Said) -> Segment:
+    """A segment of `taken` tokens that are not its own, and turns."""
+    ids, spans = list(taken), []
+    for context, sampled in said:
+        ids += context
+        spans.append((len(ids), len(ids) + len(sampled)))
+        ids += sampled
+    mask = np.zeros(len(ids), np.bool_)
+    for start, stop in spans:
+        mask[start:stop] = True
+    return Segment(
+        index=index,
+        parent=None if index == 0 else 0,
+        kind=kind,
+        token_ids=np.array(ids),
+        sampled=mask,
+        logprobs=np.where(mask, -3 - np.arange(len(ids)) % 7 / 4, 0),
+        turns=tuple(_turn(start, stop) for start, stop in spans),
+    )
+
+
+@pytest.fixture(scope="session")
+def grown() -> Callable[..., list[Group]]:
+    """`grow_groups` with numbers from a seed, or from what draws them."""
+
+    def grow(source: int | Choose, **sizes: int) -> list[Group]:
+        if isinstance(source, int):
+            rng = np.random.default_rng(source)
+            return grow_groups(lambda low, high: int(rng.integers(low, high + 1)), **sizes)
+        return grow_groups(source, **sizes)
+
+    return grow

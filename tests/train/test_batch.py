@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentgym.samples import samples
 from agentgym.train.batch import Batch, collate
+from agentgym.train.layout import Padded
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
 
 
@@ -35,15 +36,20 @@ def row(prompt: list[int] | int, response: list[int] | int, **fields: Any) -> Sa
     return Sample(**(defaults | fields))
 
 
+def block(batch: Batch) -> Padded:
+    assert isinstance(batch.inputs, Padded)
+    return batch.inputs
+
+
 def width(*shapes: tuple[int, int]) -> int:
-    return collate([row(p, r) for p, r in shapes], pad_id=0).input_ids_BT.shape[1]
+    return block(collate([row(p, r) for p, r in shapes], pad_id=0)).input_ids_BT.shape[1]
 
 
 def test_rows_are_one_left_padded_block() -> None:
     batch = collate([row([1, 2], [10, 11, 12]), row([3, 4, 5, 6], [20, 21])], pad_id=0)
-    assert batch.input_ids_BT.tolist() == [[0, 1, 2, 10, 11, 12], [3, 4, 5, 6, 20, 21]]
-    assert batch.attention_BT.int().tolist() == [[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]
-    assert batch.positions_BT.tolist() == [[0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+    assert block(batch).input_ids_BT.tolist() == [[0, 1, 2, 10, 11, 12], [3, 4, 5, 6, 20, 21]]
+    assert block(batch).attention_BT.int().tolist() == [[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]
+    assert block(batch).positions_BT.tolist() == [[0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
 
 
 def test_response_tensors_are_right_aligned() -> None:
@@ -68,8 +74,8 @@ def test_a_row_over_max_tokens_is_warned_about_and_not_cut() -> None:
     rows = [row(50, 10), row(5, 5)]
     with pytest.warns(UserWarning, match="1 samples are over 30 tokens, the longest has 60"):
         batch = collate(rows, pad_id=0, max_tokens=30)
-    assert batch.input_ids_BT.shape == (2, 60)
-    assert int(batch.attention_BT.sum()) == 70
+    assert block(batch).input_ids_BT.shape == (2, 60)
+    assert int(block(batch).attention_BT.sum()) == 70
 
 
 def test_each_row_gets_its_advantage_under_its_own_mask() -> None:
@@ -82,7 +88,7 @@ def test_each_row_gets_its_advantage_under_its_own_mask() -> None:
 
 def test_a_masked_batch_has_its_tokens_and_trains_none() -> None:
     batch = collate([row([1, 2], [3])], pad_id=0, masked=True)
-    assert batch.input_ids_BT.tolist() == [[1, 2, 3]]
+    assert block(batch).input_ids_BT.tolist() == [[1, 2, 3]]
     assert not batch.loss_mask_BR.any()
     assert not batch.advantages_BR.any()
 
@@ -90,7 +96,7 @@ def test_a_masked_batch_has_its_tokens_and_trains_none() -> None:
 def test_inputs_are_not_changed_and_not_shared() -> None:
     sample = row([1, 2], [3, 4])
     batch = collate([sample], pad_id=0)
-    batch.input_ids_BT.zero_()
+    block(batch).input_ids_BT.zero_()
     batch.logprobs_BR.zero_()
     assert sample.prompt_ids.tolist() == [1, 2]
     assert sample.logprobs.tolist() == [-1, -1]
@@ -109,7 +115,7 @@ def test_a_mismatched_list_never_becomes_a_sample(field: str) -> None:
 
 def test_moving_a_batch_keeps_it() -> None:
     batch = collate([row([1, 2], [3, 4])], pad_id=0)
-    assert torch.equal(batch.to("cpu").input_ids_BT, batch.input_ids_BT)
+    assert torch.equal(block(batch.to("cpu")).input_ids_BT, block(batch).input_ids_BT)
     assert len(batch) == 1
 
 
@@ -148,9 +154,9 @@ def segments(draw: st.DrawFn) -> Segment:
 
 def back(batch: Batch, i: int) -> tuple[list[int], list[int], list[float]]:
     """Row i's ids, and which of them are trained with which log-probability, out of the tensors."""
-    ids = batch.input_ids_BT[i][batch.attention_BT[i]].tolist()
+    ids = block(batch).input_ids_BT[i][block(batch).attention_BT[i]].tolist()
     response = batch.loss_mask_BR.shape[1]
-    trained = batch.input_ids_BT[i, -response:][batch.loss_mask_BR[i]].tolist()
+    trained = block(batch).input_ids_BT[i, -response:][batch.loss_mask_BR[i]].tolist()
     return ids, trained, batch.logprobs_BR[i][batch.loss_mask_BR[i]].tolist()
 
 
@@ -178,5 +184,5 @@ def test_from_segment_to_batch_and_back_the_ids_are_the_same(drawn: list[Segment
 def test_random_groups_are_no_wider_than_their_longest_sample(groups_of: Callable[..., list[Group]]) -> None:
     rows = samples(groups_of(5), merge=False)
     batch = collate(rows, pad_id=0)
-    assert batch.input_ids_BT.shape[1] == max(map(len, rows))
-    assert bool(batch.attention_BT[:, -1].all())
+    assert block(batch).input_ids_BT.shape[1] == max(map(len, rows))
+    assert bool(block(batch).attention_BT[:, -1].all())

@@ -246,7 +246,7 @@ def gradient(policy: PolicyModel, rows: list[Sample], normalise: Normalise, size
     total = denominator(rows, normalise)
     for start in range(0, len(rows), size):
         batch = collate(rows[start : start + size], pad_id=pad_id)
-        logprobs, _ = policy(batch.input_ids_BT, batch.attention_BT, batch.positions_BT, batch.loss_mask_BR)
+        logprobs, _ = policy(batch.inputs, batch.loss_mask_BR)
         clipped(logprobs, batch, normalise, total).backward()  # type: ignore[no-untyped-call]
     return torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
 
@@ -289,7 +289,7 @@ def test_log_probabilities_equal_the_full_models(policy: PolicyModel, groups_of:
     rows = list(samples(groups_of(4), merge=False))
     batch = collate(rows, pad_id=0)
     with torch.no_grad():
-        got, _ = policy(batch.input_ids_BT, batch.attention_BT, batch.positions_BT, batch.loss_mask_BR)
+        got, _ = policy(batch.inputs, batch.loss_mask_BR)
         for i, row in enumerate(rows):
             ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]))[None]
             full = policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
