@@ -91,6 +91,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
+        if self.train.dora and isinstance(self.engine, SGLangConfig):
+            raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
 
     @property
     def sampling(self) -> Sampling:

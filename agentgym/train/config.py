@@ -11,9 +11,15 @@ class TrainConfig:
     lr: float = 2e-3
     """Learning rate after warm-up."""
     lora_rank: int = 16
-    """Rank of the adapter, on every linear layer but the output layer."""
+    """Rank of the adapter."""
     lora_alpha: int = 32
     """The adapter's product is scaled by alpha / rank."""
+    lora_targets: tuple[str, ...] = ("all-linear",)
+    """Names of the linear layers that have an adapter, q_proj for instance; all-linear is all but the output layer."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead, so that a higher rank does not learn more slowly."""
+    dora: bool = False
+    """Train the length of each row of a weight apart from its direction; for the embedded engine, servers refuse it."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay of the gradient's mean and of its square."""
     weight_decay: float = 0.0
@@ -21,7 +27,9 @@ class TrainConfig:
     warmup_steps: int = 3
     """Optimizer steps over which the learning rate rises from lr / warmup_steps to lr."""
     decay_steps: int | None = None
-    """Optimizer steps over which it then falls linearly to a tenth of lr, and stays there; None: constant."""
+    """Optimizer steps over which it then falls to a tenth of lr, and stays there; None: constant."""
+    decay: Literal["linear", "cosine"] = "linear"
+    """How it falls."""
     loss: Literal["ppo", "cispo", "gspo", "gspo_rollout"] = "ppo"
     """Clipped ratio of each token; the ratio as a clipped weight; the clipped ratio of each token's segment, or of its
     rollout, which costs a forward more."""
@@ -52,13 +60,17 @@ class TrainConfig:
     temperature: float = 1.0
     """Of the training log-probabilities; must be the one sampled at. 0 is treated as 1."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the base weights; the adapter is always float32."""
+    """Of the base weights and, where the model is sharded, of its computation; adapter and optimizer are float32."""
+    checkpointing: bool = False
+    """Compute each layer again in the backward instead of keeping its activations: less memory, a forward more."""
     threads: int = 1
     """CPU threads; more than one is slower on a machine that other work shares."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu or cuda."""
     shard: bool = False
     """Shard with FSDP2 on a single process too; with more processes it always does."""
+    offload: bool = False
+    """Keep the shards and the optimizer of a GPU on the CPU; refused where there is no GPU or nothing is sharded."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(TrainConfig).items():
@@ -78,6 +90,10 @@ class TrainConfig:
         )
 
     def _refuse_combinations(self) -> None:
+        _require(
+            self.decay == "linear" or self.decay_steps is not None,
+            "decay, decay_steps: a rate that falls needs the number of steps it falls over; set decay_steps",
+        )
         _require(
             self.loss == "ppo" or self.correction == "none",
             f"loss, correction: {self.loss} has a weight for off-policy tokens of its own; use correction='none', or "

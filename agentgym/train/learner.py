@@ -14,11 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from agentgym.train.batch import Batch, collate
 from agentgym.train.config import TrainConfig
+from agentgym.train.guard import Trace, culprits, gradient_is_finite, warn_skipped
 from agentgym.train.loss import LossSums, denominator
-from agentgym.train.model import load_policy, shard
 from agentgym.train.objective import Objective, refuse_parts, rollout_log_ratios, row_log_ratios
 from agentgym.train.plan import Micro, mini_batches, over_budget, shares
 from agentgym.train.ranks import Ranks
+from agentgym.train.shard import open_policy
 from agentgym.types import Floats, Sample, Sampling
 
 
@@ -30,6 +31,7 @@ class _Forward:
     sums: LossSums
     real_tokens: int
     padded_tokens: int
+    trace: Trace
 
 
 class Learner:
@@ -38,16 +40,7 @@ class Learner:
     def __init__(self, model: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
         self.config = config
         self.ranks = ranks
-        self.policy = load_policy(
-            model,
-            dtype=getattr(torch, config.dtype),
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            seed=seed,
-        )
-        if ranks.world > 1 or config.shard:
-            shard(self.policy, ranks.device)
-        self.policy.to(ranks.device)
+        self.policy = open_policy(model, config, ranks, seed=seed)
         self.optimizer_steps = 0
         """Taken so far; skipped ones do not count."""
         self._weights = [weight for weight in self.policy.parameters() if weight.requires_grad]
@@ -65,10 +58,10 @@ class Learner:
         norms: list[float] = []
         for rows in mini_batches(samples, rollouts=self.config.rollouts_per_step):
             norms.append(self._mini_batch(len(norms), [samples[i] for i in rows], forwards))
-        skipped = sum(not math.isfinite(norm) for norm in norms)
+        skipped = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
         stats = {
-            "train/optimizer_steps": float(len(norms) - skipped),
-            "train/skipped_steps": float(skipped),
+            "train/optimizer_steps": float(len(norms) - len(skipped)),
+            "train/skipped_steps": float(len(skipped)),
             "train/samples": float(len(samples)),
             "train/over_budget": float(over_budget([len(row) for row in samples], self.config.micro_tokens)),
         }
@@ -78,6 +71,10 @@ class Learner:
             if self.config.kl_coef:
                 stats["train/reference_kl"] = sum(f.sums.reference_kl for f in forwards) / _tokens(forwards)
             stats |= {"train/grad_norm": sum(norms) / len(norms), "train/lr": self._optimizer.param_groups[0]["lr"]}
+        if skipped:  # last: a warning may be an error
+            blamed = sorted({name for step in skipped for name in culprits(_traces(forwards, step))})
+            stats["train/skipped_rollouts"] = float(len(blamed))
+            warn_skipped(len(skipped), blamed)
         return stats | {"train/seconds": time.perf_counter() - began}
 
     def _agree(self, samples: Sequence[Sample]) -> None:
@@ -103,7 +100,8 @@ class Learner:
             sequences=self._sequences(samples, micros) if config.loss == "gspo_rollout" else None,
         )
         self._optimizer.zero_grad(set_to_none=True)
-        forwards += [self._micro_batch(step, samples, micro, objective) for micro in micros]
+        for place, micro in enumerate(micros):
+            forwards.append(self._micro_batch(step, place, samples, micro, objective))
         norm = _number(torch.nn.utils.clip_grad_norm_(self._weights, config.grad_clip))
         if math.isfinite(norm):
             rate = learning_rate(config, self.optimizer_steps)
@@ -114,7 +112,9 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _micro_batch(self, step: int, samples: list[Sample], micro: Micro, objective: Objective) -> _Forward:
+    def _micro_batch(
+        self, step: int, place: int, samples: list[Sample], micro: Micro, objective: Objective
+    ) -> _Forward:
         """One forward and backward."""
         config, rows = self.config, [samples[i] for i in micro.rows]
         batch = collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self.ranks.device)
@@ -128,6 +128,12 @@ class Learner:
             sums=sums,
             real_tokens=0 if micro.masked else sum(map(len, rows)),
             padded_tokens=batch.input_ids_BT.numel(),
+            trace=Trace(
+                place=place,
+                rollouts=() if micro.masked else tuple(dict.fromkeys(row.rollout_id for row in rows)),
+                loss_is_finite=math.isfinite(sums.loss),
+                gradient_is_finite=gradient_is_finite(self._weights),
+            ),
         )
 
     @torch.no_grad()
@@ -181,12 +187,13 @@ class Learner:
 
 
 def learning_rate(config: TrainConfig, taken: int) -> float:
-    """The rate of the next optimizer step after `taken` of them: warm-up, then linear decay to a tenth."""
+    """The rate of the next optimizer step after `taken` of them: warm-up, then constant or a decay to a tenth."""
     warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
     if config.decay_steps is None:
         return config.lr * warm
     done = min(1.0, max(0, taken - config.warmup_steps) / config.decay_steps)
-    return config.lr * warm * (1 - 0.9 * done)
+    fallen = done if config.decay == "linear" else (1 - math.cos(math.pi * done)) / 2
+    return config.lr * warm * (1 - 0.9 * fallen)
 
 
 def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
@@ -204,6 +211,10 @@ def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
         "train/padding": 1 - real / padded,
         "train/micro_batches": float(len(forwards)),
     }
+
+
+def _traces(forwards: list[_Forward], step: int) -> list[Trace]:
+    return [forward.trace for forward in forwards if forward.step == step]
 
 
 def _tokens(forwards: list[_Forward]) -> int:
