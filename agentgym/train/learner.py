@@ -116,10 +116,9 @@ class Learner:
         self, step: int, place: int, samples: list[Sample], micro: Micro, objective: Objective
     ) -> _Forward:
         """One forward and backward."""
-        config, rows = self.config, [samples[i] for i in micro.rows]
-        batch = collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self.ranks.device)
-        reference_BR = self._reference(batch) if config.kl_coef else None
-        logprobs_BR, entropy_BR = self._forward(batch, config.temperature)
+        rows, batch = self._rows(samples, micro)
+        reference_BR = self._reference(batch) if self.config.kl_coef else None
+        logprobs_BR, entropy_BR = self._forward(batch, self.config.temperature)
         loss, sums = objective(rows, batch, logprobs_BR, entropy_BR, reference_BR)
         # FSDP averages gradients over ranks; this loss is a sum over them.
         (loss * self.ranks.world).backward()  # type: ignore[no-untyped-call]
@@ -136,6 +135,10 @@ class Learner:
             ),
         )
 
+    def _rows(self, samples: list[Sample], micro: Micro) -> tuple[list[Sample], Batch]:
+        rows = [samples[i] for i in micro.rows]
+        return rows, collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self.ranks.device)
+
     @torch.no_grad()
     def _reference(self, batch: Batch) -> Tensor:
         """Log-probabilities of the model without its adapter."""
@@ -147,8 +150,7 @@ class Learner:
         """Log of each rollout's sequence ratio, whichever ranks and micro-batches its samples are in."""
         found = []
         for micro in micros:
-            rows = [samples[i] for i in micro.rows]
-            batch = collate(rows, pad_id=self._pad_id, masked=micro.masked).to(self.ranks.device)
+            rows, batch = self._rows(samples, micro)
             logprobs_BR, _ = self._forward(batch, self.config.temperature)  # masked too: ranks stay in step
             found += row_log_ratios(rows, batch, logprobs_BR)
         return rollout_log_ratios(self.ranks.gather(found))
