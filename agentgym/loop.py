@@ -39,7 +39,7 @@ from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample
 from agentgym.rollouts.schedule import Scheduler
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
-from agentgym.samples import Estimator, samples
+from agentgym.samples import Credit, Estimator, samples
 from agentgym.sandboxes.choose import AnyBox, Kind
 from agentgym.train.config import TrainConfig
 from agentgym.train.trainer import Trainer
@@ -80,6 +80,8 @@ class Run:
     """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
+    credit: Credit = "outcome"
+    """Whether all tokens of a rollout have its advantage, or each turn that of what came after it."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
     eval_tasks: int = 128
@@ -89,6 +91,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
+        if self.train.dora and isinstance(self.engine, SGLangConfig):
+            raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
 
     @property
     def sampling(self) -> Sampling:
@@ -276,7 +280,7 @@ async def _train(run: Run, play: Play, log: "Log") -> None:
         for step in range(run.steps):
             log.note("rollouts")
             groups = await rollouts.collect(to_come=run.steps - step - 1)
-            batch = samples(groups, advantage=run.advantage, merge=run.merge)
+            batch = samples(groups, advantage=run.advantage, merge=run.merge, credit=run.credit)
             log.note("training")
             stats = await play.trainer.step(batch)
             probe = probe or next(s.token_ids.tolist() for r in groups.rollouts for s in r.segments)

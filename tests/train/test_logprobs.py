@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from agentgym.train import logprobs as module
 from agentgym.train.logprobs import token_logprobs
-from agentgym.train.model import PolicyModel, load_policy, shard
+from agentgym.train.model import PolicyModel, load_policy
+from agentgym.train.shard import shard
 
 N, H, V = 520, 24, 2100
 """More tokens and more vocabulary than a tile has."""
