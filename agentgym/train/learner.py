@@ -3,9 +3,10 @@
 import math
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from agentgym.train.objective import Objective, refuse_parts, rollout_log_ratios
 from agentgym.train.plan import Micro, mini_batches, over_budget, shares
 from agentgym.train.ranks import Ranks
 from agentgym.train.shard import open_policy
+from agentgym.train.state import random_state, restore_random, restore_training, training_state
 from agentgym.types import Floats, Sample, Sampling
 
 
@@ -165,6 +167,18 @@ class Learner:
     def _forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = self.policy(batch.inputs, batch.loss_mask_BR, temperature)
         return out
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on, but for the samples. Every rank must call it."""
+        state = training_state(self.policy, self._optimizer)
+        return state | {"optimizer_steps": self.optimizer_steps, "random": self.ranks.gather([random_state()])}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, on as many ranks as there are now."""
+        restore_training(self.policy, self._optimizer, state)
+        self.optimizer_steps = int(state["optimizer_steps"])
+        if self.ranks.rank < len(state["random"]):
+            restore_random(state["random"][self.ranks.rank])
 
     def score(self, token_ids: Sequence[int], sampling: Sampling) -> Floats:
         """Log-probability (nats) of each id but the first, given those before it."""

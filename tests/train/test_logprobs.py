@@ -13,10 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from agentgym.samples import samples
 from agentgym.train import logprobs as module
+from agentgym.train.batch import collate
 from agentgym.train.logprobs import token_logprobs
 from agentgym.train.model import PolicyModel, load_policy
 from agentgym.train.shard import shard
+from agentgym.types import Group
 
 N, H, V = 520, 24, 2100
 """More tokens and more vocabulary than a tile has."""
@@ -214,9 +217,11 @@ def trained_head(path: Path) -> PolicyModel:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_sharded_output_layer_has_the_gradient_of_a_whole_one(tiny_model: Path) -> None:
-    ids = torch.arange(2, 14).view(2, 6)
-    inputs = (ids, torch.ones(2, 6).bool(), torch.arange(6).expand(2, 6), torch.ones(2, 3).bool(), 0.7)
+def test_a_sharded_output_layer_has_the_gradient_of_a_whole_one(
+    tiny_model: Path, groups_of: Callable[..., list[Group]]
+) -> None:
+    batch = collate(samples(groups_of(1))[:2], pad_id=0)
+    inputs = (batch.inputs, batch.loss_mask_BR, 0.7)
     whole, sharded = trained_head(tiny_model), trained_head(tiny_model)
     shard(sharded, torch.device("cpu"))
     for policy in (whole, sharded):
