@@ -3,6 +3,21 @@
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
+LEAST = {
+    "lora_rank": 1,
+    "warmup_steps": 0,
+    "decay_steps": 1,
+    "clip_high": 0,
+    "kl_coef": 0,
+    "correction_cap": 1,
+    "rollouts_per_step": 1,
+    "micro_tokens": 1,
+    "temperature": 0,
+}
+"""Lowest value of each field that has one."""
+MEANS = ("token", "sample", "rollout")
+"""What a sum can be divided by, beside a number."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -83,13 +98,17 @@ class TrainConfig:
         self._refuse_combinations()
 
     def _refuse_bounds(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            _require(value is None or value >= least, f"{name}: must be at least {least}, got {value}")
         _require(0 <= self.clip_low <= 1, f"clip_low: must be in 0..1, got {self.clip_low}")
-        _require(self.clip_high >= 0, f"clip_high: must be at least 0, got {self.clip_high}")
-        _require(self.correction_cap >= 1, f"correction_cap: must be at least 1, got {self.correction_cap}")
-        _require(self.kl_coef >= 0, f"kl_coef: must be at least 0, got {self.kl_coef}")
         _require(
             self.dual_clip is None or self.dual_clip > 1,
             f"dual_clip: must be above 1, where a ratio has changed nothing yet, got {self.dual_clip}",
+        )
+        _require(
+            self.normalise in MEANS if isinstance(self.normalise, str) else self.normalise > 0,
+            f"normalise: {self.normalise!r} is none of {', '.join(MEANS)} or a number above 0",
         )
 
     def _refuse_combinations(self) -> None:

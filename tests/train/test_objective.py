@@ -303,6 +303,10 @@ def test_a_segment_in_parts_is_refused(tiny_model: Path, config: TrainConfig, gr
         ({"clip_low": 1.5}, r"clip_low: must be in 0\.\.1"),
         ({"clip_high": -0.1}, "clip_high: must be at least 0"),
         ({"correction_cap": 0.5}, "correction_cap: must be at least 1"),
+        ({"decay_steps": 0}, "decay_steps: must be at least 1"),
+        ({"temperature": math.nan}, "temperature: must be at least 0"),
+        ({"normalise": "mean"}, "normalise: 'mean' is none of token, sample, rollout or a number above 0"),
+        ({"normalise": 0.0}, "normalise: 0.0 is none of"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(change: dict[str, Any], error: str) -> None:
