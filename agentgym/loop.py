@@ -104,6 +104,8 @@ class Run:
         self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
         if self.train.dora and isinstance(self.engine, SGLangConfig):
             raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
+        if self.train.loss == "sft":
+            raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
         if self.keep < 1 or self.save_every < 0:
             raise ValueError(f"keep, save_every: at least 1 and 0, got {self.keep} and {self.save_every}")
         if self.resume is not None and self.out not in (None, self.resume):

@@ -113,6 +113,45 @@ def samples(
     )
 
 
+def demonstrations(rollouts: Sequence[Rollout], *, context_weight: float = 0.0) -> list[Sample]:
+    """What to imitate in these rollouts, one sample per segment, for a trainer whose loss is "sft".
+
+    ::
+
+        ids       P  P  a  a  e  a  e     P prompt, a sampled, e what the env said
+        weight    .  w  1  1  w  1        w context_weight; what follows the last sampled token is cut
+
+    The weights stand in `advantages`; with w = 0 the mask is that of the sampled tokens. Rewards are not looked at:
+    which rollouts are worth imitating is for the caller to say.
+    """
+    if not 0 <= context_weight <= 1:
+        raise ValueError(f"context_weight: must be in 0..1, got {context_weight}")
+    made = [_imitated(rollout, segment, context_weight) for rollout in rollouts for segment in rollout.segments]
+    return [row for row in made if row is not None]
+
+
+def _imitated(rollout: Rollout, segment: Segment, context_weight: float) -> Sample | None:
+    """None for a segment in which nothing was sampled."""
+    if not segment.turns:
+        return None
+    start = 1 if context_weight else segment.turns[0].start
+    sampled = segment.sampled[start : segment.turns[-1].stop]
+    return Sample(
+        group_id=rollout.group_id,
+        rollout_id=rollout.rollout_id,
+        segment=segment.index,
+        step=0,
+        prompt_ids=segment.token_ids[:start],
+        response_ids=segment.token_ids[start : segment.turns[-1].stop],
+        loss_mask=np.ones_like(sampled) if context_weight else sampled,
+        logprobs=np.zeros(len(sampled), np.float32),
+        advantages=np.where(sampled, np.float32(1), np.float32(context_weight)),
+        weight=float(sampled.sum() / rollout.sampled_tokens),
+        policy_version=0,
+        is_last=segment is rollout.segments[-1],
+    )
+
+
 Worth: TypeAlias = float | dict[int, float]
 """The advantage of a rollout, or of each of its turns by number."""
 

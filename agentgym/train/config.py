@@ -45,9 +45,9 @@ class TrainConfig:
     """Optimizer steps over which it then falls to a tenth of lr, and stays there; None: constant."""
     decay: Literal["linear", "cosine"] = "linear"
     """How it falls."""
-    loss: Literal["ppo", "cispo", "gspo", "gspo_rollout"] = "ppo"
+    loss: Literal["ppo", "cispo", "gspo", "gspo_rollout", "sft"] = "ppo"
     """Clipped ratio of each token; the ratio as a clipped weight; the clipped ratio of each token's segment, or of its
-    rollout, which costs a forward more."""
+    rollout, which costs a forward more; or the cross-entropy of demonstrations."""
     clip_low: float = 0.2
     """A probability ratio under 1 - clip_low is not pushed further down."""
     clip_high: float = 0.2

@@ -10,7 +10,7 @@ from torch import Tensor
 from agentgym.train.batch import Batch
 from agentgym.types import Sample
 
-Surrogate: TypeAlias = Literal["ppo", "cispo", "gspo"]
+Surrogate: TypeAlias = Literal["ppo", "cispo", "gspo", "sft"]
 Normalise: TypeAlias = Literal["token", "sample", "rollout"] | float
 Correction: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask"]
 Divergence: TypeAlias = Literal["k1", "k2", "k3"]
@@ -99,6 +99,7 @@ def policy_loss(
         cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
         gspo        ppo with s in the place of r, s the geometric mean of r over the row's  arXiv 2507.18071
                     trained tokens; a token has the gradient s grad(its logprob)
+        sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
         correction  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
 
     `sequence_B` holds log s where a row is not the whole sequence that s is of. Columns with loss mask 0 have no
@@ -109,6 +110,8 @@ def policy_loss(
     if correction != "none":
         weights_BR = importance_weights(log_ratio_BR, correction=correction, cap=cap)
         gain_BR = weights_BR * one_BR * batch.advantages_BR
+    elif loss == "sft":
+        gain_BR = logprobs_BR * batch.advantages_BR
     elif loss == "cispo":
         weights_BR = log_ratio_BR.detach().exp().clamp(1 - clip_low, 1 + clip_high)
         gain_BR = weights_BR * one_BR * batch.advantages_BR
@@ -201,7 +204,8 @@ def loss_sums(
 ) -> LossSums:
     """The figures of one micro-batch."""
     mask_BR = batch.loss_mask_BR
-    log_ratio_BR = _log_ratio(logprobs_BR, batch)
+    # Nobody sampled a demonstration: there is no ratio.
+    log_ratio_BR = torch.zeros_like(logprobs_BR) if loss == "sft" else _log_ratio(logprobs_BR, batch)
     if correction != "none":
         weights_BR = importance_weights(log_ratio_BR, correction=correction, cap=cap)
         stopped_BR = (weights_BR == 0) | (weights_BR == cap)

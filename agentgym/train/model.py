@@ -29,8 +29,9 @@ class PolicyModel(nn.Module):
 
     @property
     def causal(self) -> Any:
-        """The Hugging Face model inside the adapter's wrapper."""
-        return cast("Any", self.model).get_base_model()
+        """The Hugging Face model, inside the adapter's wrapper where it has one."""
+        model = cast("Any", self.model)
+        return model.get_base_model() if hasattr(model, "peft_config") else model
 
     def without_adapter(self) -> AbstractContextManager[None]:
         """Inside it, the forward is that of the base model."""
