@@ -231,6 +231,19 @@ def test_a_loss_does_not_depend_on_its_cut_into_micro_batches(
         assert again == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.parametrize("layout", ["packed", "tree"])
+@pytest.mark.parametrize("change", LOSSES, ids=lambda change: str(change["loss"]))
+def test_a_loss_does_not_depend_on_its_layout(
+    tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any], layout: Any
+) -> None:
+    rows = list(samples(groups_of(1), merge=change["loss"] == "gspo"))
+    padded, other = (
+        figures(tiny_model, replace(config, **change, layout=name, micro_tokens=120), rows)
+        for name in ("padded", layout)
+    )
+    assert other == pytest.approx(padded, rel=1e-4)
+
+
 def test_the_ratio_of_a_rollout_is_the_same_in_parts(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
     by_rollout = replace(config, loss="gspo_rollout", clip_low=0.05, clip_high=0.05, micro_tokens=40)
     merged, parts = (figures(tiny_model, by_rollout, list(samples(groups_of(1), merge=m))) for m in (True, False))

@@ -123,9 +123,13 @@ def test_a_skipped_step_names_its_rollouts_alike_on_every_rank(
 # On one process
 
 
-def test_checkpointing_changes_memory_and_nothing_else(tiny_model: Path, batches: list[list[Sample]]) -> None:
+@pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
+def test_checkpointing_changes_memory_and_nothing_else(
+    tiny_model: Path, batches: list[list[Sample]], layout: Any
+) -> None:
     kept, again = (
-        figures(tiny_model, replace(PLAIN, checkpointing=checkpointing), batches) for checkpointing in (False, True)
+        figures(tiny_model, replace(PLAIN, checkpointing=checkpointing, layout=layout), batches)
+        for checkpointing in (False, True)
     )
     assert_same(again, kept, rel=1e-6, atol=1e-7)
 
