@@ -118,8 +118,8 @@ class TrainConfig:
         )
         _require(
             self.loss == "ppo" or self.correction == "none",
-            f"loss, correction: {self.loss} has a weight for off-policy tokens of its own; use correction='none', or "
-            "loss='ppo' with a correction",
+            f"loss, correction: {self.loss} takes no correction, it weighs off-policy tokens itself or has none; use "
+            "correction='none', or loss='ppo'",
         )
         _require(
             self.dual_clip is None or (self.loss == "ppo" and self.correction == "none"),

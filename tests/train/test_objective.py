@@ -307,8 +307,12 @@ def test_a_segment_in_parts_is_refused(tiny_model: Path, config: TrainConfig, gr
     [
         ({"loss": "reinforce"}, "loss: 'reinforce' is none of ppo, cispo, gspo, gspo_rollout"),
         ({"kl_estimator": "k4"}, "kl_estimator: 'k4' is none of k1, k2, k3"),
-        ({"loss": "gspo", "correction": "token"}, "loss, correction: gspo has .*use correction='none'"),
-        ({"loss": "cispo", "correction": "sequence_mask"}, "loss, correction: cispo has"),
+        (
+            {"loss": "gspo", "correction": "token"},
+            "loss, correction: gspo takes no correction, .*use correction='none'",
+        ),
+        ({"loss": "cispo", "correction": "sequence_mask"}, "loss, correction: cispo takes no"),
+        ({"loss": "sft", "correction": "token"}, "loss, correction: sft takes no"),
         ({"dual_clip": 1.0}, "dual_clip: must be above 1"),
         ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip: .*loss='ppo'"),
         ({"dual_clip": 3.0, "correction": "token"}, "dual_clip: .*correction='none'"),
