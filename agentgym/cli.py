@@ -20,6 +20,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from agentgym.errors import AgentGymError, EngineError, SandboxError, boundary
+from agentgym.owners import dead_folders, is_dead
 
 PACKAGES = {"torch": "train", "transformers": "train", "peft": "train", "docker": "docker"}
 """What the extras bring that a user asks about first."""
@@ -203,7 +204,6 @@ def gc(dry_run: bool = False) -> int:
 def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
     """What each dead owner's container is called, and how to remove it; nothing where no engine runs."""
     from agentgym.sandboxes.docker import connect
-    from agentgym.sandboxes.owners import is_dead
 
     try:
         client = connect(timeout_s=30)
@@ -230,8 +230,6 @@ def _remove(client: Any, container: str) -> None:
 
 
 def _dead_folders() -> Iterator[tuple[str, Callable[[], object]]]:
-    from agentgym.sandboxes.owners import dead_folders
-
     for folder in dead_folders():
         yield f"folder {folder}", partial(shutil.rmtree, folder, ignore_errors=True)
 

@@ -47,6 +47,10 @@ CHECKPOINTS = "checkpoints"
 """In the run's folder."""
 
 
+PROBE = 256
+"""Ids that trainer and engine both score after each sync, at most: a server may draw once behind each of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One training run, every setting in one place; a recipe is a Run with its values spelled out."""
@@ -98,12 +102,14 @@ class Run:
 
     def __post_init__(self) -> None:
         self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
+        if self.train.dora and isinstance(self.engine, SGLangConfig):
+            raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
         if self.keep < 1 or self.save_every < 0:
             raise ValueError(f"keep, save_every: at least 1 and 0, got {self.keep} and {self.save_every}")
         if self.resume is not None and self.out not in (None, self.resume):
-            raise ValueError(f"out: a resumed run goes on in its own folder, {self.resume}; leave out away")
+            raise ValueError(f"out: a resumed run goes on in its own folder, {self.resume}; leave that one away")
 
     @property
     def sampling(self) -> Sampling:
@@ -291,7 +297,7 @@ async def _train(run: Run, play: Play, log: Log, saver: "Saver") -> None:
             batch = samples(groups, advantage=run.advantage, merge=run.merge, credit=run.credit)
             log.note("training")
             stats = await play.trainer.step(batch)
-            probe = probe or next(s.token_ids.tolist() for r in groups.rollouts for s in r.segments)
+            probe = probe or next(s.token_ids[:PROBE].tolist() for r in groups.rollouts for s in r.segments)
             gap = await sync(play.trainer, play.engine, step + 1, probe, run.sampling, run.probe_tolerance)
             log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
             await saver.done(replace(begun, step=step + 1, probe=probe, places=rollouts.places()))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agentgym import cli
+from agentgym import cli, owners
 from agentgym.errors import SandboxError
-from agentgym.sandboxes import choose, docker, image, local, owners
+from agentgym.owners import owner
+from agentgym.sandboxes import choose, docker, image, local
 from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.owners import owner
 
 ROOT = Path(__file__).parents[1]
 
@@ -158,7 +158,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
     # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
-    monkeypatch.setattr(owners, "is_dead", lambda who: who == "elsewhere/boot/1/1")
+    monkeypatch.setattr(cli, "is_dead", lambda who: who == "elsewhere/boot/1/1")
     client = docker.connect()
     with contextlib.ExitStack() as stack:
         stack.callback(client.close)

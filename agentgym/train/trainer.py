@@ -119,7 +119,8 @@ class Trainer:
         """Train on these samples: one optimizer step per mini-batch of rollouts; no sample, no step.
 
         Every rank passes all of the samples, and gets the same figures. A gradient that is not finite is not
-        applied, and counted in `train/skipped_steps`. Cancelling the call does not stop the step.
+        applied, counted in `train/skipped_steps`, and a RuntimeWarning names the rollouts that it came from. Cancelling
+        the call does not stop the step.
         Raises ValueError when ranks hold different samples.
         """
         opened = self._open_now

@@ -231,6 +231,19 @@ def test_a_loss_does_not_depend_on_its_cut_into_micro_batches(
         assert again == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.parametrize("layout", ["packed", "tree"])
+@pytest.mark.parametrize("change", LOSSES, ids=lambda change: str(change["loss"]))
+def test_a_loss_does_not_depend_on_its_layout(
+    tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any], layout: Any
+) -> None:
+    rows = list(samples(groups_of(1), merge=change["loss"] == "gspo"))
+    padded, other = (
+        figures(tiny_model, replace(config, **change, layout=name, micro_tokens=120), rows)
+        for name in ("padded", layout)
+    )
+    assert other == pytest.approx(padded, rel=1e-4)
+
+
 def test_the_ratio_of_a_rollout_is_the_same_in_parts(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
     by_rollout = replace(config, loss="gspo_rollout", clip_low=0.05, clip_high=0.05, micro_tokens=40)
     merged, parts = (figures(tiny_model, by_rollout, list(samples(groups_of(1), merge=m))) for m in (True, False))
@@ -294,8 +307,12 @@ def test_a_segment_in_parts_is_refused(tiny_model: Path, config: TrainConfig, gr
     [
         ({"loss": "reinforce"}, "loss: 'reinforce' is none of ppo, cispo, gspo, gspo_rollout"),
         ({"kl_estimator": "k4"}, "kl_estimator: 'k4' is none of k1, k2, k3"),
-        ({"loss": "gspo", "correction": "token"}, "loss, correction: gspo has .*use correction='none'"),
-        ({"loss": "cispo", "correction": "sequence_mask"}, "loss, correction: cispo has"),
+        (
+            {"loss": "gspo", "correction": "token"},
+            "loss, correction: gspo takes no correction, .*use correction='none'",
+        ),
+        ({"loss": "cispo", "correction": "sequence_mask"}, "loss, correction: cispo takes no"),
+        ({"loss": "sft", "correction": "token"}, "loss, correction: sft takes no"),
         ({"dual_clip": 1.0}, "dual_clip: must be above 1"),
         ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip: .*loss='ppo'"),
         ({"dual_clip": 3.0, "correction": "token"}, "dual_clip: .*correction='none'"),
@@ -303,6 +320,10 @@ def test_a_segment_in_parts_is_refused(tiny_model: Path, config: TrainConfig, gr
         ({"clip_low": 1.5}, r"clip_low: must be in 0\.\.1"),
         ({"clip_high": -0.1}, "clip_high: must be at least 0"),
         ({"correction_cap": 0.5}, "correction_cap: must be at least 1"),
+        ({"decay_steps": 0}, "decay_steps: must be at least 1"),
+        ({"temperature": math.nan}, "temperature: must be at least 0"),
+        ({"normalise": "mean"}, "normalise: 'mean' is none of token, sample, rollout or a number above 0"),
+        ({"normalise": 0.0}, "normalise: 0.0 is none of"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(change: dict[str, Any], error: str) -> None:
