@@ -17,7 +17,7 @@ from agentgym.train.batch import Batch, collate
 from agentgym.train.config import TrainConfig
 from agentgym.train.loss import LossSums, Ratio, denominator, loss_sums, policy_loss
 from agentgym.train.model import load_policy, shard
-from agentgym.train.plan import Micro, mini_batches, over_budget, shares
+from agentgym.train.plan import Micro, cost_of, mini_batches, over_budget, plan_step
 from agentgym.train.ranks import Ranks
 from agentgym.types import Floats, Sample, Sampling
 
@@ -57,6 +57,7 @@ class Learner:
             self._weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self._pad_id = int(self.policy.causal.config.pad_token_id or 0)
+        self._cost = cost_of(config.balance, self.policy.causal.config.get_text_config().hidden_size)
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One optimizer step per mini-batch; the figures of all ranks, on every rank."""
@@ -99,7 +100,9 @@ class Learner:
         """One optimizer step; its gradient norm before clipping."""
         ranks, config = self.ranks, self.config
         total = denominator(samples, config.normalise)
-        plans = shares([len(row) for row in samples], ranks=ranks.world, micro_tokens=config.micro_tokens)
+        plans = plan_step(
+            samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
+        )
         self._optimizer.zero_grad(set_to_none=True)
         forwards += [self._micro_batch(step, samples, micro, total) for micro in plans[ranks.rank]]
         norm = _number(torch.nn.utils.clip_grad_norm_(self._weights, config.grad_clip))
