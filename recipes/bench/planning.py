@@ -68,7 +68,8 @@ def judge(
     name: str, plans: Plan, lengths: Ints, seconds: float, module: Any, *, padded: bool = False
 ) -> dict[str, float]:
     """The figures of a plan without shared prefixes."""
-    flops = np.array([module.flops(n, n * (n + 1) / 2) for n in lengths.tolist()])
+    # A padded block is computed under a mask, which leaves out no pair of tokens.
+    flops = np.array([module.flops(n, n * n if padded else n * (n + 1) / 2) for n in lengths.tolist()])
     squares = grid(plans, lambda m: float((lengths[list(m.rows)] ** 2).sum()))
 
     def load(micro: Micro) -> float:

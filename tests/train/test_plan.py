@@ -174,10 +174,17 @@ def test_ranks_take_turns_with_the_costlier_row() -> None:
     assert bins_of(plans) == [[{0}, {3}], [{1}, {2}]]  # 13 and 13 tokens
 
 
-def test_rows_are_swapped_until_the_ranks_are_even() -> None:
+@pytest.mark.parametrize("budget", [None, 7])
+def test_rows_are_swapped_until_the_ranks_are_even(budget: int | None) -> None:
     lengths = [3, 3, 2, 2, 2]  # longest first: 3 2 2 and 3 2
-    plans = shares(lengths, ranks=2, layout="packed")
+    plans = shares(lengths, ranks=2, micro_tokens=budget, layout="packed")
     assert [[sum(lengths[i] for i in part) for part in plan] for plan in bins_of(plans)] == [[6], [6]]
+
+
+def test_no_swap_breaks_the_budget() -> None:
+    """Sums of squares are 82 and 61; the 1 would bring them closer, and make 12 tokens of 11."""
+    plans = shares([9, 6, 5, 1], ranks=2, micro_tokens=11, layout="packed", cost=SQUARE)
+    assert bins_of(plans) == [[{0, 3}], [{1, 2}]]
 
 
 def test_a_tight_budget_is_filled_one_by_one() -> None:
@@ -223,6 +230,14 @@ def test_a_group_over_the_budget_is_cut_where_little_is_shared() -> None:
     rows = samples_of([(ids[:n], [9 + n]) for n in (4, 6, 8) for ids in (one, other)])
     plans = plan_step(rows, ranks=1, layout="tree", micro_tokens=14, cost=Cost())
     assert sorted(map(sorted, bins_of(plans)[0])) == [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize(("prompt", "forwards"), [(5, 3), (2, 2)])
+def test_a_prompt_is_computed_twice_only_for_a_sixteenth_of_a_forward(prompt: int, forwards: int) -> None:
+    """Five groups of 20 unique tokens: two whole ones fit into 53, two and a half with one prompt repeated."""
+    rows = samples_of([([group] * prompt, [10 + i]) for group in range(1, 6) for i in range(20 - prompt)])
+    plans = plan_step(rows, ranks=1, layout="tree", micro_tokens=53, cost=Cost())
+    assert len(plans[0]) == forwards
 
 
 def test_without_a_budget_the_forest_is_one_row_for_each_rank() -> None:

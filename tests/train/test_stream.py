@@ -17,6 +17,7 @@ def test_nothing_leaves_before_a_micro_batch_can_be_chosen_and_the_fullest_rows_
     sums = [sum([6, 3, 5, 5, 4, 6, 3, 2, 6][row] for row in micro.rows) for micro in (one, other)]
     assert sums == [10, 10]
     assert planner.waiting == 9 - len(one.rows) - len(other.rows)
+    assert planner.put(19) == []  # 39 tokens wait
 
 
 def test_a_flush_sends_what_is_left_and_the_next_one_nothing() -> None:
