@@ -1,0 +1,76 @@
+"""Two and four processes have the gradient of one, in every layout. The processes are real: torchrun, gloo, FSDP2."""
+
+import importlib.util
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentgym.samples import samples
+from agentgym.train.trainer import TrainConfig
+from agentgym.types import Group
+
+SCRIPT = Path(__file__).with_name("layout_script.py")
+
+
+def run(ranks: int, work: Any, folder: Path) -> dict[Any, Any]:
+    """What the script finds on so many processes."""
+    (folder / "input").write_bytes(pickle.dumps(work))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *launch,
+            str(SCRIPT),
+            str(folder / "input"),
+            str(folder / "out"),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[Any, Any] = pickle.loads((folder / "out").read_bytes())
+    return found
+
+
+def alone(work: Any) -> dict[Any, Any]:
+    """What it finds on this one."""
+    spec = importlib.util.spec_from_file_location("layout_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found: dict[Any, Any] = script.steps(*work)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_have_the_gradient_of_one_process_in_every_layout(
+    ranks: int, tiny_model: Path, grown: Callable[..., list[Group]], tmp_path: Path
+) -> None:
+    groups = grown(5)
+    batches = {merged: list(samples(groups, merge=merged)) for merged in (True, False)}
+    config = TrainConfig(lora_rank=4, lora_alpha=8, normalise="rollout", grad_clip=1e9, micro_tokens=150, device="cpu")
+    work = (tiny_model, config, batches)
+    expected, gradients = alone((tiny_model, config, {True: batches[True]}))["padded", True]
+    assert float(torch.cat([g.flatten() for g in gradients]).norm()) > 1e-3
+    for how, (stats, found) in run(ranks, work, tmp_path).items():
+        for name in ("loss", "grad_norm", "kl", "entropy", "trained_tokens"):
+            assert stats[f"train/{name}"] == pytest.approx(expected[f"train/{name}"], rel=1e-5), (how, name)
+        for mine, theirs in zip(found, gradients, strict=True):
+            assert float((mine - theirs).norm()) <= 1e-5 * float(theirs.norm()) + 1e-9, how
