@@ -55,31 +55,6 @@ def token_logprobs(
     return logprobs_N, entropy_N
 
 
-def response_logprobs(
-    hidden_BTH: Tensor,
-    head: Head,
-    input_ids_BT: Tensor,
-    loss_mask_BR: Tensor,
-    *,
-    temperature: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy (nats, float32, BR) of each trained response token; 0 elsewhere.
-
-    ::
-
-        input_ids_BT     P  P  a  a      a at column c is predicted by the hidden state of column c - 1
-        hidden_BTH       .  h  h  .      so the responses' states are [:, -R-1:-1]
-
-    Only the states of trained tokens pass through the output layer; see `token_logprobs`.
-    """
-    response = loss_mask_BR.shape[1]
-    states_NH = hidden_BTH[:, -response - 1 : -1][loss_mask_BR]
-    targets_N = input_ids_BT[:, -response:][loss_mask_BR]
-    logprobs_N, entropy_N = token_logprobs(states_NH, head, targets_N, temperature=temperature)
-    zeros_BR = logprobs_N.new_zeros(loss_mask_BR.shape)
-    return zeros_BR.masked_scatter(loss_mask_BR, logprobs_N), zeros_BR.masked_scatter(loss_mask_BR, entropy_N)
-
-
 def _is_linear(head: Head) -> bool:
     """Whether the head is its weight and bias and nothing more: no adapter on it, no hook, no scale."""
     return (
