@@ -1,64 +1,260 @@
-"""Log-probabilities of trained tokens from hidden states, and nothing of the others."""
+"""Log-probabilities of trained tokens from hidden states, tile by tile: their logits never exist at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
-CHUNK = 1024
-"""Positions whose full distribution is held at once for the entropy."""
+Head: TypeAlias = nn.Module | Callable[[Tensor], Tensor]
+"""The output layer: hidden states to logits."""
+
+CHUNK = 256
+"""Tokens whose whole distribution is held at once where the output layer is no plain linear one."""
+
+LOWEST = -1e30
+"""Below any logit, and finite: differences of it are no NaN."""
 
 
-def response_logprobs(
-    hidden_BTH: Tensor,
-    head: Callable[[Tensor], Tensor],
-    input_ids_BT: Tensor,
-    loss_mask_BR: Tensor,
-    *,
-    temperature: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy (nats, float32, BR) of each trained response token; 0 elsewhere.
+@overload
+def token_logprobs(
+    states_NH: Tensor, head: Head, targets_N: Tensor, *, temperature: float = 1.0, entropy: Literal[True] = True
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def token_logprobs(
+    states_NH: Tensor, head: Head, targets_N: Tensor, *, temperature: float = 1.0, entropy: Literal[False]
+) -> tuple[Tensor, None]: ...
+def token_logprobs(
+    states_NH: Tensor, head: Head, targets_N: Tensor, *, temperature: float = 1.0, entropy: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability and entropy (nats, float32, N) of each target id, in memory that does not grow with N x V.
 
     ::
 
-        input_ids_BT     P  P  a  a      a at column c is predicted by the hidden state of column c - 1
-        hidden_BTH       .  h  h  .      so the responses' states are [:, -R-1:-1]
+        states_NH   h0    h1    h2        targets_N[i] is scored under softmax(head(states_NH[i]) / temperature);
+        targets_N   t0    t1    t2        temperature 0 is treated as 1
 
-    Those of the distribution at `temperature`; 0 is treated as 1. Only the states of trained tokens pass
-    through the output layer, N x V logits for N trained tokens. The entropy carries no gradient.
+    Gradients go to the states and, where it is trained, to the output layer. The entropy has none, and is None where
+    it is not asked for. Sums and softmax are in float32, whatever the dtype of states and weights.
+
+    A plain linear output layer is multiplied tile by tile, twice with a frozen weight: what the gradient of a
+    log-probability needs does not depend on what comes back, so forward leaves it, N x H numbers, to backward. A
+    trained weight takes two more multiplications, in backward. Any other output layer is computed again in backward,
+    CHUNK tokens at a time.
     """
-    response = loss_mask_BR.shape[1]
-    states_NH = hidden_BTH[:, -response - 1 : -1][loss_mask_BR]
-    targets_N = input_ids_BT[:, -response:][loss_mask_BR]
-    logits_NV = head(states_NH).float() / (temperature or 1.0)
-    log_NV = torch.log_softmax(logits_NV, -1)
+    scale = temperature or 1.0
+    if not _is_linear(head):
+        return _chunked(states_NH, head, targets_N, scale, entropy)
+    layer = cast("nn.Linear", head)
+    logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        states_NH, layer.weight, layer.bias, targets_N, scale, entropy, torch.is_grad_enabled()
+    )
+    return logprobs_N, entropy_N
+
+
+def _is_linear(head: Head) -> bool:
+    """Whether the head is its weight and bias and nothing more: no adapter on it, no hook, no scale."""
+    return (
+        isinstance(head, nn.Linear)
+        and type(head).forward is nn.Linear.forward
+        and not head._forward_hooks
+        and not head._forward_pre_hooks
+    )
+
+
+# Any output layer, by chunks of tokens
+
+
+def _chunked(
+    states_NH: Tensor, head: Head, targets_N: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    parts = [
+        checkpoint(_dense, states, head, targets, temperature, entropy, use_reentrant=False, preserve_rng_state=False)
+        for states, targets in zip(torch.split(states_NH, CHUNK), torch.split(targets_N, CHUNK), strict=True)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
+
+
+def _dense(
+    states_NH: Tensor, head: Head, targets_N: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    log_NV = torch.log_softmax(head(states_NH).float() / temperature, -1)
     picked_N = log_NV.gather(-1, targets_N[:, None])[:, 0]
-    zeros_BR = picked_N.new_zeros(loss_mask_BR.shape)
-    logprobs_BR = zeros_BR.masked_scatter(loss_mask_BR, picked_N)
-    return logprobs_BR, zeros_BR.masked_scatter(loss_mask_BR, _entropy(log_NV))
+    with torch.no_grad():
+        return picked_N, -(log_NV.exp() * log_NV).sum(-1) if entropy else None
 
 
-def token_logprobs(
-    states_NH: Tensor,
-    head: Callable[[Tensor], Tensor],
-    targets_N: Tensor,
-    *,
-    temperature: float = 1.0,
-    entropy: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy (nats, float32) of each target, predicted by its state.
+# A linear output layer, by tiles of tokens and vocabulary
 
-    Those of the distribution at `temperature`; 0 is treated as 1. The entropy carries no gradient, and is 0 unless
-    asked for.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """A linear output layer and the temperature its logits are divided by."""
+
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    temperature: float
+
+    def tiles(self) -> Iterator[tuple[int, Tensor]]:
+        """Slices of the weight with the number of their first row."""
+        width = _tile(self.weight_VH)[1]
+        for start in range(0, len(self.weight_VH), width):
+            yield start, self.weight_VH[start : start + width]
+
+    def logits(self, states_NH: Tensor, start: int, tile_WH: Tensor) -> Tensor:
+        """float32, N x W; may be written to."""
+        logits_NW = _product(states_NH, tile_WH.T)
+        if self.bias_V is not None:
+            logits_NW += self.bias_V[start : start + len(tile_WH)]
+        return logits_NW if self.temperature == 1 else logits_NW.div_(self.temperature)
+
+
+def _tile(weight: Tensor) -> tuple[int, int]:
+    """Tokens and vocabulary rows multiplied at once: as few as keep a matrix product at its full speed."""
+    return (512, 2048) if weight.device.type == "cpu" else (4096, 16384)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right in float32: what is rounded to bfloat16 are the factors, never the sums."""
+    if left.is_cuda and left.dtype == right.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def _place(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Column of each target in the tile that begins at `start`, N x 1, and whether it is in that tile."""
+    column_N1 = (targets_N - start)[:, None]
+    return column_N1.clamp(0, width - 1), (column_N1 >= 0) & (column_N1 < width)
+
+
+def _put(tile_NW: Tensor, column_N1: Tensor, inside_N1: Tensor, values_N1: Tensor) -> None:
+    """Write each token's value to its column, where that is inside of the tile."""
+    tile_NW.scatter_(1, column_N1, torch.where(inside_N1, values_N1, tile_NW.gather(1, column_N1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scored:
+    """What one pass over the vocabulary finds of each token."""
+
+    logprobs_N: Tensor
+    entropy_N: Tensor | None
+    log_z_N: Tensor
+    """Logarithm of the sum of exp(logit / temperature)."""
+    others_N: Tensor
+    """Probability of everything but the target; 1 - p would lose it where p is near 1."""
+    slope_NH: Tensor | None
+    """Derivative of the log-probability by the state."""
+
+
+def _scan(states_NH: Tensor, layer: _Layer, targets_N: Tensor, *, entropy: bool, slope: bool) -> _Scored:
+    """One pass over the vocabulary, the largest logit so far subtracted from each (arXiv 1805.02867).
+
+    With z the logits over the temperature, p their softmax and t the target::
+
+        log p_t           z_t - log sum_v exp z_v
+        d log p_t / d h   (W_t - sum_v p_v W_v) / temperature = ((1 - p_t) W_t - sum_{v != t} p_v W_v) / temperature
     """
-    logits_NV = head(states_NH).float() / (temperature or 1.0)
-    log_NV = torch.log_softmax(logits_NV, -1)
-    picked_N = log_NV.gather(-1, targets_N[:, None])[:, 0]
-    return picked_N, _entropy(log_NV) if entropy else torch.zeros_like(picked_N)
+    top_N1 = states_NH.new_full((len(states_NH), 1), LOWEST, dtype=torch.float32)
+    target_N1, others_N1, energy_N1 = (torch.zeros_like(top_N1) for _ in range(3))
+    pull_NH = torch.zeros_like(states_NH, dtype=torch.float32) if slope else None
+    for start, tile_WH in layer.tiles():
+        z_NW = layer.logits(states_NH, start, tile_WH)
+        column_N1, inside_N1 = _place(targets_N, start, z_NW.shape[1])
+        target_N1 = torch.where(inside_N1, z_NW.gather(1, column_N1), target_N1)
+        before_N1, top_N1 = top_N1, torch.maximum(top_N1, z_NW.amax(-1, keepdim=True))
+        shrink_N1 = (before_N1 - top_N1).exp_()
+        z_NW -= top_N1
+        e_NW = z_NW.exp() if entropy else z_NW.exp_()
+        _put(e_NW, column_N1, inside_N1, torch.zeros_like(target_N1))
+        if entropy:  # the sum of e (z - top), moved from the former top to this one
+            energy_N1 = (energy_N1 + others_N1 * (before_N1 - top_N1)) * shrink_N1
+            energy_N1 += torch.linalg.vecdot(e_NW, z_NW)[:, None]
+        others_N1 = others_N1 * shrink_N1 + e_NW.sum(-1, keepdim=True)
+        if pull_NH is not None:
+            pull_NH.mul_(shrink_N1).add_(_product(e_NW.to(tile_WH.dtype), tile_WH))
+    below_N1 = target_N1 - top_N1
+    total_N1 = others_N1 + below_N1.exp()
+    log_total_N1 = total_N1.log()
+    others_N1 = others_N1 / total_N1
+    if pull_NH is not None:
+        pull_NH.div_(-total_N1).addcmul_(others_N1, layer.weight_VH[targets_N].float()).div_(layer.temperature)
+    energy_N1 = (energy_N1 + below_N1.exp() * below_N1) / total_N1
+    return _Scored(
+        logprobs_N=(below_N1 - log_total_N1)[:, 0],
+        entropy_N=(log_total_N1 - energy_N1)[:, 0] if entropy else None,
+        log_z_N=(top_N1 + log_total_N1)[:, 0],
+        others_N=others_N1[:, 0],
+        slope_NH=None if pull_NH is None else pull_NH.to(states_NH.dtype),
+    )
 
 
-@torch.no_grad()
-def _entropy(log_NV: Tensor) -> Tensor:
-    if not len(log_NV):
-        return log_NV.new_zeros(0)
-    return torch.cat([-(part.exp() * part).sum(-1) for part in torch.split(log_NV, CHUNK)])
+def _layer_gradient(
+    grad_N: Tensor, states_NH: Tensor, layer: _Layer, targets_N: Tensor, log_z_N: Tensor, others_N: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Gradient of weight and bias, tile after tile of the vocabulary: each is written once."""
+    weight_VH = torch.empty_like(layer.weight_VH)
+    bias_V = None if layer.bias_V is None else torch.empty_like(layer.bias_V)
+    push_N1 = (grad_N / layer.temperature)[:, None]
+    rows = _tile(layer.weight_VH)[0]
+    for start, tile_WH in layer.tiles():
+        sum_WH = torch.zeros_like(tile_WH, dtype=torch.float32)
+        sum_W = sum_WH.new_zeros(len(tile_WH))
+        for at in (slice(i, i + rows) for i in range(0, len(grad_N), rows)):
+            q_NW = layer.logits(states_NH[at], start, tile_WH).sub_(log_z_N[at, None]).exp_().mul_(-push_N1[at])
+            column_N1, inside_N1 = _place(targets_N[at], start, q_NW.shape[1])
+            _put(q_NW, column_N1, inside_N1, push_N1[at] * others_N[at, None])
+            sum_WH += _product(q_NW.to(states_NH.dtype).T, states_NH[at])
+            sum_W += q_NW.sum(0)
+        weight_VH[start : start + len(tile_WH)] = sum_WH
+        if bias_V is not None:
+            bias_V[start : start + len(tile_WH)] = sum_W
+    return weight_VH, bias_V
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """`token_logprobs` under a linear output layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
+        entropy: bool,
+        gradient: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        layer = _Layer(weight_VH=weight_VH, bias_V=bias_V, temperature=temperature)
+        rows, slope = _tile(weight_VH)[0], gradient and ctx.needs_input_grad[0]
+        parts = [
+            _scan(states, layer, targets, entropy=entropy, slope=slope)
+            for states, targets in zip(torch.split(states_NH, rows), torch.split(targets_N, rows), strict=True)
+        ]
+        ctx.temperature = temperature
+        slope_NH = torch.cat([cast("Tensor", part.slope_NH) for part in parts]) if slope else None
+        trained = gradient and any(ctx.needs_input_grad[1:3])
+        log_z_N, others_N = (torch.cat([getattr(p, name) for p in parts]) for name in ("log_z_N", "others_N"))
+        layer_needs = (states_NH, weight_VH, bias_V, targets_N, log_z_N, others_N) if trained else ()
+        ctx.save_for_backward(slope_NH, *layer_needs)
+        entropy_N = torch.cat([cast("Tensor", part.entropy_N) for part in parts]) if entropy else None
+        if entropy_N is not None:
+            ctx.mark_non_differentiable(entropy_N)
+        return torch.cat([part.logprobs_N for part in parts]), entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        slope_NH, *layer_needs = ctx.saved_tensors
+        states_grad_NH = weight_grad_VH = bias_grad_V = None
+        if slope_NH is not None:
+            states_grad_NH = (slope_NH * grad_N[:, None]).to(slope_NH.dtype)
+        if layer_needs:
+            states_NH, weight_VH, bias_V, *found = layer_needs
+            layer = _Layer(weight_VH=weight_VH, bias_V=bias_V, temperature=ctx.temperature)
+            weight_grad_VH, bias_grad_V = _layer_gradient(grad_N, states_NH, layer, *found)
+        return states_grad_NH, weight_grad_VH, bias_grad_V, None, None, None, None

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from agentgym.samples import merge, samples
 from agentgym.train.batch import Batch, collate
-from agentgym.train.logprobs import response_logprobs
 from agentgym.train.loss import (
     Correction,
     Normalise,
@@ -194,37 +193,6 @@ def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
         ).backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
         assert logprobs.grad.tolist() == [[-1.0, 1.0, -2.0]]
-
-
-# Log-probabilities
-
-
-def test_a_token_is_scored_by_the_state_before_it_at_its_temperature() -> None:
-    hidden = torch.tensor([[[9.0, 9.0], [1.0, 0.0], [0.0, 2.0], [9.0, 9.0]]])
-    ids, mask = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[True, True]])
-    logprobs, entropy = response_logprobs(hidden, torch.nn.Identity(), ids, mask, temperature=0.5)
-    log_z = [math.log(math.exp(2) + 1), math.log(math.exp(4) + 1)]
-    assert logprobs.tolist()[0] == pytest.approx([2 - log_z[0], 4 - log_z[1]], rel=1e-5)
-    p = math.exp(2 - log_z[0])
-    assert float(entropy[0, 0]) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)), rel=1e-5)
-
-
-def test_temperature_zero_is_scored_as_one() -> None:
-    hidden, ids, mask = torch.randn(2, 5, 3), torch.randint(0, 3, (2, 5)), torch.ones(2, 4).bool()
-    at = [response_logprobs(hidden, torch.nn.Identity(), ids, mask, temperature=t)[0] for t in (0.0, 1.0)]
-    assert torch.equal(*at)
-
-
-def test_only_the_states_of_trained_tokens_pass_the_output_layer() -> None:
-    seen: list[int] = []
-
-    def head(states: Tensor) -> Tensor:
-        seen.append(len(states))
-        return states
-
-    mask = torch.tensor([[False, True, False], [True, True, False]])
-    response_logprobs(torch.randn(2, 9, 4), head, torch.zeros(2, 9).long(), mask)
-    assert seen == [3]
 
 
 # The gradient does not depend on how the batch was cut
