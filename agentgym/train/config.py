@@ -74,7 +74,10 @@ class TrainConfig:
     """How a micro-batch's tokens stand in the forward: rows padded to the longest, one row without padding, or one row
     in which a prefix that samples share stands once. Changes memory and speed, never the gradient."""
     micro_tokens: int | None = 16_384
-    """Padded tokens in one forward; changes memory and speed, never the gradient. None: no limit."""
+    """Tokens in one forward, as the layout counts them: rows x longest if padded, the sum if packed, each shared
+    prefix once under tree. Changes memory and speed, never the gradient. None: no limit."""
+    balance: Literal["length", "square", "flops"] = "flops"
+    """What is made even between ranks, of a row of L tokens: L, L^2, or L + L^2 / (6 hidden)."""
     temperature: float = 1.0
     """Of the training log-probabilities; must be the one sampled at. 0 is treated as 1."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -18,7 +18,7 @@ from agentgym.train.config import TrainConfig
 from agentgym.train.guard import Trace, culprits, gradient_is_finite, warn_skipped
 from agentgym.train.loss import LossSums, denominator
 from agentgym.train.objective import Objective, refuse_parts, rollout_log_ratios, row_log_ratios
-from agentgym.train.plan import Micro, mini_batches, over_budget, shares
+from agentgym.train.plan import Micro, cost_of, mini_batches, over_budget, plan_step
 from agentgym.train.ranks import Ranks
 from agentgym.train.shard import open_policy
 from agentgym.train.state import random_state, restore_random, restore_training, training_state
@@ -50,6 +50,7 @@ class Learner:
             self._weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self._pad_id = int(self.policy.causal.config.pad_token_id or 0)
+        self._cost = cost_of(config.balance, self.policy.causal.config.get_text_config().hidden_size)
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One optimizer step per mini-batch; the figures of all ranks, on every rank."""
@@ -96,7 +97,9 @@ class Learner:
     def _mini_batch(self, step: int, samples: list[Sample], forwards: list[_Forward]) -> float:
         """One optimizer step; its gradient norm before clipping."""
         ranks, config = self.ranks, self.config
-        plans = shares([len(row) for row in samples], ranks=ranks.world, micro_tokens=config.micro_tokens)
+        plans = plan_step(
+            samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
+        )
         micros = plans[ranks.rank]
         objective = Objective(
             config=config,

@@ -1,10 +1,21 @@
 """Which samples share an optimizer step, a rank and a micro-batch."""
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from agentgym.types import Sample
+import numpy as np
+
+from agentgym.train.bins import Bin, Cost, Limit, packed_bins, padded_bins, tree_bins, tree_cost
+from agentgym.train.tree import prefix_order
+from agentgym.types import Ints, Sample
+
+if TYPE_CHECKING:
+    from agentgym.train.layout import Layout
+
+Balance: TypeAlias = Literal["length", "square", "flops"]
+
+LENGTH = Cost()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +25,20 @@ class Micro:
     rows: tuple[int, ...]
     masked: bool = False
     """A padding row: computed with its loss mask off, so that this rank makes as many forwards as the others."""
+
+
+def cost_of(balance: Balance, hidden: int) -> Cost:
+    """What is made even between ranks: L, L^2, or the FLOPs of a row of L tokens, L + L^2 / (6 hidden).
+
+    A layer of 12 hidden^2 weights takes 24 hidden^2 FLOPs a token and 4 hidden a pair of tokens (arXiv 2104.04473).
+    """
+    if balance == "length":
+        return LENGTH
+    if balance == "square":
+        return Cost(linear=0.0, square=1.0)
+    if balance == "flops":
+        return Cost(square=1 / (6 * hidden))
+    raise ValueError(f"balance: {balance!r} is none of length, square, flops")
 
 
 def mini_batches(
@@ -41,27 +66,70 @@ def mini_batches(
     return batches
 
 
+def plan_step(
+    samples: Sequence[Sample], *, ranks: int, layout: "Layout" = "padded", micro_tokens: int | None, cost: Cost
+) -> list[list[Micro]]:
+    """The micro-batches of each rank for one optimizer step; see `shares`.
+
+    Under `tree`, samples that share a prefix are put together: a budget counts each token of a micro-batch once, and
+    so does the cost.
+    """
+    if layout != "tree":
+        lengths = [len(row) for row in samples]
+        return shares(lengths, ranks=ranks, micro_tokens=micro_tokens, layout=layout, cost=cost)
+    limit = Limit(tokens=micro_tokens)
+    order = prefix_order(samples)
+    _check(order.lengths, ranks)
+    place = np.empty_like(order.rows)
+    place[order.rows] = np.arange(len(place))
+    bins = tree_bins(order, cost, ranks, limit.tokens)
+    return deal(bins, [tree_cost(order, place[part].tolist(), cost) for part in bins], order.lengths[place], ranks)
+
+
 def shares(
-    lengths: Sequence[int], *, ranks: int, micro_tokens: int | None = None, micro_rows: int | None = None
+    lengths: Sequence[int],
+    *,
+    ranks: int,
+    micro_tokens: int | None = None,
+    micro_rows: int | None = None,
+    layout: Literal["padded", "packed"] = "padded",
+    cost: Cost = LENGTH,
 ) -> list[list[Micro]]:
     """The micro-batches of each rank, equally many on every rank, each row in exactly one of them.
 
-    `lengths` are tokens, prompt and response. Rows go longest first to the rank with the smallest sum of squared
-    lengths, and are cut into micro-batches, longest first, of at most `micro_tokens` padded tokens
-    (rows x longest) or of at most `micro_rows` rows. A row over the budget stands alone. A rank with fewer
-    micro-batches halves its own, and where it has no row left to part, gets masked padding rows.
+    `lengths` are tokens, prompt and response. A micro-batch has at most `micro_rows` rows, or at most `micro_tokens`
+    tokens as the layout counts them: rows x longest if padded, the sum if packed. A row over the budget stands alone.
+    Rows of like cost meet in a micro-batch, for its slowest rank is what the others wait for; the costliest come
+    first. Where there are fewer rows than ranks could take, the others get masked padding rows.
     """
-    if micro_tokens is not None and micro_rows is not None:
-        raise ValueError("micro_tokens, micro_rows: give one of them, not both")
-    if not lengths or ranks < 1:
-        raise ValueError(f"lengths, ranks: nothing to share out ({len(lengths)} rows, {ranks} ranks)")
-    cut = [list(_cut(rows, lengths, micro_tokens, micro_rows)) for rows in _balance(lengths, ranks)]
-    count = max(map(len, cut))
-    spare = Micro(rows=(min(range(len(lengths)), key=lengths.__getitem__),), masked=True)
-    plans = []
-    for micros in cut:
-        filled = [Micro(rows=tuple(rows)) for rows in _parted(micros, count)]
-        plans.append(filled + [spare] * (count - len(filled)))
+    limit = Limit(tokens=micro_tokens, rows=micro_rows)
+    tokens = np.asarray(lengths, np.int64)
+    _check(tokens, ranks)
+    costs = cost.of(tokens, tokens**2)
+    if layout == "padded":
+        bins = padded_bins(tokens, cost, ranks, limit)
+        return deal(bins, [len(part) * float(costs[part].max()) for part in bins], tokens, ranks)
+    bins = packed_bins(tokens, cost, ranks, limit)
+    return deal(bins, [float(costs[part].sum()) for part in bins], tokens, ranks)
+
+
+def deal(bins: Sequence[Bin], costs: Sequence[float], lengths: Ints, ranks: int) -> list[list[Micro]]:
+    """The bins dealt out to the ranks, costliest first, `ranks` neighbours in cost at a time.
+
+    ::
+
+        costs     9 8 8 | 7 5 5 | 4 1       rank 0   9  5  4
+                                            rank 1   8  5  1
+                                            rank 2   8  7  .     every other time from the far end; . is masked
+    """
+    by_cost = sorted(range(len(bins)), key=lambda i: -costs[i])
+    spare = Micro(rows=(int(lengths.argmin()),), masked=True)
+    plans: list[list[Micro]] = [[] for _ in range(ranks)]
+    for start in range(0, len(by_cost), ranks):
+        dealt = [Micro(rows=tuple(bins[i])) for i in by_cost[start : start + ranks]]
+        dealt += [spare] * (ranks - len(dealt))
+        for plan, micro in zip(plans, dealt if start // ranks % 2 == 0 else dealt[::-1], strict=True):
+            plan.append(micro)
     return plans
 
 
@@ -70,33 +138,8 @@ def over_budget(lengths: Sequence[int], micro_tokens: int | None) -> int:
     return 0 if micro_tokens is None else sum(length > micro_tokens for length in lengths)
 
 
-def _balance(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Rows of each rank, longest first; no rank is empty unless there are fewer rows than ranks."""
-    loads = [(0, rank) for rank in range(ranks)]
-    rows: list[list[int]] = [[] for _ in range(ranks)]
-    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        load, rank = loads[0]
-        rows[rank].append(row)
-        heapq.heapreplace(loads, (load + lengths[row] ** 2, rank))
-    return rows
-
-
-def _cut(
-    rows: list[int], lengths: Sequence[int], micro_tokens: int | None, micro_rows: int | None
-) -> Iterator[list[int]]:
-    start = 0
-    while start < len(rows):
-        size = len(rows) if micro_rows is None else micro_rows
-        if micro_tokens is not None:
-            size = max(micro_tokens // lengths[rows[start]], 1)
-        yield rows[start : start + size]
-        start += size
-
-
-def _parted(micros: list[list[int]], count: int) -> list[list[int]]:
-    """The same rows in `count` micro-batches, or in as many as there are rows."""
-    micros = list(micros)
-    while len(micros) < count and (most := max(micros, key=len, default=[])) and len(most) > 1:
-        at = micros.index(most)
-        micros[at : at + 1] = [most[: len(most) // 2], most[len(most) // 2 :]]
-    return micros
+def _check(lengths: Ints, ranks: int) -> None:
+    if not len(lengths) or ranks < 1:
+        raise ValueError(f"lengths, ranks: nothing to share out ({len(lengths)} rows, {ranks} ranks)")
+    if lengths.min() < 1:
+        raise ValueError(f"lengths: row {int(lengths.argmin())} has no token; leave it out")

@@ -55,11 +55,12 @@ class PrefixOrder:
         """Tokens of the forest of all of them."""
         return int((self.lengths - self.shared).sum())
 
-    def cuts(self, tokens: int) -> list[Ints]:
+    def cuts(self, tokens: int, *, worth: int = 0) -> list[Ints]:
         """Indices of the samples of forests with at most `tokens` unique tokens each; neighbours stay together.
 
         A prefix that lies across a cut is in two forests: no cut of this order repeats fewer tokens, and none that
-        repeats as few makes fewer forests. A sample of more than `tokens` stands alone.
+        repeats as few makes fewer forests. With `worth` above 0, so many tokens may be repeated for each forest
+        less. A sample of more than `tokens` stands alone.
         """
         count = len(self.rows)
         before = np.concatenate([[0], (self.lengths - self.shared).cumsum()])
@@ -69,7 +70,7 @@ class PrefixOrder:
         for stop in range(1, count + 1):
             while low < stop - 1 and self.shared[low] + before[stop] - before[low] > tokens:
                 low += 1
-            costs = cost[low:stop] + self.shared[low:stop] * (count + 1) + 1
+            costs = cost[low:stop] + (self.shared[low:stop] + worth) * (count + 1) + 1
             start_of[stop] = low + costs.argmin()
             cost[stop] = costs.min()
         starts = [count]
@@ -173,10 +174,10 @@ class _Path:
         for depth, node in reversed(self._runs):
             low = max(depth, start)
             pieces.append(np.arange(node + low - depth, node + stop - depth))
-            stop = depth
-            if depth <= start:
+            stop = low
+            if stop == start:
                 break
-        return np.concatenate(pieces[::-1])
+        return np.concatenate(pieces[::-1]) if len(pieces) > 1 else pieces[0]
 
 
 def _key(sample: Sample) -> bytes:

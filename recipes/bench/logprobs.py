@@ -111,7 +111,7 @@ def measure(hidden: int, seed: int, ways: list[str]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for kind in ("frozen", "trained"):
         for way in ways:
-            row = fresh(spent, way, hidden, kind == "trained", seed, 3 if hidden <= 512 else 1)
+            row = fresh(spent, way, hidden, kind == "trained", seed, 2 if hidden <= 512 else 1)
             figures |= {f"h{hidden}_{kind}_{way}_cpu_s": row.cpu_s, f"h{hidden}_{kind}_{way}_peak_mib": row.peak_mib}
     for way in ways:
         for name, value in fresh(errors, way, hidden, seed).items():

@@ -79,6 +79,24 @@ def test_values_and_gradients_are_those_of_the_whole_softmax(
         assert relative(mine, expected) < limit
 
 
+def test_two_tokens_by_hand() -> None:
+    """At temperature 0.5 the logits 1 0 and 0 2 are 2 0 and 0 4."""
+    head = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(2))
+    states = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    for layer in (head, nn.Identity()):
+        logprobs, entropy = token_logprobs(states, layer, torch.tensor([0, 1]), temperature=0.5)
+        p, q = math.exp(2) / (math.exp(2) + 1), math.exp(4) / (math.exp(4) + 1)
+        assert logprobs.tolist() == pytest.approx([math.log(p), math.log(q)], rel=1e-5)
+        assert float(entropy[0]) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)), rel=1e-5)
+
+
+def test_temperature_zero_is_scored_as_one() -> None:
+    states, head, targets, _ = case()
+    assert torch.equal(tiled(states, head, targets, 0.0)[0], tiled(states, head, targets, 1.0)[0])
+
+
 def test_a_token_that_is_nearly_certain_keeps_its_gradient() -> None:
     """1 - p is 0 in float32 here; the sum of the other probabilities is not."""
     head = nn.Linear(1, 3, bias=False)
@@ -220,13 +238,12 @@ def trained_head(path: Path) -> PolicyModel:
 def test_a_sharded_output_layer_has_the_gradient_of_a_whole_one(
     tiny_model: Path, groups_of: Callable[..., list[Group]]
 ) -> None:
-    batch = collate(samples(groups_of(1))[:2], pad_id=0)
-    inputs = (batch.inputs, batch.loss_mask_BR, 0.7)
+    batch = collate(list(samples(groups_of(1))), pad_id=0)
     whole, sharded = trained_head(tiny_model), trained_head(tiny_model)
     shard(sharded, torch.device("cpu"))
     for policy in (whole, sharded):
         for _ in range(2):  # gradients add up
-            policy(*inputs)[0].sum().backward()
+            policy(batch.inputs, batch.loss_mask_BR, 0.7)[0].sum().backward()
     expected = whole.causal.get_output_embeddings().weight.grad
     got = sharded.causal.get_output_embeddings().weight.grad
     assert relative(got.full_tensor(), expected) < 1e-6

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from agentgym.samples import merge, samples
 from agentgym.train.batch import Batch, collate
-from agentgym.train.logprobs import token_logprobs
 from agentgym.train.loss import (
     Correction,
     Normalise,
@@ -194,24 +193,6 @@ def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
         ).backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
         assert logprobs.grad.tolist() == [[-1.0, 1.0, -2.0]]
-
-
-# Log-probabilities
-
-
-def test_a_token_is_scored_at_its_temperature() -> None:
-    states, targets = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1])
-    logprobs, entropy = token_logprobs(states, torch.nn.Identity(), targets, temperature=0.5)
-    log_z = [math.log(math.exp(2) + 1), math.log(math.exp(4) + 1)]
-    assert logprobs.tolist() == pytest.approx([2 - log_z[0], 4 - log_z[1]], rel=1e-5)
-    p = math.exp(2 - log_z[0])
-    assert float(entropy[0]) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)), rel=1e-5)
-
-
-def test_temperature_zero_is_scored_as_one() -> None:
-    states, targets = torch.randn(8, 3), torch.randint(0, 3, (8,))
-    at = [token_logprobs(states, torch.nn.Identity(), targets, temperature=t)[0] for t in (0.0, 1.0)]
-    assert torch.equal(*at)
 
 
 # The gradient does not depend on how the batch was cut

@@ -120,10 +120,10 @@ def test_micro_batches_and_merging_do_not_change_the_step(
     tiny_model: Path, config: TrainConfig, groups_of: Groups, normalise: Any
 ) -> None:
     adapters, losses = [], []
-    for micro_tokens, merged in [(None, True), (1, True), (60, False)]:
-        with Trainer(
-            tiny_model, replace(config, normalise=normalise, micro_tokens=micro_tokens, grad_clip=1e-3)
-        ) as trainer:
+    cuts: list[tuple[int | None, bool, Any]] = [(None, True, "flops"), (1, True, "square"), (60, False, "length")]
+    for micro_tokens, merged, balance in cuts:
+        cut = replace(config, normalise=normalise, micro_tokens=micro_tokens, balance=balance, grad_clip=1e-3)
+        with Trainer(tiny_model, cut) as trainer:
             # Small steps: Adam divides by the gradient's size, and makes noise of zeros large.
             losses.append(trainer.train(samples(groups_of(2), merge=merged)))
             adapters.append(trainer.adapter().tensors)
@@ -146,6 +146,12 @@ def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
                 adapters.append(weights_of(trainer))
         assert same(*adapters, atol=1e-4)
         assert stats["train/clip_fraction"] > 0
+
+
+def test_an_unknown_balance_is_refused_by_name() -> None:
+    unknown: Any = "rows"
+    with pytest.raises(ValueError, match="balance: 'rows' is none of"):
+        TrainConfig(balance=unknown)
 
 
 def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
