@@ -116,7 +116,7 @@ async def steps(folder: Path) -> list[float]:
     spent = []
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder))
-    train = ag.TrainConfig(lr=LR, normalise=float(BATCH * NEW_TOKENS), device="cpu")
+    train = ag.TrainConfig(lr=LR, normalise=float(BATCH * NEW_TOKENS), layout="tree", device="cpu")
     async with (
         ag.LocalEngine(model, ag.LocalConfig(slots=BATCH, context_tokens=256), tokenizer=tokenizer) as engine,
         ag.Trainer(folder, train) as trainer,
