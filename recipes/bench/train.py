@@ -36,6 +36,8 @@ TOKENIZER = Path(__file__).parents[1] / "checkpoints" / "chase"
 BATCH, GROUP, NEW_TOKENS, LR = 16, 8, 128, 1e-3
 STEPS, WARM, ROUNDS = 10, 2, 2
 """Steps of a run, how many of the first are not counted, and runs of each, in turns; the best one counts."""
+SHRINK, ROOM = 4, 96
+"""The workload's prompts are divided by this, and cut to so many ids."""
 SHAPES = {"64x2": (64, 2), "128x4": (128, 4)}
 REFERENCE: dict[str, float | str] = {
     "64x2_trl_samples_per_cpu_s": 39.5,
@@ -81,15 +83,12 @@ def make_model(folder: Path, hidden: int, layers: int) -> None:
 
 
 def prompts(workloads: Path | None, seed: int) -> list[str]:
-    """One text for each group, as long as the workload's prompts are, or as there is room for."""
-    groups, turns = STEPS * BATCH // GROUP, 2
-    batch = load_workloads(workloads).stepwise(
-        seed=seed, n_traj=groups, turns=turns, max_len=512, prompt_median=64, early_heavy=0.2
-    )
+    """One text for each group, a quarter as long as the workload's prompts are, or as there is room for."""
+    lengths, _, _ = load_workloads(workloads).rl_lengths(seed=seed, n=STEPS * BATCH, group=GROUP)
     dice = random.Random(seed)
     return [  # two digits and a space are three ids of the tokenizer
-        " ".join(str(dice.randrange(10, 100)) for _ in range(max(4, min(len(ids), 96) // 3)))
-        for ids in batch.prompts[::turns]
+        " ".join(str(dice.randrange(10, 100)) for _ in range(min(int(ids) // SHRINK, ROOM) // 3))
+        for ids in lengths[::GROUP]
     ]
 
 
