@@ -163,10 +163,7 @@ def states(model: Any, row: Any) -> Tensor:
 
 
 def rows_of(groups: list[Group], layout: Any) -> Any:
-    rows = list(samples(groups, merge=False))
-    tail = max(len(row.response_ids) for row in rows)
-    mask = np.stack([np.pad(row.loss_mask, (tail - len(row.loss_mask), 0)) for row in rows])
-    return lay_out(rows, mask, layout=layout, pad_id=0)
+    return lay_out(samples(groups, merge=False), layout=layout, pad_id=0)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "mixtral"])
