@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -73,6 +73,10 @@ def step(trainer: Trainer, rows: Sequence[Sample]) -> tuple[dict[str, float], Te
     return stats, gradient
 
 
+# Not shrunk: every try is a dozen steps.
+forests = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
+
+
 def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
     rows = {merged: samples(groups, merge=merged) for merged in (True, False)}
     expected, gradient = step(trainers["padded", None], rows[True])
@@ -84,7 +88,7 @@ def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(forests, max_examples=6)
 def test_every_layout_merging_and_micro_batch_gives_the_same_loss_and_gradient(
     trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
 ) -> None:
@@ -93,7 +97,7 @@ def test_every_layout_merging_and_micro_batch_gives_the_same_loss_and_gradient(
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(forests, max_examples=60)
 def test_larger_forests_give_the_same_loss_and_gradient_too(
     trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
 ) -> None:
