@@ -123,12 +123,14 @@ PIECE = 1 / 16
 
 
 def tree_bins(order: PrefixOrder, cost: Cost, ranks: int, tokens: int | None) -> list[Bin]:
-    """Samples that share prefixes together: cut where little is shared, into at most `tokens` unique tokens a bin."""
+    """Samples that share prefixes together, cut where little is shared: at most `tokens` unique tokens a bin.
+
+    The bins hold places of the order.
+    """
     if tokens is None:
         tokens = _even_budget(order, ranks)
     bins = _grafted(order, tokens)
-    bins = _parted(bins, lambda part: tree_cost(order, part, cost), _multiple(len(bins), ranks))
-    return [order.rows[part].tolist() for part in bins]
+    return _parted(bins, lambda part: tree_cost(order, part, cost), _multiple(len(bins), ranks))
 
 
 def tree_cost(order: PrefixOrder, places: Bin, cost: Cost) -> float:

@@ -151,21 +151,25 @@ class Learner:
         batch = collate(samples, pad_id=self._pad_id, layout=self.config.layout, masked=masked)
         return batch.to(self.ranks.device)
 
-    @torch.no_grad()
     def _reference(self, batch: Batch) -> Tensor:
         """Log-probabilities of the model without its adapter."""
         with self.policy.without_adapter():
-            return self._forward(batch, self.config.temperature)[0]
+            return self._scores(batch, self.config.temperature)
 
-    @torch.no_grad()
     def _sequences(self, samples: list[Sample], micros: list[Micro]) -> dict[str, float]:
         """Log of each rollout's sequence ratio, whichever ranks and micro-batches its samples are in."""
         found = []
         for micro in micros:
             rows, batch = self._rows(samples, micro)
-            logprobs_BR, _ = self._forward(batch, self.config.temperature)  # masked too: ranks stay in step
+            logprobs_BR = self._scores(batch, self.config.temperature)  # masked too: ranks stay in step
             found += row_log_ratios(rows, batch, logprobs_BR)
         return rollout_log_ratios(self.ranks.gather(found))
+
+    @torch.no_grad()
+    def _scores(self, batch: Batch, temperature: float) -> Tensor:
+        """Log-probabilities alone, without a gradient."""
+        scores: Tensor = self.policy(batch.inputs, batch.loss_mask_BR, temperature, entropy=False)[0]
+        return scores
 
     def _forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = self.policy(batch.inputs, batch.loss_mask_BR, temperature)
@@ -203,9 +207,7 @@ class Learner:
             policy_version=0,
             is_last=True,
         )
-        with torch.no_grad():
-            logprobs_BR, _ = self._forward(self._collate([row]), sampling.temperature)
-        scores: Floats = logprobs_BR[0].cpu().numpy()
+        scores: Floats = self._scores(self._collate([row]), sampling.temperature)[0].cpu().numpy()
         return scores
 
 

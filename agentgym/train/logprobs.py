@@ -49,9 +49,10 @@ def token_logprobs(
     if not _is_linear(head):
         return _chunked(states_NH, head, targets_N, scale, entropy)
     layer = cast("nn.Linear", head)
-    logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        states_NH, layer.weight, layer.bias, targets_N, scale, entropy, torch.is_grad_enabled()
-    )
+    with torch.autocast(states_NH.device.type, enabled=False):  # it would round sums to bfloat16
+        logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+            states_NH, layer.weight, layer.bias, targets_N, scale, entropy, torch.is_grad_enabled()
+        )
     return logprobs_N, entropy_N
 
 
@@ -115,7 +116,7 @@ class _Layer:
 
 def _tile(weight: Tensor) -> tuple[int, int]:
     """Tokens and vocabulary rows multiplied at once: as few as keep a matrix product at its full speed."""
-    return (512, 2048) if weight.device.type == "cpu" else (4096, 16384)
+    return (512, 2048) if weight.device.type == "cpu" else (2048, 8192)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -37,13 +37,23 @@ class PolicyModel(nn.Module):
         """Inside it, the forward is that of the base model."""
         return cast("AbstractContextManager[None]", cast("Any", self.model).disable_adapter())
 
-    def forward(self, inputs: Inputs, loss_mask_BR: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere; see `token_logprobs`."""
+    def forward(
+        self, inputs: Inputs, loss_mask_BR: Tensor, temperature: float = 1.0, *, entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere; see `token_logprobs`.
+
+        Without `entropy`, which costs a pass over the vocabulary, all of it is 0.
+        """
         hidden_BTH = self.causal.get_decoder()(**inputs.arguments(), use_cache=False).last_hidden_state
         trained = inputs.trained
         states_NH = hidden_BTH.flatten(0, 1).index_select(0, trained.source_N)
         head = self.causal.get_output_embeddings()
-        logprobs_N, entropy_N = token_logprobs(states_NH, head, trained.target_N, temperature=temperature)
+        targets_N = trained.target_N
+        if not entropy:
+            logprobs_N, _ = token_logprobs(states_NH, head, targets_N, temperature=temperature, entropy=False)
+            logprobs_BR = trained.spread(logprobs_N, loss_mask_BR)
+            return logprobs_BR, torch.zeros_like(logprobs_BR)
+        logprobs_N, entropy_N = token_logprobs(states_NH, head, targets_N, temperature=temperature)
         return trained.spread(logprobs_N, loss_mask_BR), trained.spread(entropy_N, loss_mask_BR)
 
 

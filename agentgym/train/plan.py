@@ -80,10 +80,10 @@ def plan_step(
     limit = Limit(tokens=micro_tokens)
     order = prefix_order(samples)
     _check(order.lengths, ranks)
-    place = np.empty_like(order.rows)
-    place[order.rows] = np.arange(len(place))
-    bins = tree_bins(order, cost, ranks, limit.tokens)
-    return deal(bins, [tree_cost(order, place[part].tolist(), cost) for part in bins], order.lengths[place], ranks)
+    places = tree_bins(order, cost, ranks, limit.tokens)
+    costs = [tree_cost(order, part, cost) for part in places]
+    shortest = int(order.rows[order.lengths.argmin()])
+    return deal([order.rows[part].tolist() for part in places], costs, ranks=ranks, spare=shortest)
 
 
 def shares(
@@ -108,13 +108,15 @@ def shares(
     costs = cost.of(tokens, tokens**2)
     if layout == "padded":
         bins = padded_bins(tokens, cost, ranks, limit)
-        return deal(bins, [len(part) * float(costs[part].max()) for part in bins], tokens, ranks)
-    bins = packed_bins(tokens, cost, ranks, limit)
-    return deal(bins, [float(costs[part].sum()) for part in bins], tokens, ranks)
+        load = [len(part) * float(costs[part].max()) for part in bins]
+    else:
+        bins = packed_bins(tokens, cost, ranks, limit)
+        load = [float(costs[part].sum()) for part in bins]
+    return deal(bins, load, ranks=ranks, spare=int(tokens.argmin()))
 
 
-def deal(bins: Sequence[Bin], costs: Sequence[float], lengths: Ints, ranks: int) -> list[list[Micro]]:
-    """The bins dealt out to the ranks, costliest first, `ranks` neighbours in cost at a time.
+def deal(bins: Sequence[Bin], costs: Sequence[float], *, ranks: int, spare: int) -> list[list[Micro]]:
+    """The bins dealt out to the ranks, costliest first, `ranks` neighbours in cost at a time; `spare` is masked.
 
     ::
 
@@ -123,11 +125,11 @@ def deal(bins: Sequence[Bin], costs: Sequence[float], lengths: Ints, ranks: int)
                                             rank 2   8  7  .     every other time from the far end; . is masked
     """
     by_cost = sorted(range(len(bins)), key=lambda i: -costs[i])
-    spare = Micro(rows=(int(lengths.argmin()),), masked=True)
+    padding = Micro(rows=(spare,), masked=True)
     plans: list[list[Micro]] = [[] for _ in range(ranks)]
     for start in range(0, len(by_cost), ranks):
         dealt = [Micro(rows=tuple(bins[i])) for i in by_cost[start : start + ranks]]
-        dealt += [spare] * (ranks - len(dealt))
+        dealt += [padding] * (ranks - len(dealt))
         for plan, micro in zip(plans, dealt if start // ranks % 2 == 0 else dealt[::-1], strict=True):
             plan.append(micro)
     return plans

@@ -92,7 +92,7 @@ class StreamPlanner:
         full = sum(tokens_held >= WELL_FILLED * tokens for tokens_held in held) // self._ranks
         chosen = [bins[i] for i in fullest[: max(full, 1) * self._ranks]]
         load = [len(part) * float(costs[part].max()) if padded else float(costs[part].sum()) for part in chosen]
-        return self._sent(deal(chosen, load, lengths, self._ranks))
+        return self._sent(deal(chosen, load, ranks=self._ranks, spare=0))
 
     def _sent(self, plans: list[list[Micro]]) -> list[list[Micro]]:
         """The same by micro-batch, in numbers of arrival; what is in it waits no longer."""

@@ -2,9 +2,7 @@
 
 import json
 import os
-import pickle
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from agentgym.samples import samples
 from agentgym.train.checkpoint import has_checkpoints, last_checkpoint, read_step, write_checkpoint, write_step
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
+from tests.train.torchrun import of_each_rank, run_on_ranks
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
@@ -103,22 +102,8 @@ def ranks(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, list[Any]]:
     out = tmp_path_factory.mktemp("ranks")
-    (out / "input").write_bytes(pickle.dumps((tiny_model, config, batches, alone[0])))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rendezvous = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    script = str(HERE / "checkpoint_script.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *rendezvous, script, str(out / "input"), str(out)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return out, [pickle.loads((out / f"rank{rank}.pickle").read_bytes()) for rank in (0, 1)]
+    run_on_ranks(HERE / "checkpoint_script.py", (tiny_model, config, batches, alone[0]), out)
+    return out, of_each_rank(out)
 
 
 def close(one: Result, other: Result) -> None:

@@ -122,6 +122,13 @@ def test_bfloat16_is_summed_in_float32() -> None:
         assert relative(mine, true) < 8e-3  # bfloat16 has 8 bits
 
 
+def test_autocast_rounds_nothing() -> None:
+    states, head, targets, _ = case()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logprobs, _ = token_logprobs(states, head, targets)
+    assert torch.equal(logprobs, token_logprobs(states, head, targets)[0])
+
+
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The number of elements of the largest tensor that any operation makes."""
 

@@ -1,11 +1,6 @@
 """Every option of the trainer, on one process and on two: what it must change, and that it changes nothing else."""
 
 import math
-import os
-import pickle
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +17,7 @@ from agentgym.train.learner import learning_rate
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
 from tests.train.options_script import figures
+from tests.train.torchrun import of_each_rank, run_on_ranks
 
 Groups = Callable[..., list[Group]]
 SCRIPT = Path(__file__).with_name("options_script.py")
@@ -61,21 +57,8 @@ def runs(tiny_model: Path, batches: list[list[Sample]]) -> dict[str, tuple[Path,
 def two(runs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks has of every run."""
     out = tmp_path_factory.mktemp("options")
-    (out / "input").write_bytes(pickle.dumps(runs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rendezvous = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *rendezvous, str(SCRIPT), str(out / "input"), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [pickle.loads((out / f"rank{rank}.pickle").read_bytes()) for rank in (0, 1)]
+    run_on_ranks(SCRIPT, runs, out)
+    return of_each_rank(out)
 
 
 def assert_same(mine: dict[str, Any], theirs: dict[str, Any], *, rel: float, atol: float) -> None:
