@@ -14,65 +14,65 @@ from agentgym.train.attention import attend_in_rows
 from agentgym.train.batch import collate
 from agentgym.train.layout import Layout
 from agentgym.train.model import PolicyModel, load_policy
-from agentgym.train.tree import prefix_order
+from agentgym.train.plan import cost_of, plan_step
 from agentgym.types import Sample
-from recipes.bench.harness import cost, load_workloads
+from recipes.bench.harness import load_workloads
 from recipes.bench.rows import make_samples
 
 WORKLOAD = {"n_traj": 16, "turns": 8, "max_len": 1024, "prompt_median": 128}
 """Two groups of 8 rollouts of 8 turns: the lengths of the large workload, an eighth of them."""
 VOCAB = 512
 """The output layer is a tenth of the model's work, as in one of 4 B parameters."""
+HIDDEN = 128
 MICRO_TOKENS = 16_384
 
 
-def forward_backward(workloads: Path | None, seed: int, layout: Layout, what: str) -> dict[str, float]:
-    """Tokens, CPU and wall seconds and MiB of collating, forward and backward of all samples.
+WAYS: tuple[tuple[Layout, str], ...] = (
+    ("padded", "turns"),
+    ("padded", "whole"),
+    ("packed", "turns"),
+    ("packed", "merged"),
+    ("packed", "whole"),
+    ("tree", "turns"),
+)
+"""Layouts, and what is laid out: a sample per turn, the same merged in the time that is measured, or samples that are
+whole trajectories from the start."""
 
-    `what` is "turns" (a sample per turn), "merged" (the same, merged in the time that is measured) or "whole" (samples
-    that are whole trajectories from the start).
+
+def forward_backward(workloads: Path | None, seed: int, *, rounds: int = 3) -> dict[str, float]:
+    """Tokens, and the least CPU and wall seconds of planning, collating, forward and backward of all samples.
+
+    The ways take turns, so that a busy machine holds up all of them.
     """
     torch.set_num_threads(1)
-    policy, rows = _policy(layout), _rows(workloads, seed)
-    if what == "whole":
-        rows = merge(rows)
-    walls, tokens = [], []
-
-    def step() -> None:
-        began = time.perf_counter()
-        tokens.append(_step(policy, merge(rows) if what == "merged" else rows, layout))
-        walls.append(time.perf_counter() - began)
-
-    spent = cost(step, runs=2)
-    return {"tokens": tokens[0], "cpu_s": spent.cpu_s, "wall_s": min(walls), "peak_mib": spent.peak_mib}
+    policies = {layout: _policy(layout) for layout, _ in WAYS}
+    turns = _rows(workloads, seed)
+    whole = merge(turns)
+    figures: dict[str, float] = {}
+    for _ in range(rounds):
+        for layout, what in WAYS:
+            cpu, wall = time.process_time(), time.perf_counter()
+            rows = {"turns": turns, "whole": whole}[what] if what != "merged" else merge(turns)
+            tokens = _step(policies[layout], rows, layout)
+            spent = {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}
+            for name, value in spent.items():
+                key = f"step_{layout}_{what}_{name}"
+                figures[key] = min(value, figures.get(key, value))
+            figures[f"step_{layout}_{what}_tokens"] = tokens
+    return figures
 
 
 def _step(policy: PolicyModel, rows: Sequence[Sample], layout: Layout) -> float:
     """Gradients of a sum over the trained tokens; the tokens that were computed."""
     computed = 0
-    for part in _micro_batches(rows, layout):
-        batch = collate([rows[i] for i in part], pad_id=0, layout=layout)
+    (plan,) = plan_step(rows, ranks=1, layout=layout, micro_tokens=MICRO_TOKENS, cost=cost_of("flops", HIDDEN))
+    for micro in plan:
+        batch = collate([rows[i] for i in micro.rows], pad_id=0, layout=layout)
         logprobs_BR, _ = policy(batch.inputs, batch.loss_mask_BR)
         (logprobs_BR * batch.loss_mask_BR).sum().backward()
         computed += batch.inputs.input_ids_BT.numel()
     policy.zero_grad()
     return float(computed)
-
-
-def _micro_batches(rows: Sequence[Sample], layout: Layout) -> list[Sequence[int]]:
-    """Indices of samples whose tokens, as this layout counts them, are at most MICRO_TOKENS."""
-    if layout == "tree":
-        return [part.tolist() for part in prefix_order(rows).cuts(MICRO_TOKENS)]
-    parts: list[list[int]] = []
-    used = MICRO_TOKENS
-    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
-        size = len(rows[parts[-1][0]]) if parts and layout == "padded" else len(rows[i])
-        if used + size > MICRO_TOKENS:
-            parts.append([])
-            used = 0
-        parts[-1].append(i)
-        used += size
-    return list(parts)
 
 
 def _rows(workloads: Path | None, seed: int) -> list[Sample]:
@@ -89,7 +89,7 @@ def _policy(layout: Layout) -> PolicyModel:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
-        hidden_size=128,
+        hidden_size=HIDDEN,
         intermediate_size=384,
         num_hidden_layers=2,
         num_attention_heads=4,

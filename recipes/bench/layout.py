@@ -10,7 +10,6 @@ import torch
 
 from agentgym.samples import merge
 from agentgym.train.batch import Batch, collate
-from agentgym.train.layout import Layout
 from agentgym.types import Sample
 from recipes.bench.forward import forward_backward
 from recipes.bench.harness import Cost, Goal, arguments, at_least, at_most, cost, fresh, load_workloads, report
@@ -102,17 +101,6 @@ def collation(workloads: Path | None, seed: int) -> dict[str, float]:
     return figures
 
 
-def steps(workloads: Path | None, seed: int) -> dict[str, float]:
-    """CPU and wall seconds of a forward and backward of a small model, by layout, of turns and whole trajectories."""
-    figures: dict[str, float] = {}
-    layouts: tuple[Layout, ...] = ("padded", "packed", "tree")
-    for layout in layouts:
-        for what in ("turns", "merged", "whole"):
-            for name, value in fresh(forward_backward, workloads, seed, layout, what).items():
-                figures[f"step_{layout}_{what}_{name}"] = value
-    return figures
-
-
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
     """What the figures should be."""
     f = figures
@@ -140,7 +128,7 @@ def goals(figures: dict[str, float]) -> dict[str, Goal]:
 
 def main() -> None:
     args = arguments(__doc__ or "")
-    figures = collation(args.workloads, args.seed) | steps(args.workloads, args.seed)
+    figures = collation(args.workloads, args.seed) | fresh(forward_backward, args.workloads, args.seed)
     report("layout", figures=figures, reference=REFERENCE, goals=goals(figures), as_json=args.json)
 
 
