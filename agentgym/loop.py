@@ -10,7 +10,6 @@ A run is `learn(run)`; its parts are functions of their own, for a loop you writ
             await sync(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
 """
 
-import asyncio
 import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,8 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from transformers.utils.logging import disable_progress_bar
@@ -28,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentgym.env import Env, find_env
 from agentgym.errors import EngineError
 from agentgym.log import Log
+from agentgym.progress import Saver, begin
 from agentgym.rollouts.account import Account
 from agentgym.rollouts.draw import Draw, Place, handed_on
 from agentgym.rollouts.engine import Engine
@@ -38,13 +37,12 @@ from agentgym.rollouts.schedule import Scheduler
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
 from agentgym.samples import Credit, Estimator, samples
 from agentgym.sandboxes.choose import AnyBox, Kind
-from agentgym.train.checkpoint import has_checkpoints
 from agentgym.train.config import TrainConfig
 from agentgym.train.trainer import Trainer
 from agentgym.types import Boxes, Sampling
 
-CHECKPOINTS = "checkpoints"
-"""In the run's folder."""
+FIXED = ("env", "seed", "prompts", "group_size", "oversample", "staleness")
+"""Settings that say which tasks and draws come next: a resumed run has those it was begun with."""
 
 
 PROBE = 256
@@ -242,7 +240,8 @@ async def learn(run: Run) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
         folder = run.resume or run.out or _folder(run.recipe)
-        progress = _begin(run, trainer, folder)
+        settings = {name: str(getattr(run, name)) for name in FIXED}
+        progress = begin(trainer, folder, settings, resume=run.resume is not None)
         shown = trainer.rank == 0
         log = stack.enter_context(Log(folder, steps=run.steps, shown=shown, done=progress.step))
         log.note("loading")
@@ -255,7 +254,8 @@ async def learn(run: Run) -> dict[str, Any]:
             await sync(trainer, engine, progress.step, progress.probe, run.sampling, run.probe_tolerance)
         else:
             progress = replace(progress, eval_before=await _evaluate(run, play, log))
-        with Saver(run, trainer, log, progress) as saver:
+        saver = Saver(trainer, log, progress, settings, steps=run.steps, every=run.save_every, keep=run.keep)
+        with saver:
             await _train(run, play, log, saver)
         after = await _evaluate(run, play, log)
     return {
@@ -280,7 +280,7 @@ def open_engine(run: Run, progress: Callable[[str], None]) -> AbstractAsyncConte
     return SGLangEngine(run.model, config, progress=lambda said: progress(f"server: {said[:40]}"))
 
 
-async def _train(run: Run, play: Play, log: Log, saver: "Saver") -> None:
+async def _train(run: Run, play: Play, log: Log, saver: Saver) -> None:
     begun = saver.progress
     probe = begun.probe
     async with play.schedule(
@@ -289,7 +289,7 @@ async def _train(run: Run, play: Play, log: Log, saver: "Saver") -> None:
         oversample=run.oversample,
         staleness=run.staleness,
         seed=run.seed,
-        places=begun.places,
+        places=[Place(**place) for place in begun.places],
     ) as rollouts:
         for step in range(begun.step, run.steps):
             log.note("rollouts")
@@ -300,7 +300,7 @@ async def _train(run: Run, play: Play, log: Log, saver: "Saver") -> None:
             probe = probe or next(s.token_ids[:PROBE].tolist() for r in groups.rollouts for s in r.segments)
             gap = await sync(play.trainer, play.engine, step + 1, probe, run.sampling, run.probe_tolerance)
             log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
-            await saver.done(replace(begun, step=step + 1, probe=probe, places=rollouts.places()))
+            await saver.done(replace(begun, step=step + 1, probe=probe, places=[asdict(p) for p in rollouts.places()]))
 
 
 async def _evaluate(run: Run, play: Play, log: "Log") -> float | None:
@@ -309,76 +309,6 @@ async def _evaluate(run: Run, play: Play, log: "Log") -> float | None:
         return None
     log.note("held-out evaluation")
     return round(await play.evaluate(run.eval_tasks), 4)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a run has come between two steps, beside the trainer's own state."""
-
-    step: int = 0
-    probe: list[int] = field(default_factory=list)
-    eval_before: float | None = None
-    places: tuple[Place, ...] = ()
-    """Of every process's rollouts."""
-
-
-_FIXED = ("env", "seed", "prompts", "group_size", "oversample", "staleness")
-"""Settings that say which tasks and draws come next: a resumed run has those it was begun with."""
-
-
-def _begin(run: Run, trainer: Trainer, folder: Path) -> Progress:
-    """Where the run starts: at its beginning, or after the last whole checkpoint of the one it resumes."""
-    checkpoints = folder / CHECKPOINTS
-    if run.resume is None:
-        if trainer.first(lambda: has_checkpoints(checkpoints)):
-            raise ValueError(f"out: {folder} holds a run's checkpoints; resume that run, or name another folder")
-        return Progress()
-    step, saved = trainer.resume(checkpoints)
-    for name in _FIXED:
-        if saved["settings"][name] != str(getattr(run, name)):
-            raise ValueError(f"{name}: the run to resume has {saved['settings'][name]}, not {getattr(run, name)}")
-    places = tuple(Place(**place) for place in saved["places"])
-    return Progress(step=step, probe=saved["probe"], eval_before=saved["eval_before"], places=places)
-
-
-class Saver:
-    """Keeps a run so that it can be gone on with; open while it trains."""
-
-    def __init__(self, run: Run, trainer: Trainer, log: Log, progress: Progress) -> None:
-        self.progress = progress
-        self._run, self._trainer, self._log = run, trainer, log
-        self._taken = trainer.optimizer_steps
-        self._written = progress.step
-
-    async def done(self, progress: Progress) -> None:
-        """A step is done; a checkpoint of it is on disk when this returns, where one is due."""
-        self.progress, self._taken = progress, self._trainer.optimizer_steps
-        every = self._run.save_every
-        if progress.step == self._run.steps or (every and progress.step % every == 0):
-            await asyncio.to_thread(self._write)
-
-    def _write(self) -> None:
-        self._log.sync()
-        kept = asdict(self.progress) | {"settings": {name: str(getattr(self._run, name)) for name in _FIXED}}
-        self._trainer.checkpoint(self._log.folder / CHECKPOINTS, self.progress.step, keep=self._run.keep, run=kept)
-        self._written = self.progress.step
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Save the adapter, and where the block was interrupted the last step's checkpoint.
-
-        Saving takes all processes: where one of several failed, the others would wait for it in vain.
-        """
-        if kind is not None and self._trainer.world > 1:
-            return
-        self._trainer.save(self._log.folder / "adapter")
-        # A step in mid-air cannot be gone on with: it is one that the log does not have.
-        if self._trainer.optimizer_steps == self._taken and self._written < self.progress.step:
-            self._write()
 
 
 def _folder(recipe: str) -> Path:

@@ -270,10 +270,14 @@ def test_a_prefill_forward_stays_within_its_budget(model: Any, origin: Any, pref
     for prompt in prompts:
         client.ask(f"{len(prompt)}", prompt)
     shapes: list[int] = []
-    decoder: Any = client.batcher.policy.model.get_decoder()
-    decoder.register_forward_pre_hook(
-        lambda _, args, kwargs: shapes.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    policy: Any = client.batcher.policy
+    hidden = policy._hidden
+
+    def watched(where: Any, index: Any, ids: Any, *rest: Any) -> Any:
+        shapes.append(ids.size)
+        return hidden(where, index, ids, *rest)
+
+    policy._hidden = watched
     answers = client.run()
     for prompt in prompts:
         assert_plain(origin, prompt, answers[f"{len(prompt)}"])
@@ -382,7 +386,7 @@ async def test_a_cancelled_request_frees_its_slot(model: Any, origin: Any) -> No
                 engine.generate(ids_of(8), session=session, max_tokens=n, sampling=WARM, seed=0), name=session
             )
 
-        model.get_decoder().register_forward_pre_hook(stand_still)
+        model.lm_head.register_forward_pre_hook(stand_still)
         runs, waits, follows = ask("runs", CONTEXT - 8), ask("waits", 5), ask("follows", 5)
         await standing.wait()
         for task in (runs, waits):
@@ -553,7 +557,7 @@ def test_a_session_has_one_request_at_a_time(model: Any) -> None:
 async def test_a_crash_in_the_thread_fails_requests(model: Any) -> None:
     async with engine_over(model, slots=1) as engine:
         # A module of the engine's own model, so the thread itself meets the error.
-        model.model.norm.register_forward_pre_hook(crash)
+        model.lm_head.register_forward_pre_hook(crash)
         asked = [engine.generate(ids_of(5), session=f"{i}", max_tokens=3, sampling=WARM, seed=0) for i in range(3)]
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(*asked, return_exceptions=True)
@@ -568,7 +572,7 @@ async def test_a_crash_in_the_thread_fails_requests(model: Any) -> None:
 
 async def test_a_crash_in_a_command_fails_it_and_the_others(model: Any) -> None:
     async with engine_over(model) as engine:
-        model.model.norm.register_forward_pre_hook(crash)
+        model.lm_head.register_forward_pre_hook(crash)
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(
                 engine.score(ids_of(5), sampling=WARM),
