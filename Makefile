@@ -50,7 +50,7 @@ test: $(VENV)/dev box
 	$(PY) -m pytest -q $(ARGS)
 
 test-slow: $(VENV)/dev box
-	$(PY) -m pytest -q -m 'slow and not chaos and not sglang' $(ARGS)
+	$(PY) -m pytest -q -m 'slow and not sglang' $(ARGS)
 
 # Without their dependencies: those are CUDA's, several GB that a CPU has no use for.
 $(SGLANG)/installed: tests/sglang_cpu/requirements.txt

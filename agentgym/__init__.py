@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.env import Compact, Env, KeepLast, Limits, Procedural, ToolEnv, Window, register, reward
 from agentgym.errors import ToolError
+from agentgym.rollouts.draw import batches
 from agentgym.rollouts.episode import rollout
 from agentgym.rollouts.group import run_groups
 from agentgym.rollouts.oversample import Oversample
@@ -18,7 +19,8 @@ from agentgym.tools import Stop, tool
 from agentgym.types import ExecResult, Group, Message, Rollout, Sample, Sampling, StepResult, Task
 
 if TYPE_CHECKING:
-    from agentgym.loop import Log, Play, Run, batches, learn, sync
+    from agentgym.log import Log
+    from agentgym.loop import Play, Run, learn, sync
     from agentgym.rollouts.local import LocalConfig, LocalEngine
     from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
     from agentgym.sandboxes.choose import AnyBox
@@ -71,7 +73,8 @@ __all__ = [
 ]
 
 _LAZY = {
-    "agentgym.loop": ("Log", "Play", "Run", "batches", "learn", "sync"),
+    "agentgym.log": ("Log",),
+    "agentgym.loop": ("Play", "Run", "learn", "sync"),
     "agentgym.rollouts.local": ("LocalConfig", "LocalEngine"),
     "agentgym.rollouts.sglang": ("SGLangConfig", "SGLangEngine"),
     "agentgym.sandboxes.choose": ("AnyBox",),

@@ -1,9 +1,10 @@
-"""The command line: `agentgym doctor | gc | ls | sandbox build`.
+"""The command line: `agentgym doctor | gc | ls | merge | sandbox build`.
 
 What a command needs is imported when it runs: asking for help loads neither torch nor Docker's client.
 """
 
 import importlib
+import json
 import logging
 import platform
 import shutil
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from agentgym.errors import AgentGymError, EngineError, SandboxError, boundary
+from agentgym.owners import dead_folders, is_dead
 
 PACKAGES = {"torch": "train", "transformers": "train", "peft": "train", "docker": "docker"}
 """What the extras bring that a user asks about first."""
@@ -202,7 +204,6 @@ def gc(dry_run: bool = False) -> int:
 def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
     """What each dead owner's container is called, and how to remove it; nothing where no engine runs."""
     from agentgym.sandboxes.docker import connect
-    from agentgym.sandboxes.owners import is_dead
 
     try:
         client = connect(timeout_s=30)
@@ -229,8 +230,6 @@ def _remove(client: Any, container: str) -> None:
 
 
 def _dead_folders() -> Iterator[tuple[str, Callable[[], object]]]:
-    from agentgym.sandboxes.owners import dead_folders
-
     for folder in dead_folders():
         yield f"folder {folder}", partial(shutil.rmtree, folder, ignore_errors=True)
 
@@ -277,6 +276,30 @@ def _first_line(cls: type) -> str:
     return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
+# ---------------------------------------------------------------------------------------------------- merge
+
+
+def merge(adapter: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], base: str | None = None) -> int:
+    """Write a base model and an adapter that was trained on it as one plain model, with its tokenizer.
+
+    Args:
+        adapter: The folder of an adapter in PEFT's format, such as a run's adapter/.
+        out: The folder to write.
+        base: The base's folder or hub name; by default the one that the adapter names.
+    """
+    with boundary(EngineError, f"adapter {str(adapter)!r}"):
+        config = json.loads((adapter / "adapter_config.json").read_text())
+    base = base or config.get("base_model_name_or_path")
+    if base is None:
+        raise EngineError(f"adapter {str(adapter)!r} names no base model; give one with --base")
+    from agentgym.train.weights import write_merged
+
+    with boundary(EngineError, f"merge into {base!r}"):
+        write_merged(base, adapter, out)
+    _say(str(out))
+    return 0
+
+
 # ---------------------------------------------------------------------------------------------------- sandbox
 
 
@@ -301,7 +324,13 @@ def build(
     return 0
 
 
-COMMANDS: Mapping[str, Any] = {"doctor": doctor, "gc": gc, "ls": ls, "sandbox": {"build": build}}
+COMMANDS: Mapping[str, Any] = {
+    "doctor": doctor,
+    "gc": gc,
+    "ls": ls,
+    "merge": merge,
+    "sandbox": {"build": build},
+}
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -10,40 +10,43 @@ A run is `learn(run)`; its parts are functions of their own, for a loop you writ
             await sync(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
 """
 
-import json
-import random
 import resource
-import sys
 import time
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers.utils.logging import disable_progress_bar
 
-from agentgym.env import Env, TaskT, find_env
+from agentgym.env import Env, find_env
 from agentgym.errors import EngineError
+from agentgym.log import Log
+from agentgym.progress import Saver, begin
 from agentgym.rollouts.account import Account
+from agentgym.rollouts.draw import Draw, Place, handed_on
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.group import Groups, run_groups
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample
 from agentgym.rollouts.schedule import Scheduler
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
-from agentgym.samples import Estimator, samples
+from agentgym.samples import Credit, Estimator, samples
 from agentgym.sandboxes.choose import AnyBox, Kind
 from agentgym.train.config import TrainConfig
 from agentgym.train.trainer import Trainer
 from agentgym.types import Boxes, Sampling
+
+FIXED = ("env", "seed", "prompts", "group_size", "oversample", "staleness")
+"""Settings that say which tasks and draws come next: a resumed run has those it was begun with."""
+
+
+PROBE = 256
+"""Ids that trainer and engine both score after each sync, at most: a server may draw once behind each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,13 @@ class Run:
     """What samples: the model in this process, or SGLang servers."""
     train: TrainConfig = field(default_factory=TrainConfig)
     out: Path | None = None
-    """Folder of metrics and adapter; runs/RECIPE/TIME without it."""
+    """Folder of metrics, adapter and checkpoints; runs/RECIPE/TIME without it."""
+    resume: Path | None = None
+    """Folder of a run that was stopped: go on after its last whole checkpoint, there, as if it had not been."""
+    save_every: int = 10
+    """Steps from one checkpoint to the next; 0: only at the end and when interrupted."""
+    keep: int = 2
+    """Checkpoints that stay; the oldest goes first."""
     seed: int = 0
     """Of tasks, sampling and the adapter's start."""
     steps: int = 30
@@ -80,6 +89,8 @@ class Run:
     """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
+    credit: Credit = "outcome"
+    """Whether all tokens of a rollout have its advantage, or each turn that of what came after it."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
     eval_tasks: int = 128
@@ -89,51 +100,19 @@ class Run:
 
     def __post_init__(self) -> None:
         self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
+        if self.train.dora and isinstance(self.engine, SGLangConfig):
+            raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
+        if self.train.loss == "sft":
+            raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
+        if self.keep < 1 or self.save_every < 0:
+            raise ValueError(f"keep, save_every: at least 1 and 0, got {self.keep} and {self.save_every}")
+        if self.resume is not None and self.out not in (None, self.resume):
+            raise ValueError(f"out: a resumed run goes on in its own folder, {self.resume}; leave that one away")
 
     @property
     def sampling(self) -> Sampling:
         """What the engine is told; the temperature is the one that training scores at."""
         return Sampling(temperature=self.train.temperature, max_tokens=self.max_tokens)
-
-
-def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int) -> Iterator[list[TaskT]]:
-    """`steps` batches of `prompts` training tasks in an order of the seed.
-
-    No task comes twice before all were seen, but for the few that were left over when they fill no whole batch.
-    """
-    tasks = find_env(env).tasks("train")
-    if prompts > len(tasks):
-        raise ValueError(f"prompts: {prompts} in a batch, and the env has {len(tasks)} training tasks")
-    rng = random.Random(seed)
-    seen: set[int] = set()
-    for _ in range(steps):
-        if len(seen) + prompts > len(tasks):
-            seen.clear()
-        indices = _draw(rng, prompts, len(tasks), seen)
-        yield [tasks[index] for index in indices]
-
-
-def _draw(rng: random.Random, wanted: int, count: int, seen: set[int]) -> list[int]:
-    """Indices that were not seen yet; a procedural env has more of them than anyone would shuffle."""
-    drawn: list[int] = []
-    while len(drawn) < wanted:
-        index = rng.randrange(count)
-        if index not in seen:
-            seen.add(index)
-            drawn.append(index)
-    return drawn
-
-
-def share(drawn: Iterable[Sequence[TaskT]], rank: int, world: int, *, by_id: bool) -> Iterator[TaskT]:
-    """This process's tasks of these batches; `by_id`, a task is one process's alone, however often it comes round.
-
-    Where groups are carried over, two processes could otherwise play the same task for one batch.
-    """
-    for batch in drawn:
-        if by_id:
-            yield from (task for task in batch if zlib.crc32(task.id.encode()) % world == rank)
-        else:
-            yield from batch[rank::world]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +145,32 @@ class Play:
 
     @asynccontextmanager
     async def schedule(
-        self, prompts: int, *, n: int, oversample: Oversample | None = None, staleness: int = 0, seed: int = 0
+        self,
+        prompts: int,
+        *,
+        n: int,
+        oversample: Oversample | None = None,
+        staleness: int = 0,
+        seed: int = 0,
+        places: Sequence[Place] = (),
     ) -> AsyncIterator["Rollouts"]:
-        """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`."""
+        """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`.
+
+        `places` are what `Rollouts.places` gave in a run that was stopped: this one goes on from there.
+        """
         rank, world = self.trainer.rank, self.trainer.world
-        drawn = batches(self.env, prompts, sys.maxsize, seed=seed)
+        draw: Draw[Any] = Draw(
+            self.env,
+            prompts,
+            seed=seed,
+            rank=rank,
+            world=world,
+            by_id=staleness > 0 or (oversample is not None and oversample.carry > 0),
+            places=places,
+        )
         scheduler: Scheduler[Any] = Scheduler(
             self.env,
-            share(drawn, rank, world, by_id=staleness > 0 or (oversample is not None and oversample.carry > 0)),
+            draw,
             self.engine,
             n=n,
             oversample=oversample,
@@ -182,9 +179,10 @@ class Play:
             concurrency=self.concurrency,
             sampling=self.sampling,
             seed=seed,
+            left=handed_on(places, rank),
         )
         async with scheduler:
-            yield Rollouts(scheduler, self.trainer, len(range(rank, prompts, world)))
+            yield Rollouts(scheduler, draw, self.trainer, len(range(rank, prompts, world)))
 
     async def evaluate(self, count: int) -> float:
         """Mean reward over the first `count` held-out tasks, one rollout each."""
@@ -197,6 +195,7 @@ class Rollouts:
     """The scheduler of each process as one."""
 
     scheduler: Scheduler[Any]
+    draw: Draw[Any]
     trainer: Trainer
     wanted: int
     """Groups that this process plays for a batch."""
@@ -208,6 +207,10 @@ class Rollouts:
         rows = zip_longest(*(groups for groups, _ in shares))
         accounts = [account for _, account in shares if account is not None]
         return Groups([group for row in rows for group in row if group is not None], sum(accounts, start=Account()))
+
+    def places(self) -> tuple[Place, ...]:
+        """Where every process's rollouts stand, on every process; between two batches."""
+        return tuple(self.trainer.gather([self.draw.place(self.scheduler.place())]))
 
 
 async def sync(
@@ -227,35 +230,44 @@ async def sync(
 async def learn(run: Run) -> dict[str, Any]:
     """Train an adapter on an env; the summary that a recipe prints as its last line.
 
-    Writes metrics.jsonl as it goes and the adapter, in PEFT's format, into `adapter/` at the end and when it
-    is interrupted.
+    Writes metrics.jsonl as it goes, a checkpoint every `save_every` steps and at the end, and the adapter, in PEFT's
+    format, into `adapter/` at the end. When it is interrupted on one process it writes both, the checkpoint of the
+    last step that was done.
     """
     env = find_env(run.env)
     start = time.perf_counter()
     disable_progress_bar()  # the log has its own
     async with AsyncExitStack() as stack:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
-        log = stack.enter_context(Log(run.out or _folder(run.recipe), steps=run.steps, shown=trainer.rank == 0))
+        folder = run.resume or run.out or _folder(run.recipe)
+        settings = {name: str(getattr(run, name)) for name in FIXED}
+        progress = begin(trainer, folder, settings, resume=run.resume is not None)
+        shown = trainer.rank == 0
+        log = stack.enter_context(Log(folder, steps=run.steps, shown=shown, done=progress.step))
         log.note("loading")
         engine = await stack.enter_async_context(open_engine(run, log.note))
         slots = run.engine.slots
         sandbox = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else env.sandbox
         boxes = await stack.enter_async_context(sandbox.open(slots)) if sandbox else None
         play = Play(env, engine, trainer, boxes, run.sampling, concurrency=slots)
-        before = await _evaluate(run, play, log)
-        with _saved(trainer, log.folder / "adapter"):
-            await _train(run, play, log)
+        if progress.step:
+            await sync(trainer, engine, progress.step, progress.probe, run.sampling, run.probe_tolerance)
+        else:
+            progress = replace(progress, eval_before=await _evaluate(run, play, log))
+        saver = Saver(trainer, log, progress, settings, steps=run.steps, every=run.save_every, keep=run.keep)
+        with saver:
+            await _train(run, play, log, saver)
         after = await _evaluate(run, play, log)
     return {
         "recipe": run.recipe,
         **log.summary(),
-        "eval_before": before,
+        "eval_before": progress.eval_before,
         "eval_after": after,
         "seed": run.seed,
         "box": run.box,
         "cpu_seconds": round(_cpu_seconds(), 1),
         "seconds": round(time.perf_counter() - start, 1),
-        "out": str(log.folder),
+        "out": str(folder),
     }
 
 
@@ -268,20 +280,27 @@ def open_engine(run: Run, progress: Callable[[str], None]) -> AbstractAsyncConte
     return SGLangEngine(run.model, config, progress=lambda said: progress(f"server: {said[:40]}"))
 
 
-async def _train(run: Run, play: Play, log: "Log") -> None:
-    probe: list[int] = []
+async def _train(run: Run, play: Play, log: Log, saver: Saver) -> None:
+    begun = saver.progress
+    probe = begun.probe
     async with play.schedule(
-        run.prompts, n=run.group_size, oversample=run.oversample, staleness=run.staleness, seed=run.seed
+        run.prompts,
+        n=run.group_size,
+        oversample=run.oversample,
+        staleness=run.staleness,
+        seed=run.seed,
+        places=[Place(**place) for place in begun.places],
     ) as rollouts:
-        for step in range(run.steps):
+        for step in range(begun.step, run.steps):
             log.note("rollouts")
             groups = await rollouts.collect(to_come=run.steps - step - 1)
-            batch = samples(groups, advantage=run.advantage, merge=run.merge)
+            batch = samples(groups, advantage=run.advantage, merge=run.merge, credit=run.credit)
             log.note("training")
             stats = await play.trainer.step(batch)
-            probe = probe or next(s.token_ids.tolist() for r in groups.rollouts for s in r.segments)
+            probe = probe or next(s.token_ids[:PROBE].tolist() for r in groups.rollouts for s in r.segments)
             gap = await sync(play.trainer, play.engine, step + 1, probe, run.sampling, run.probe_tolerance)
             log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
+            await saver.done(replace(begun, step=step + 1, probe=probe, places=[asdict(p) for p in rollouts.places()]))
 
 
 async def _evaluate(run: Run, play: Play, log: "Log") -> float | None:
@@ -290,82 +309,6 @@ async def _evaluate(run: Run, play: Play, log: "Log") -> float | None:
         return None
     log.note("held-out evaluation")
     return round(await play.evaluate(run.eval_tasks), 4)
-
-
-@contextmanager
-def _saved(trainer: Trainer, folder: Path) -> Iterator[None]:
-    """Save the adapter when the block ends, also when it was interrupted.
-
-    Saving takes all processes: where one of several failed, the others would wait for it in vain.
-    """
-    try:
-        yield
-    except BaseException:
-        if trainer.world == 1:
-            trainer.save(folder)
-        raise
-    trainer.save(folder)
-
-
-class Log:
-    """A run's figures: one JSON line a step in metrics.jsonl, and a progress bar on stderr."""
-
-    def __init__(self, folder: Path, *, steps: int, shown: bool = True) -> None:
-        self.folder = folder
-        self.rows: list[dict[str, float]] = []
-        self._steps, self._shown = steps, shown
-        self._file: IO[str] | None = None
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
-            disable=not shown,
-        )
-
-    def __enter__(self) -> "Log":
-        if self._shown:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = (self.folder / "metrics.jsonl").open("w")
-        self._bar.start()
-        self._job = self._bar.add_task("starting", total=self._steps, figures="")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-        if self._file is not None:
-            self._file.close()
-
-    def note(self, doing: str) -> None:
-        """Say what is going on now."""
-        self._bar.update(self._job, description=doing)
-
-    def __call__(self, step: int, figures: Mapping[str, float]) -> None:
-        """Record one step; the line is on disk when this returns."""
-        self.rows.append(dict(figures))
-        if self._file is not None:
-            self._file.write(json.dumps({"step": step, **figures}) + "\n")
-            self._file.flush()
-        recent = [row["reward"] for row in self.rows[-5:]]
-        shown = f"reward {figures['reward']:.2f} (last 5: {sum(recent) / len(recent):.2f})"
-        self._bar.update(self._job, advance=1, figures=shown)
-
-    def summary(self) -> dict[str, Any]:
-        """Mean reward of the first and last five steps, and totals."""
-        rewards = [row["reward"] for row in self.rows]
-        calls = sum(row.get("rollout/tool_calls", 0.0) * row["rollouts/finished"] for row in self.rows)
-        return {
-            "reward_first": round(float(np.mean(rewards[:5])), 4) if rewards else None,
-            "reward_last": round(float(np.mean(rewards[-5:])), 4) if rewards else None,
-            "steps": len(self.rows),
-            "rollouts": int(sum(row["rollouts/started"] for row in self.rows)),
-            "tool_calls": round(calls),
-        }
 
 
 def _folder(recipe: str) -> Path:

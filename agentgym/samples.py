@@ -1,6 +1,6 @@
-"""The seam between rollouts and training: group baselines, and rollouts cut into samples. Numpy only.
+"""The seam between rollouts and training: rollouts cut into samples, with what each token is worth. Numpy only.
 
-A rollout counts once in its group's baseline, whatever number of segments or samples it became, and
+A rollout counts once in its group's baseline (`credit.py`), whatever number of segments or samples it became, and
 travels by its id: the order of rows means nothing here.
 """
 
@@ -8,105 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, Literal, TypeAlias, overload
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-from agentgym.types import Floats, Group, Ints, Rollout, Sample, Segment, Turn
+from agentgym.credit import Estimator, advantages, turn_advantages
+from agentgym.types import Floats, Group, Rollout, Sample, Segment, Turn
 
-Estimator: TypeAlias = Literal["grpo", "dr_grpo", "rloo"]
-Ids: TypeAlias = Sequence[str] | Sequence[int] | NDArray[Any]
-
-EPSILON = 1e-6
-"""Added to a group's standard deviation, in units of reward."""
-
-
-def advantages(
-    rewards: Sequence[float | None] | NDArray[Any],
-    rollouts: Ids,
-    groups: Ids,
-    *,
-    estimator: Estimator = "grpo",
-) -> NDArray[np.float64]:
-    """One advantage per row; a rollout counts once in its group's baseline, however many rows it has.
-
-    Rows are samples in any order: their rollout's reward, rollout id and group id, ids being str or int. With
-    mean and s (unbiased standard deviation) over the n scored rollouts of the group::
-
-        grpo     (reward - mean) / (s + 1e-6)           arXiv 2402.03300
-        dr_grpo   reward - mean                         Dr. GRPO, arXiv 2503.20783
-        rloo      reward - mean of the n-1 others       arXiv 2402.14740
-
-    A group of one gets 0. A reward of None (or NaN) is no score: outside the baseline, and NaN is its answer.
-    Raises ValueError, naming the rollout and its rows, for siblings with unequal rewards or groups.
-    """
-    reward = np.asarray(rewards, np.float64)
-    rollout, n_rollouts = _codes("rollout", rollouts)
-    group, n_groups = _codes("group", groups)
-    if not len(reward) == len(rollout) == len(group):
-        raise ValueError(f"rows: {len(reward)} rewards, {len(rollout)} rollout ids, {len(group)} group ids")
-    if np.isinf(reward).any():
-        raise ValueError(f"reward: not finite in row {int(np.isinf(reward).argmax())}")
-    reward_of = _once("rewards", reward, rollout, n_rollouts, rollouts)
-    group_of = _once("groups", group, rollout, n_rollouts, rollouts)
-    present = np.zeros(n_rollouts, np.bool_)
-    present[rollout] = True
-    scored = np.flatnonzero(present & ~np.isnan(reward_of))
-    out = np.full(n_rollouts, np.nan)
-    out[scored] = _centred(reward_of[scored], group_of[scored], n_groups, estimator)
-    return out[rollout]
-
-
-def _centred(reward: NDArray[np.float64], group: Ints, n_groups: int, estimator: Estimator) -> NDArray[np.float64]:
-    """Advantage of each of these rollouts, one row per rollout."""
-    count = np.bincount(group, minlength=n_groups)
-    mean = np.bincount(group, reward, n_groups) / np.maximum(count, 1)
-    centred = reward - mean[group]
-    others = np.maximum(count - 1, 1)
-    if estimator == "dr_grpo":
-        return centred
-    if estimator == "rloo":
-        return np.asarray(centred * (count / others)[group])
-    if estimator == "grpo":
-        deviation = np.sqrt(np.bincount(group, centred * centred, n_groups) / others)
-        return np.asarray(centred / (deviation + EPSILON)[group])
-    raise ValueError(f"estimator: {estimator!r} is none of grpo, dr_grpo, rloo")
-
-
-def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
-    """Small whole numbers standing for the ids, and how many such numbers there may be."""
-    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
-        if not len(ids):
-            return np.zeros(0, np.int64), 0
-        low, high = int(ids.min()), int(ids.max())
-        if high - low <= 4 * len(ids) + 1024:  # dense enough to count in a table: no sort
-            return np.subtract(ids, low, dtype=np.int64), high - low + 1
-        names, codes = np.unique(ids, return_inverse=True)
-        return codes, len(names)
-    table: dict[Any, int] = {}
-    codes = np.fromiter((table.setdefault(i, len(table)) for i in ids), np.int64, len(ids))
-    for name in table:
-        if isinstance(name, bool) or not isinstance(name, str | int | np.integer):
-            row = int((codes == table[name]).argmax())
-            raise ValueError(f"{what} id: {name!r} in row {row}; every row needs a str or an int")
-    return codes, len(table)
-
-
-def _once(what: str, values: NDArray[Any], rollout: Ints, size: int, ids: Ids) -> NDArray[Any]:
-    """The one value of each rollout; ValueError where its rows disagree."""
-    table = np.zeros(size, values.dtype)
-    table[rollout] = values
-    differ = table[rollout] != values
-    if differ.any():
-        differ &= ~(np.isnan(table[rollout]) & np.isnan(values))
-    if differ.any():
-        rows = np.flatnonzero(rollout == rollout[differ.argmax()])
-        raise ValueError(
-            f"rollout {ids[rows[0]]!r}: unequal {what} {values[rows].tolist()} in its rows {rows.tolist()}; "
-            "a rollout has one reward and one group"
-        )
-    return table
+__all__ = ["Credit", "Estimator", "SampleBatch", "advantages", "merge", "samples", "turn_advantages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,45 +61,6 @@ class SampleBatch(Sequence[Sample]):
             "samples/rollouts_failed": float(self.rollouts_failed),
             "samples/rollouts_trained": float(self.rollouts_trained),
         }
-
-
-def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_grpo") -> list[Floats]:
-    """One advantage per turn of each scored rollout of a group: what came after it, less what that is on average.
-
-    With O the outcome of rollout j, r its turns' rewards in the order of their numbers, and n rollouts::
-
-        G_j(t) = O_j + r_j(t) + r_j(t+1) + ...          G_j(t) = O_j behind its last turn
-        A_i(t) = G_i(t) - (G_1(t) + ... + G_n(t)) / n
-
-    Every rollout counts in the mean of every turn, those that had ended by then with their outcome: a mean over the
-    rollouts that reached turn t would depend on who chose to go on, and pay for going on. What rollout i itself adds
-    to the mean only scales its advantage by (n-1)/n, at every turn alike, so the gradient keeps its direction; rloo
-    takes that factor back, and grpo divides by the deviation of the rollouts' whole rewards. Without turn rewards
-    these are the group's usual advantages.
-    """
-    turns = [sorted((t for s in r.segments for t in s.turns), key=lambda turn: turn.number) for r in rollouts]
-    if any(rollout.reward is None for rollout in rollouts):
-        raise ValueError("rollouts: one without a reward has no return")
-    width = max(map(len, turns), default=0)
-    returns = np.zeros((len(rollouts), width + 1))
-    for row, rollout, played in zip(returns, rollouts, turns, strict=True):
-        given = np.array([turn.reward for turn in played])
-        row[: len(played)] = given[::-1].cumsum()[::-1]
-        row += (rollout.reward or 0.0) - given.sum()
-    centred = (returns - returns.mean(0)) * _scale(np.array([r.reward for r in rollouts], np.float64), estimator)
-    return [np.asarray(row[: len(played)], np.float32) for row, played in zip(centred, turns, strict=True)]
-
-
-def _scale(reward: NDArray[np.float64], estimator: Estimator) -> float:
-    """What an estimator multiplies a centred reward of a group by."""
-    n = len(reward)
-    if estimator == "dr_grpo" or n < 2:
-        return 1.0
-    if estimator == "rloo":
-        return n / (n - 1)
-    if estimator == "grpo":
-        return float(1 / (reward.std(ddof=1) + EPSILON))
-    raise ValueError(f"estimator: {estimator!r} is none of grpo, dr_grpo, rloo")
 
 
 Credit: TypeAlias = Literal["outcome", "turns"]
@@ -243,25 +113,58 @@ def samples(
     )
 
 
+def demonstrations(rollouts: Sequence[Rollout], *, context_weight: float = 0.0) -> list[Sample]:
+    """What to imitate in these rollouts, one sample per segment, for a trainer whose loss is "sft".
+
+    ::
+
+        ids       P  P  a  a  e  a  e     P prompt, a sampled, e what the env said
+        weight    .  w  1  1  w  1        w context_weight; what follows the last sampled token is cut
+
+    The weights stand in `advantages`; with w = 0 the mask is that of the sampled tokens. Rewards are not looked at:
+    which rollouts are worth imitating is for the caller to say.
+    """
+    if not 0 <= context_weight <= 1:
+        raise ValueError(f"context_weight: must be in 0..1, got {context_weight}")
+    made = [_imitated(rollout, segment, context_weight) for rollout in rollouts for segment in rollout.segments]
+    return [row for row in made if row is not None]
+
+
+def _imitated(rollout: Rollout, segment: Segment, context_weight: float) -> Sample | None:
+    """None for a segment in which nothing was sampled."""
+    if not segment.turns:
+        return None
+    start = 1 if context_weight else segment.turns[0].start
+    sampled = segment.sampled[start : segment.turns[-1].stop]
+    return Sample(
+        group_id=rollout.group_id,
+        rollout_id=rollout.rollout_id,
+        segment=segment.index,
+        step=0,
+        prompt_ids=segment.token_ids[:start],
+        response_ids=segment.token_ids[start : segment.turns[-1].stop],
+        loss_mask=np.ones_like(sampled) if context_weight else sampled,
+        logprobs=np.zeros(len(sampled), np.float32),
+        advantages=np.where(sampled, np.float32(1), np.float32(context_weight)),
+        weight=float(sampled.sum() / rollout.sampled_tokens),
+        policy_version=0,
+        is_last=segment is rollout.segments[-1],
+    )
+
+
 Worth: TypeAlias = float | dict[int, float]
 """The advantage of a rollout, or of each of its turns by number."""
 
 
 def _by_turn(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Worth]:
     """The advantages of each scored rollout's turns, by its id."""
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        if rollout.reward is not None:
-            groups.setdefault(rollout.group_id, []).append(rollout)
+    scored = [rollout for rollout in rollouts if rollout.reward is not None]
     worth: dict[str, Worth] = {}
-    for group in groups.values():
-        for rollout, values in zip(group, turn_advantages(group, estimator=estimator), strict=True):
-            numbers = sorted(turn.number for segment in rollout.segments for turn in segment.turns)
-            if len(set(numbers)) < len(numbers):
-                raise ValueError(
-                    f"rollout {rollout.rollout_id!r}: two turns have one number; credit by turn needs them"
-                )
-            worth[rollout.rollout_id] = dict(zip(numbers, values.tolist(), strict=True))
+    for rollout, values in zip(scored, turn_advantages(scored, estimator=estimator), strict=True):
+        numbers = sorted(turn.number for segment in rollout.segments for turn in segment.turns)
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"rollout {rollout.rollout_id!r}: two turns have one number; credit by turn needs them")
+        worth[rollout.rollout_id] = dict(zip(numbers, values.tolist(), strict=True))
     return worth
 
 

@@ -82,6 +82,7 @@ class Tool:
     timeout_s: float
     arguments: type[BaseModel]
     schema: dict[str, Any]
+    is_async: bool
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The validated keyword arguments; ValidationError names the field."""
@@ -113,7 +114,9 @@ def _describe(owner: type, attribute: str, mark: _Mark) -> Tool:
     parameters = _without_titles(arguments.model_json_schema())
     parameters.pop("additionalProperties", None)
     function_schema = {"name": name, "description": description, "parameters": parameters}
-    return Tool(name, attribute, mark.timeout_s, arguments, {"type": "function", "function": function_schema})
+    schema = {"type": "function", "function": function_schema}
+    is_async = inspect.iscoroutinefunction(function)
+    return Tool(name, attribute, mark.timeout_s, arguments, schema, is_async)
 
 
 def _arguments_model(function: Callable[..., Any], name: str, where: str) -> type[BaseModel]:
@@ -197,7 +200,7 @@ def _explain(error: ValidationError) -> str:
 
 async def _call(made: Tool, function: Callable[..., Any], arguments: dict[str, Any]) -> ToolResult:
     try:
-        if inspect.iscoroutinefunction(function):
+        if made.is_async:
             returned = await _within(made.timeout_s, function(**arguments))
         else:
             returned = await _within(made.timeout_s, in_own_thread(lambda: function(**arguments)))

@@ -23,7 +23,8 @@ def main(recipe: type[ag.Run]) -> None:
     except KeyboardInterrupt:
         again = " ".join([sys.executable, "-m", f"recipes.{run.recipe}", *sys.argv[1:]])
         print(
-            f"\nInterrupted; metrics and the adapter so far are in the run's folder. Run again: {again}",
+            "\nInterrupted; metrics, checkpoints and the adapter so far are in the run's folder.\n"
+            f"Go on with it by --resume FOLDER. Run again from the start, elsewhere: {again}",
             file=sys.stderr,
         )
         raise SystemExit(130) from None

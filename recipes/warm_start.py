@@ -21,12 +21,16 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import agentgym as ag
 from agentgym.rollouts.chat import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.samples import demonstrations
 from agentgym.testing import FakeBoxes, Policy, Scripted
+from agentgym.train.batch import collate
+from agentgym.train.config import TrainConfig
+from agentgym.train.model import PolicyModel
+from agentgym.train.objective import Objective
 from envs.bisect import demo as bisect_demo
 from envs.bisect.env import Bisect
 from envs.chase import demo as chase_demo
@@ -37,6 +41,9 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 DEMO_TASKS = 500_000
 """Demonstrations are of held-out tasks from this one on, far behind those that evaluation uses."""
+
+IMITATE = TrainConfig(loss="sft", normalise=1.0)
+"""The sum of a batch's losses; what it is divided by is the sum of their weights."""
 
 console = Console(stderr=True)
 
@@ -75,7 +82,7 @@ SUBJECTS: dict[str, Subject] = {
 }
 
 
-async def demonstrations(subject: Subject, tokenizer: ChatTokenizer, count: int, seed: int) -> list[ag.Rollout]:
+async def demonstrated(subject: Subject, tokenizer: ChatTokenizer, count: int, seed: int) -> list[ag.Rollout]:
     """`count` rollouts of the demonstrator, in the given tokenizer's ids."""
     tasks = subject.env.tasks("test")
     played = []
@@ -151,19 +158,18 @@ def schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 20) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def train(model: Qwen3ForCausalLM, data: list[tuple[torch.Tensor, torch.Tensor]], config: WarmStart) -> float:
-    """Next-token training on (ids, weights) rows; the last batch's loss on the assistant's tokens."""
+def train(model: Qwen3ForCausalLM, data: Sequence[ag.Sample], config: WarmStart) -> float:
+    """Full-parameter training on demonstrations; the last batch's loss on the assistant's tokens, nats."""
     order = random.Random(config.seed)
+    policy = PolicyModel(model)
     optimizer = optimizers(model, config)
     rates = [[group["lr"] for group in o.param_groups] for o in optimizer]
     for step in track(range(config.steps), f"{config.steps} steps", console=console, transient=True):
-        batch = order.sample(data, config.batch)
-        ids_BT = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in batch], batch_first=True)
-        weights_BT = torch.nn.utils.rnn.pad_sequence([weights for _, weights in batch], batch_first=True)[:, 1:]
-        hidden = model.model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
-        kept = weights_BT > 0
-        losses = functional.cross_entropy(model.lm_head(hidden[kept]), ids_BT[:, 1:][kept], reduction="none")
-        loss = (losses * weights_BT[kept]).sum() / weights_BT.sum()
+        rows = order.sample(data, config.batch)
+        batch = collate(rows, pad_id=0)
+        objective = Objective(config=IMITATE, denominator=float(batch.advantages_BR.sum()))
+        logprobs_BR, entropy_BR = policy(batch.inputs, batch.loss_mask_BR)
+        loss, _ = objective(rows, batch, logprobs_BR, entropy_BR, None)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for o, base in zip(optimizer, rates, strict=True):
@@ -171,17 +177,7 @@ def train(model: Qwen3ForCausalLM, data: list[tuple[torch.Tensor, torch.Tensor]]
                 group["lr"] = rate * schedule(step, config.steps)
             o.step()
             o.zero_grad(set_to_none=True)
-    return float(losses.detach()[weights_BT[kept] == 1].mean())
-
-
-def rows(rollouts: Sequence[ag.Rollout], context_weight: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Every segment as ids and loss weights, cut after its last sampled token."""
-    made = []
-    for segment in (s for r in rollouts for s in r.segments):
-        stop = segment.turns[-1].stop
-        weights = torch.where(torch.tensor(segment.sampled[:stop]), 1.0, context_weight)
-        made.append((torch.tensor(segment.token_ids[:stop]), weights))
-    return made
+    return -float(logprobs_BR.detach()[batch.advantages_BR == 1].mean())
 
 
 async def main(config: WarmStart) -> None:
@@ -189,11 +185,11 @@ async def main(config: WarmStart) -> None:
     subject = SUBJECTS[config.env]
     out = config.out or CHECKPOINTS / config.env
     untrained = HuggingFaceTokenizer(make_tokenizer([], vocabulary=300))
-    spoken = await demonstrations(subject, untrained, 150, seed=config.seed + 1)
+    spoken = await demonstrated(subject, untrained, 150, seed=config.seed + 1)
     tokenizer = make_tokenizer([untrained.decode(s.token_ids.tolist()) for r in spoken for s in r.segments])
-    played = await demonstrations(subject, HuggingFaceTokenizer(tokenizer), config.demos, seed=config.seed)
+    played = await demonstrated(subject, HuggingFaceTokenizer(tokenizer), config.demos, seed=config.seed)
     model = make_model(len(tokenizer), config.seed)
-    loss = train(model, rows(played, config.context_weight), config)
+    loss = train(model, demonstrations(played, context_weight=config.context_weight), config)
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     lengths = [sum(len(s.token_ids) for s in r.segments) for r in played]

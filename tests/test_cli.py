@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agentgym import cli
+from agentgym import cli, owners
 from agentgym.errors import SandboxError
-from agentgym.sandboxes import choose, docker, image, local, owners
+from agentgym.owners import owner
+from agentgym.sandboxes import choose, docker, image, local
 from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.owners import owner
 
 ROOT = Path(__file__).parents[1]
 
@@ -158,7 +158,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
     # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
-    monkeypatch.setattr(owners, "is_dead", lambda who: who == "elsewhere/boot/1/1")
+    monkeypatch.setattr(cli, "is_dead", lambda who: who == "elsewhere/boot/1/1")
     client = docker.connect()
     with contextlib.ExitStack() as stack:
         stack.callback(client.close)
@@ -246,3 +246,33 @@ def test_package_names_cannot_add_commands_to_the_image() -> None:
     text = image.packages_dockerfile("base", ["numpy>=2", "x; rm -rf /"])
     assert text.splitlines()[3].endswith("pip install --no-cache-dir 'numpy>=2' 'x; rm -rf /'")
     assert text.splitlines()[-1] == "USER 65534:65534"
+
+
+def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    from agentgym.train.trainer import TrainConfig, Trainer
+
+    base = ROOT / "recipes/checkpoints/chase"
+    with Trainer(base, TrainConfig(device="cpu")) as trainer:
+        trainer.save(tmp_path / "adapter")  # untrained: the sum is the base
+    code, out = say(capsys, "merge", str(tmp_path / "adapter"), str(tmp_path / "merged"))
+    assert (code, out) == (0, f"{tmp_path / 'merged'}\n")
+    tensors = [load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged")]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())  # bfloat16, both
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+
+
+@pytest.mark.parametrize(("config", "said"), [(None, "FileNotFoundError"), ("{}", "names no base model")])
+def test_merge_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str
+) -> None:
+    if config is not None:
+        (tmp_path / "adapter_config.json").write_text(config)
+    assert cli.main(["merge", str(tmp_path), str(tmp_path / "merged")]) == 1
+    assert said in capsys.readouterr().err

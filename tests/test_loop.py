@@ -12,7 +12,9 @@ import pytest
 import agentgym as ag
 from agentgym.env import Split
 from agentgym.errors import EngineError
-from agentgym.loop import Log, Play, batches, share, sync
+from agentgym.log import Log
+from agentgym.loop import Play, sync
+from agentgym.rollouts.draw import Draw, batches
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample
 from agentgym.testing import FakeBoxes
@@ -30,6 +32,14 @@ async def play() -> AsyncIterator[Play]:
     config = TrainConfig(temperature=0.7, lr=2e-3, device="cpu")
     async with Trainer(MODEL, config) as trainer, LocalEngine(MODEL, LocalConfig(slots=16)) as engine:
         yield Play(ChaseCompaction, engine, trainer, FakeBoxes(), SAMPLING)
+
+
+class Seven(Chase):
+    """A small data set: its tasks come round again."""
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
+        return Chase.tasks(split)[:7]
 
 
 def largest_gap(trainer: Trainer, rollout: ag.Rollout) -> float:
@@ -135,19 +145,15 @@ def test_batches_are_of_the_seed_and_repeat_no_task() -> None:
 
 
 def test_processes_share_each_batch_out_and_where_groups_are_carried_each_task_is_of_one_process() -> None:
-    drawn = [*batches(Chase, 8, 4, seed=1), *batches(Chase, 8, 4, seed=1)]
-    assert [t.id for t in share(drawn, 1, 2, by_id=False)] == [t.id for batch in drawn for t in batch[1::2]]
-    halves = [{t.id for t in share(drawn, rank, 2, by_id=True)} for rank in (0, 1)]
-    assert halves[0] | halves[1] == {t.id for batch in drawn for t in batch}
+    drawn = list(batches(Chase, 8, 4, seed=1))
+    second = itertools.islice(Draw(Chase, 8, seed=1, rank=1, world=2), 16)
+    assert [t.id for t in second] == [t.id for batch in drawn for t in batch[1::2]]
+    halves = [{t.id for t in itertools.islice(Draw(Seven, 3, seed=1, rank=r, world=2, by_id=True), 40)} for r in (0, 1)]
+    assert halves[0] | halves[1] == {t.id for t in Seven.tasks("train")}
     assert not halves[0] & halves[1]
 
 
 def test_a_small_data_set_comes_round_again_and_no_batch_has_a_task_twice() -> None:
-    class Seven(Chase):
-        @classmethod
-        def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
-            return Chase.tasks(split)[:7]
-
     drawn = [[t.id for t in b] for b in batches(Seven, 3, 20, seed=0)]
     assert all(len(set(batch)) == 3 for batch in drawn)
     assert all(not set(drawn[i]) & set(drawn[i + 1]) for i in range(0, 20, 2))

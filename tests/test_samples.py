@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -145,7 +145,10 @@ def test_uneven_groups_never_share_one_global_mean() -> None:
     np.testing.assert_array_equal(got, [0, 0, 0, -0.5, 0.5])
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_group_of_one_gets_zero_and_never_nan(estimator: Estimator) -> None:
     np.testing.assert_array_equal(advantages([7.5], ["a"], ["g"], estimator=estimator), [0])
 
@@ -163,6 +166,39 @@ def test_leave_one_out_takes_the_mean_of_the_others() -> None:
 def test_without_std_the_advantage_is_the_distance_to_the_mean() -> None:
     got = advantages([6, 3, 9, 12], [0, 1, 2, 3], [0, 0, 1, 1], estimator="dr_grpo")
     np.testing.assert_array_equal(got, [1.5, -1.5, -1.5, 1.5])
+
+
+def test_the_spread_of_the_batch_counts_rollouts_of_groups_with_a_signal_once() -> None:
+    # Distances -1 1 | -2 2, the third group has no signal; rollout 1 fans out into three rows.
+    rewards, rollouts, groups = [1, 3, 3, 3, 0, 4, 5, 5], [0, 1, 1, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 1, 2, 2]
+    got = advantages(rewards, rollouts, groups, estimator="reinforce++")
+    np.testing.assert_allclose(got, np.array([-1, 1, 1, 1, -2, 2, 0, 0]) / np.sqrt(10 / 3), atol=1e-5)
+    np.testing.assert_array_equal(got[:6], advantages(rewards[:6], rollouts[:6], groups[:6], estimator="reinforce++"))
+
+
+def test_the_likelihood_of_success_weighs_a_rare_one_by_its_rarity() -> None:
+    got = advantages([1, 0, 0, 0, 1, 1, 1, 0, 0, 0], range(10), [0] * 4 + [1] * 4 + [2] * 2, estimator="maxrl")
+    np.testing.assert_allclose(got, [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0])
+
+
+def test_a_negative_reward_has_no_likelihood() -> None:
+    with pytest.raises(ValueError, match=r"^reward: -0.1 is negative, .*use dr_grpo"):
+        advantages([1, -0.1], [0, 1], [0, 0], estimator="maxrl")
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_no_estimator_counts_a_rollout_by_its_rows_or_lets_a_failed_one_in(estimator: Estimator) -> None:
+    rewards, rollouts, groups = [1.0, 0.0, 0.5, 0.0, 1.0], [0, 1, 2, 3, 4], [0, 0, 0, 1, 1]
+    once = advantages(rewards, rollouts, groups, estimator=estimator)
+    rows = [4, 0, 2, 0, 3, 0, 1]
+    again = advantages(
+        [*(rewards[i] for i in rows), None],
+        [*(rollouts[i] for i in rows), 9],
+        [*(groups[i] for i in rows), 1],
+        estimator=estimator,
+    )
+    np.testing.assert_allclose(again[:-1], once[rows], rtol=1e-12)
+    assert np.isnan(again[-1])
 
 
 def test_one_row_a_rollout_equals_the_plain_reshape() -> None:
@@ -187,7 +223,7 @@ def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused
         advantages([1, 2], [0], [0])
     with pytest.raises(ValueError, match="not finite in row 1"):
         advantages([0, np.inf], [0, 1], [0, 0])
-    with pytest.raises(ValueError, match="estimator"):
+    with pytest.raises(ValueError, match=r"estimator: 'gae' is none of .*credit=\"turns\""):
         advantages([0, 1], [0, 1], [0, 0], estimator="gae")  # type: ignore[arg-type]
 
 

@@ -1,6 +1,8 @@
 """Credit by turn: what came after a turn, less a mean that does not depend on who chose to go on."""
 
+from dataclasses import replace
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -47,12 +49,27 @@ def test_a_turn_is_worth_what_came_after_it_less_the_mean_over_all_rollouts() ->
     assert worth(played("a", 4, 1, 2), played("b", 1, 2)) == [[7 - 5, 6 - 3.5], [3 - 5]]
 
 
-@pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "grpo"])
+@pytest.mark.parametrize("estimator", get_args(Estimator))
 def test_without_turn_rewards_it_is_the_groups_usual_advantage(estimator: Estimator) -> None:
     group = [played("a", 1, 0, 0, 0), played("b", 0, 0), played("c", 3, 0, 0)]
     usual = advantages([1, 0, 3], ["a", "b", "c"], ["g"] * 3, estimator=estimator)
     for row, value in zip(worth(*group, estimator=estimator), usual, strict=True):
         assert row == pytest.approx([value] * len(row), rel=1e-6)
+
+
+def test_the_unit_of_a_turn_is_that_of_the_whole_rewards() -> None:
+    # Rewards 7 and 3, returns [7, 6] and [3]; another group, of 2 and 0, widens the spread of the batch.
+    others = [replace(played(name, outcome, 0), group_id="h") for name, outcome in (("c", 2), ("d", 0))]
+    group = [played("a", 4, 1, 2), played("b", 1, 2)]
+    units: dict[Estimator, float] = {
+        "grpo": np.sqrt(8),
+        "rloo": 1 / 2,
+        "reinforce++": np.sqrt((4 + 4 + 1 + 1) / 3),
+        "maxrl": 5.0,
+    }
+    for estimator, unit in units.items():
+        got = worth(*group, *others, estimator=estimator)
+        assert got[:2] == [pytest.approx([2 / unit, 2.5 / unit], rel=1e-5), pytest.approx([-2 / unit], rel=1e-5)]
 
 
 P = 0.7
@@ -146,8 +163,6 @@ def test_the_last_sample_is_that_of_the_turn_that_came_last() -> None:
     [({"credit": "steps"}, "credit: 'steps' is none of"), ({"credit": "turns"}, "rollout 'a': two turns have one")],
 )
 def test_credit_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
-    from dataclasses import replace
-
     a, b = played("a", 1, 0, 0), played("b", 0, 0)
     (segment,) = a.segments
     same = replace(segment, turns=tuple(replace(turn, number=0) for turn in segment.turns))

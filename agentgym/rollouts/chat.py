@@ -57,6 +57,7 @@ class Chat:
             self._note(message)
         self._text: str | None = None
         self._opened = len(self.messages)
+        self._deltas = _deltas.setdefault(tokenizer, Deltas())
         self._read: tuple[Sequence[int], str] = ((), "")
 
     @property
@@ -105,17 +106,16 @@ class Chat:
         end = self.tokenizer.decode(token_ids[-1:])
         body = self._body(token_ids[:-1])
         written = _renderable(reply)
-        deltas = _deltas.setdefault(self.tokenizer, Deltas())
         shape = self._shape(end, written, new)
         regular = bool(end) and end not in body
         short = partial(self._tried, [_QUESTION], [], end, written)
-        text, added = None, deltas.recall(shape, new, short) if regular else None
+        text, added = None, self._deltas.recall(shape, new, short) if regular else None
         if added is None:
             text = self.tokenizer.render([*self.messages, written, *new], self.tools, generation=True)
             added = self._added(text, end, body, new)
             if regular:
                 whole = partial(self._tried, self.messages, self.tools, end, written)
-                deltas.learn(shape, new, added, whole, short)
+                self._deltas.learn(shape, new, added, whole, short)
         self._text = text
         for message in (written, *new):
             self.messages.append(message)

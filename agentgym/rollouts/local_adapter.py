@@ -8,13 +8,15 @@ import torch
 
 from agentgym.types import Adapter
 
-_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
-_REFUSED = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "modules_to_save")
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>A|B|magnitude_vector)(?:\.default)?(?:\.weight)?")
+_REFUSED = ("rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "modules_to_save")
 
 
 class _Delta(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
+    lengths: torch.Tensor | None
+    """Of the merged weight's rows, with DoRA."""
 
 
 class Merger:
@@ -31,7 +33,10 @@ class Merger:
 
     @torch.inference_mode()
     def load(self, adapter: Adapter | None) -> None:
-        """The weights become base + scale * B @ A; ValueError, before any weight moved, where that has no meaning."""
+        """The weights become base + scale * B @ A; ValueError, before any weight moved, where that has no meaning.
+
+        With DoRA each row of that is stretched to the length that was trained for it (arXiv 2402.09353).
+        """
         deltas = {} if adapter is None else self._deltas(adapter)
         scale = 0.0 if adapter is None else _scale(adapter.config)
         for name in self._base.keys() - deltas.keys():
@@ -39,34 +44,42 @@ class Merger:
         for name, delta in deltas.items():
             weight = self._modules[name].weight
             base = self._base.setdefault(name, weight.clone())
-            a, b = (side.to(weight.device, torch.float32) for side in delta)
-            weight.copy_(torch.addmm(base.float(), b, a, alpha=scale))
+            a, b = (side.to(weight.device, torch.float32) for side in (delta.a, delta.b))
+            merged = torch.addmm(base.float(), b, a, alpha=scale)
+            if delta.lengths is not None:
+                merged *= (delta.lengths.to(weight.device, torch.float32) / merged.norm(dim=1))[:, None]
+            weight.copy_(merged)
 
     def _deltas(self, adapter: Adapter) -> dict[str, _Delta]:
-        sides: dict[str, dict[str, torch.Tensor]] = {}
+        modules: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in adapter.tensors.items():
             match = _NAME.fullmatch(name)
             if match is None or match["module"] not in self._modules:
                 raise ValueError(f"adapter: {name} names no linear layer of this model that a LoRA can be merged into")
-            sides.setdefault(match["module"], {})[match["side"]] = torch.as_tensor(tensor)
-        if not sides:
+            modules.setdefault(match["module"], {})[match["part"]] = torch.as_tensor(tensor)
+        if not modules:
             raise ValueError("adapter: no tensors; pass None for the base alone")
-        rank = int(adapter.config["r"])
-        return {module: self._delta(module, pair, rank) for module, pair in sides.items()}
+        return {module: self._delta(module, parts, adapter.config) for module, parts in modules.items()}
 
-    def _delta(self, module: str, pair: dict[str, torch.Tensor], rank: int) -> _Delta:
-        if pair.keys() != {"A", "B"}:
-            raise ValueError(f"adapter: {module} has lora_{next(iter(pair))} alone")
+    def _delta(self, module: str, parts: dict[str, torch.Tensor], config: Mapping[str, Any]) -> _Delta:
+        wanted = {"A", "B", "magnitude_vector"} if config.get("use_dora") else {"A", "B"}
+        if parts.keys() != wanted:
+            held, missing = (
+                ", ".join(sorted(f"lora_{part}" for part in some)) for some in (parts, wanted - set(parts))
+            )
+            raise ValueError(f"adapter: {module} has {held} alone; missing: {missing or 'use_dora in its config'}")
         out_features, in_features = self._modules[module].weight.shape
-        a, b = pair["A"], pair["B"]
+        a, b, lengths, rank = parts["A"], parts["B"], parts.get("magnitude_vector"), int(config["r"])
         if a.shape != (rank, in_features) or b.shape != (out_features, rank):
             raise ValueError(
                 f"adapter: {module} is {out_features} x {in_features} and r is {rank}, "
                 f"but lora_B @ lora_A is {tuple(b.shape)} @ {tuple(a.shape)}"
             )
-        if not (a.isfinite().all() and b.isfinite().all()):
+        if lengths is not None and lengths.shape != (out_features,):
+            raise ValueError(f"adapter: {module} has {out_features} rows, and {tuple(lengths.shape)} lengths for them")
+        if not all(part.isfinite().all() for part in parts.values()):
             raise ValueError(f"adapter: {module} holds a value that is not finite")
-        return _Delta(a, b)
+        return _Delta(a, b, lengths)
 
 
 def _scale(config: Mapping[str, Any]) -> float:

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from agentgym.rollouts.chat import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.rollouts.local_dense import dense
 from agentgym.types import Floats, Ints
 
 _CHECKED_IDS = 8
@@ -103,6 +104,9 @@ class Policy:
         self._device: torch.device = model.device
         self._cache = SlotCache(config, slots, context, dtype=model.dtype, device=model.device)
         self._positions = torch.arange(context, device=model.device)
+        self._dense = dense(model, context)
+        if self._dense is not None and self._mismatch() > _MISMATCH[model.dtype]:
+            self._dense = None
         self._refuse_a_stranger()
 
     @torch.inference_mode()
@@ -140,6 +144,8 @@ class Policy:
         self._cache.aim(where, index, self._tensor(column), reach)
         # Already four-dimensional, so the model takes the mask as it is.
         mask = self._positions[:reach] <= positions[:, None, :, None]
+        if self._dense is not None:
+            return self._dense(self._tensor(ids), mask, positions, self._cache.update)
         out = self._decoder(
             input_ids=self._tensor(ids),
             attention_mask=mask,
@@ -191,9 +197,15 @@ class Policy:
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    @torch.inference_mode()
     def _refuse_a_stranger(self) -> None:
         """Raise ValueError where the model's own logits are others: some scale them, some cap them, some mask oddly."""
+        off = self._mismatch()
+        if not off <= _MISMATCH.get(self.model.dtype, _MISMATCH_HALF):
+            raise ValueError(f"{type(self.model).__name__}: its own logits differ by {off:.1e}; use another engine")
+
+    @torch.inference_mode()
+    def _mismatch(self) -> float:
+        """The largest difference of the logits here from the model's own, on a few ids in two parts."""
         ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
         half = ids.shape[1] // 2
         row, zero = np.zeros(1, np.int64), np.zeros(1, np.int64)
@@ -202,9 +214,7 @@ class Policy:
                 hidden = self.forward(row, part, zero + start, zero + part.shape[1])
         ours = self._head(hidden).float()
         theirs = self.model(input_ids=self._tensor(ids), use_cache=False).logits[:, -1].float()
-        off = float((ours - theirs).abs().max())
-        if not off <= _MISMATCH.get(self.model.dtype, _MISMATCH_HALF):
-            raise ValueError(f"{type(self.model).__name__}: its own logits differ by {off:.1e}; use another engine")
+        return float((ours - theirs).abs().max())
 
 
 def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:

@@ -13,6 +13,10 @@ from agentgym.types import Message, ToolCall
 _HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
+_CAST: dict[type, str] = {str: "string", list: "array"}
+"""What the long way may make something else of, and the schema type that forbids it."""
+
+
 def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
     """The message where it is text and then whole, valid calls: what the Hermes template reads, at a tenth of the cost.
 
@@ -44,11 +48,10 @@ def _needs_casts(name: str, arguments: dict[str, Any], tools: Sequence[dict[str,
         function = tool["function"]
         if function["name"] == name:
             properties = function.get("parameters", {}).get("properties", {})
-            kinds: dict[type, str] = {str: "string", list: "array"}
-            return any(
-                type(value) in kinds and key in properties and properties[key].get("type") != kinds[type(value)]
-                for key, value in arguments.items()
-            )
+            for key, value in arguments.items():
+                kind = _CAST.get(type(value))
+                if kind is not None and key in properties and properties[key].get("type") != kind:
+                    return True
     return False
 
 

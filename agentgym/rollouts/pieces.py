@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from agentgym.rollouts.words import Words
+
 _SHORT = 16
 """Longer pieces are not remembered: they seldom come twice."""
 _KNOWN = 4096
@@ -24,9 +26,11 @@ class Pieces:
         self.backend = backend
         self.ids: dict[str, list[int]] = {}
         self.pattern: re.Pattern[str] | None = None
+        self.words: Words | None = None
+        added = backend.get_added_tokens_decoder()
         marks = {
             token.content: [number]
-            for number, token in backend.get_added_tokens_decoder().items()
+            for number, token in added.items()
             if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
         }
         if marks:
@@ -34,6 +38,8 @@ class Pieces:
             self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
             self.ids = marks if self._stand_alone(longest_first[0]) else {}
             self.pattern = self.pattern if self.ids else None
+        if self.pattern is not None and len(marks) == len(added):  # no mark is left in what lies between them
+            self.words = Words.of(backend)
 
     def encode(self, text: str) -> list[int]:
         """The ids of the whole text."""
@@ -47,7 +53,9 @@ class Pieces:
         return ids
 
     def _new(self, piece: str) -> list[int]:
-        ids = self._whole(piece)
+        ids = self.words.encode(piece) if self.words is not None else None
+        if ids is None:
+            ids = self._whole(piece)
         if len(piece) <= _SHORT and len(self.ids) < _KNOWN:
             self.ids[piece] = ids
         return ids

@@ -12,8 +12,10 @@ from agentgym.types import Group, Rollout
 class GroupPlay(Generic[TaskT]):
     """The rollouts of one task; complete with `n` scored ones, or when all have ended."""
 
-    def __init__(self, task: TaskT, *, n: int, seed: int) -> None:
+    def __init__(self, task: TaskT, *, n: int, seed: int, number: int) -> None:
         self.task, self.n, self.seed = task, n, seed
+        self.number = number
+        """As how many'th its task was drawn, from 0."""
         self.meters: list[Meter] = []
         self.ended: dict[int, Rollout] = {}
         """By index, in the order of their ends."""

@@ -78,7 +78,7 @@ class Transcript:
             raise ValueError(f"prompt: {len(prompt)} ids and an answer do not fit {self.context_tokens} context_tokens")
         segment = self._segment(list(prompt))
         if len(completion.token_ids):
-            segment.append(completion, message, seconds=seconds, number=self._number)
+            segment.append(completion, completion.token_ids.tolist(), message, seconds=seconds, number=self._number)
             self._number += 1
 
     def close(self) -> tuple[Segment, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Generic, Self
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import AgentGymError
 from agentgym.rollouts.account import Account, Counts, Groups
+from agentgym.rollouts.draw import Place
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.episode import rollout
 from agentgym.rollouts.oversample import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
@@ -30,6 +31,9 @@ class Scheduler(Generic[TaskT]):
     ones are played. No group is older than the bound (`staleness`, or `oversample.carry`) when it is returned: its
     oldest token was sampled at most that many policy versions ago; old groups are waited for in time. `staleness + 1`
     batches are in play at most. Leaving the block cancels what is still in play.
+
+    `place()` between two batches is what a scheduler of another process needs to go on, as its `left`: with the tasks
+    that were not drawn or not played. What was in play is in its first account as dropped.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Scheduler(Generic[TaskT]):
         sampling: Sampling | None = None,
         seed: int = 0,
         on_rollout: Callable[[Rollout], None] | None = None,
+        left: Place | None = None,
     ) -> None:
         if n < 1 or concurrency < 1:
             raise ValueError(f"{'n' if n < 1 else 'concurrency'}: must be at least 1")
@@ -53,8 +58,10 @@ class Scheduler(Generic[TaskT]):
         self._oversample.fits(group_size=n, staleness=staleness)
         self._cls, self._n, self._staleness = find_env(env), n, staleness
         self._bound = staleness or self._oversample.carry
-        self._tasks, self._held = iter(tasks), list[TaskT]()
-        self._turnstile = Turnstile(engine)
+        self._left = left or Place()
+        """By the scheduler whose place this one takes: in the first batch's account, as dropped."""
+        self._tasks, self._held = enumerate(tasks), list[tuple[int, TaskT]]()
+        self._turnstile = Turnstile(engine, self._left.requests)
         self._boxes, self._concurrency = boxes, concurrency
         self._places = asyncio.Semaphore(concurrency)
         self._sampling, self._seed, self._on_rollout = sampling, seed, on_rollout
@@ -64,8 +71,8 @@ class Scheduler(Generic[TaskT]):
         """Since the last batch."""
         self._leaving: list[GroupPlay[TaskT]] = []
         """Returned or dropped; some of their rollouts may still be closing."""
-        self._target = self._wanted = self._replaced = self._started = self._resumed = self._batches = 0
-        self._closed = 0
+        self._target = self._wanted = self._replaced = self._closed = self._drawn = 0
+        self._started, self._resumed, self._batches = self._left.started, self._left.resumed, self._left.batches
         self._changed = asyncio.Event()
         self._deadline: _Deadline | None = None
 
@@ -130,25 +137,30 @@ class Scheduler(Generic[TaskT]):
 
     def _fill(self) -> None:
         while len(self._groups) < self._target:
-            task = self._next_task()
-            if task is None:
+            drawn = self._next_task()
+            if drawn is None:
                 return
-            group = GroupPlay(task, n=self._n, seed=self._seed + self._batches)
+            number, task = drawn
+            group = GroupPlay(task, n=self._n, seed=self._seed + self._batches, number=number)
             self._groups.append(group)
             self._started += 1
             for index in range(self._n + self._oversample.extra_rollouts):
                 group.start(self._jobs.create_task(self._play(group, index, group.meter())))
 
-    def _next_task(self) -> TaskT | None:
-        """The next one whose id is free; None at the end. A small data set comes round while its tasks are in play."""
+    def _next_task(self) -> tuple[int, TaskT] | None:
+        """The next one whose id is free, and its number; None at the end.
+
+        A small data set comes round while its tasks are in play.
+        """
         self._leaving = [group for group in self._leaving if group.busy]
         taken = {group.task.id for group in [*self._groups, *self._leaving]}
-        for i, task in enumerate(self._held):
+        for i, (_, task) in enumerate(self._held):
             if task.id not in taken:
                 return self._held.pop(i)
         while len(self._held) <= 2 * len(taken):
             drawn = next(self._tasks, None)
-            if drawn is None or drawn.id not in taken:
+            self._drawn += drawn is not None
+            if drawn is None or drawn[1].id not in taken:
                 return drawn
             self._held.append(drawn)
         raise ValueError(
@@ -230,11 +242,24 @@ class Scheduler(Generic[TaskT]):
         self._groups = [group for group in self._groups if group not in taken]
         groups = Groups([group.finished() for group in batch], self._account(batch))
         self._leaving += [*batch, *self._dropped]
-        self._dropped = []
+        self._dropped, self._left = [], Place()
         self._replaced = self._started = 0
         self._resumed = len(self._groups)
         self._batches += 1
         return groups
+
+    def place(self) -> Place:
+        """Where this scheduler stands; for another one's `left`. Between two batches."""
+        unplayed = [number for number, _ in self._held] + [group.number for group in self._groups]
+        return Place(
+            drawn=self._drawn,
+            unplayed=tuple(sorted(unplayed)),
+            batches=self._batches,
+            started=self._started,
+            resumed=self._resumed,
+            tokens=sum(meter.tokens for group in [*self._groups, *self._dropped] for meter in group.meters),
+            requests=self._turnstile.left(),
+        )
 
     def _account(self, batch: Sequence[GroupPlay[TaskT]]) -> Account:
         """What became of all that was in play."""
@@ -246,6 +271,7 @@ class Scheduler(Generic[TaskT]):
         extra = [meter for group in batch for meter in group.cut]
         lost = [*extra, *(meter for group in dropped for meter in group.meters)]
         begun = [meter for meter in lost if meter.began is not None]
+        left = self._left.started + self._left.resumed
         seen = [r.reward for group in [*batch, *dropped] for r in group.scored if r.reward is not None]
         ages = [version - group.oldest_token(version) for group in batch]
         return Account(
@@ -253,7 +279,7 @@ class Scheduler(Generic[TaskT]):
                 started=self._started * size,
                 resumed=self._resumed * size,
                 finished=len(scored),
-                dropped=len(lost),
+                dropped=len(lost) + left * size,
                 carried=len(carried) * size,
                 failed=failed,
             ),
@@ -261,14 +287,14 @@ class Scheduler(Generic[TaskT]):
                 started=self._started,
                 resumed=self._resumed,
                 finished=len(batch) - unscored_groups,
-                dropped=len(dropped),
+                dropped=len(dropped) + left,
                 carried=len(carried),
                 failed=unscored_groups,
             ),
             requests=self._turnstile.counts(),
             without_signal=self._replaced,
             kept_tokens=sum(meter.tokens for group in batch for meter in group.played),
-            dropped_tokens=sum(meter.tokens for meter in lost),
+            dropped_tokens=sum(meter.tokens for meter in lost) + self._left.tokens,
             kept_s=sum(meter.seconds for group in batch for meter in group.played),
             cut=len(begun),
             cut_s=sum(meter.seconds for meter in begun),

@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -17,6 +16,7 @@ from uuid import uuid4
 import numpy as np
 
 from agentgym.errors import EngineError
+from agentgym.owners import lent_folder
 from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.sglang_config import SGLangConfig
 from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
@@ -95,7 +95,7 @@ class SGLangEngine:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="agentgym-sglang-")))
+            folder = Path(stack.enter_context(lent_folder("sglang")))
             servers = await open_servers(stack, self._config, self._model, folder, self._progress)
             self._served = tuple([await _facts_of(server) for server in servers])
             model = self._model or self._served[0].model
@@ -342,5 +342,6 @@ def _require_possible(completion: Completion, server: Server, max_tokens: int, v
     ids = completion.token_ids
     if len(ids) > max_tokens:
         raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocabulary):
+    # One pass: as unsigned numbers, negative ids are beyond any vocabulary.
+    if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
         raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from agentgym.errors import EngineError
 from agentgym.rollouts.sglang_config import SGLangConfig
-from agentgym.rollouts.sglang_model import context_limit, write_adapter
+from agentgym.rollouts.sglang_model import context_limit, served, write_adapter
 from agentgym.rollouts.sglang_process import Progress, ServerProcess, free_port
 from agentgym.rollouts.sglang_router import Router
 from agentgym.rollouts.sglang_server import Policy, Server
@@ -68,11 +68,11 @@ class Fleet:
     async def load(self, adapter: Adapter | None, *, version: int) -> Policy:
         """Make base plus adapter the current policy of all servers, or of none; the policy that it replaced.
 
-        Raises ValueError where a server refuses the adapter, EngineError where none is left.
+        Raises ValueError for an adapter that a server does not serve, EngineError where none is left.
         """
         # A name of its own for every load: servers cannot take a name twice, and keep what an old one meant.
         lora = None if adapter is None else f"agentgym-{uuid4().hex[:12]}-v{version}"
-        policy = Policy(lora, version, adapter)
+        policy = Policy(lora, version, None if adapter is None else served(adapter))
         async with self._updating:
             try:
                 await self._spread(policy)

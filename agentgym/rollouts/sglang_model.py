@@ -1,7 +1,7 @@
 """What a client of a server must know about the model, read from the model's own files."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,16 @@ def context_limit(model: str | Path) -> int:
 
 def _as_set(ids: Any) -> set[int]:
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def served(adapter: Adapter) -> Adapter:
+    """The adapter as a server reads it, which scales by alpha / r alone; ValueError for what it cannot serve."""
+    config = dict(adapter.config)
+    if config.get("use_dora"):
+        raise ValueError("adapter: use_dora is not served by SGLang; train with dora=False, or use the embedded engine")
+    if config.get("use_rslora"):
+        config |= {"use_rslora": False, "lora_alpha": config["lora_alpha"] * float(config["r"]) ** 0.5}
+    return replace(adapter, config=config)
 
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:

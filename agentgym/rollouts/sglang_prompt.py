@@ -33,6 +33,8 @@ class Prompts:
 
     def take(self, session: str, token_ids: Sequence[int]) -> Prompt:
         """The session's next prompt; ValueError that names the first bad id."""
+        if isinstance(token_ids, np.ndarray):
+            token_ids = checked(token_ids, self.vocabulary)
         ids, last = list(token_ids), self._last.get(session, NOTHING)
         if ids[: len(last.ids)] != last.ids:
             last = NOTHING
@@ -50,6 +52,10 @@ class Prompts:
 
 def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> list[int]:
     """The ids as a list of plain integers; ValueError that names the first bad one, `first` being their position."""
+    # For a turn's few ids numpy costs more than they do.
+    plain = token_ids if type(token_ids) is list and {*map(type, token_ids)} == {int} else []
+    if plain and min(plain) >= 0 and max(plain) < vocabulary:
+        return plain
     ids = np.array(token_ids)
     if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
         raise ValueError("token_ids: must be a sequence of at least one integer")
@@ -58,8 +64,8 @@ def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> lis
         raise ValueError(
             f"token_ids: id {ids[where]} at position {first + where} is not in the vocabulary of {vocabulary}"
         )
-    plain: list[int] = ids.tolist()
-    return plain
+    values: list[int] = ids.tolist()
+    return values
 
 
 def _joined(text: str, ids: list[int]) -> str:

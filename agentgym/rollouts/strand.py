@@ -107,7 +107,7 @@ class Strand:
             ids = _checked(completion, budget)
         message = self.chat.parse(ids, stopped=completion.finish_reason == "stop")
         # Whatever was parsed: a malformed call was sampled too, and must be trained on.
-        segment.append(completion, message, seconds=time.perf_counter() - start, number=record.answers)
+        segment.append(completion, ids, message, seconds=time.perf_counter() - start, number=record.answers)
         record.answers += 1
         record.turns += counts
         record.tokens += len(ids)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -51,10 +51,10 @@ class Turnstile:
     A held rollout keeps its env, its box and its session, and its time limits stand still.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, seen: Mapping[str, int] | None = None) -> None:
         self.engine = engine
         self._open = asyncio.Event()
-        self._seen: Counter[str] = Counter()
+        self._seen: Counter[str] = Counter(seen or {})
 
     def open(self) -> None:
         """Let turns through."""
@@ -71,10 +71,17 @@ class Turnstile:
 
     def counts(self) -> Counts:
         """Of requests, since the last call: what is in flight is carried to the next."""
-        seen, self._seen = self._seen, Counter()
-        ended = seen["finished"] + seen["dropped"] + seen["failed"]
-        self._seen["resumed"] = carried = seen["started"] + seen["resumed"] - ended
+        carried = self._in_flight()
+        seen, self._seen = self._seen, Counter(resumed=carried)
         return Counts(**seen, carried=carried)
+
+    def _in_flight(self) -> int:
+        seen = self._seen
+        return seen["started"] + seen["resumed"] - seen["finished"] - seen["dropped"] - seen["failed"]
+
+    def left(self) -> dict[str, int]:
+        """What `counts` would count if everything in flight were lost at this moment."""
+        return dict(self._seen + Counter(dropped=self._in_flight()))
 
     @property
     def tokenizer(self) -> ChatTokenizer:

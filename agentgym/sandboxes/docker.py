@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError, WireError
+from agentgym.owners import is_dead, new_folder, owner, sweep_folders
 from agentgym.sandboxes.attach import TCP_PORT, attach
 from agentgym.sandboxes.base import START_S, RemoteBox, causes, exhausted, finished, is_exhausted
 from agentgym.sandboxes.inside import server_digest
 from agentgym.sandboxes.local import BRANCHES
-from agentgym.sandboxes.owners import is_dead, new_folder, owner, sweep_folders
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.seccomp import profile
 from agentgym.sandboxes.wire import Wire

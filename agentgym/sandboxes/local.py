@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import SandboxError
+from agentgym.owners import new_folder, sweep_folders
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.base import RemoteBox, finished
 from agentgym.sandboxes.inside import image_folder, server_digest, server_source
-from agentgym.sandboxes.owners import new_folder, sweep_folders
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.wire import Wire
 from agentgym.types import Boxes

@@ -76,7 +76,7 @@ def collate(
         np.copyto(logprobs_BR[i, start:], row.logprobs, where=mask)
         np.copyto(advantages_BR[i, start:], row.advantages, where=mask)
     return Batch(
-        inputs=lay_out(samples, mask_BR, layout=layout, pad_id=pad_id),
+        inputs=lay_out(samples, layout=layout, pad_id=pad_id, masked=masked),
         loss_mask_BR=torch.from_numpy(mask_BR),
         logprobs_BR=torch.from_numpy(logprobs_BR),
         advantages_BR=torch.from_numpy(advantages_BR),

@@ -131,26 +131,31 @@ class Row:
 Inputs: TypeAlias = Padded | Row
 
 
-def lay_out(samples: Sequence[Sample], loss_mask_BR: Bools, *, layout: Layout, pad_id: int) -> Inputs:
-    """The samples in this layout; what `loss_mask_BR` marks is trained. No input is changed."""
+def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: bool = False) -> Inputs:
+    """The samples in this layout; `masked`, none of their tokens is trained. No input is changed."""
+    mask = np.concatenate([row.loss_mask for row in samples])
+    if masked:
+        mask = np.zeros_like(mask)
     if layout == "padded":
-        return _padded(samples, loss_mask_BR, pad_id)
+        return _padded(samples, mask, pad_id)
     if layout == "packed":
-        return _row(row_of(samples), samples, loss_mask_BR)
+        return _row(row_of(samples), mask)
     if layout == "tree":
-        return _row(plant(samples), samples, loss_mask_BR)
+        return _row(plant(samples), mask)
     raise ValueError(f"layout: {layout!r} is none of padded, packed, tree")
 
 
-def _padded(samples: Sequence[Sample], loss_mask_BR: Bools, pad_id: int) -> Padded:
+def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> Padded:
     length_B = np.array([len(row) for row in samples])
-    rows, width, tail = len(samples), int(length_B.max()), loss_mask_BR.shape[1]
+    response_B = np.array([len(row.response_ids) for row in samples])
+    rows, width = len(samples), int(length_B.max())
     ids_BT = np.full((rows, width), pad_id, np.int64)
     for ids_T, row in zip(ids_BT, samples, strict=True):
         ids_T[width - len(row) : width - len(row.response_ids)] = row.prompt_ids
         ids_T[width - len(row.response_ids) :] = row.response_ids
-    place_M = np.flatnonzero(loss_mask_BR)  # row * R + j, and the token is row * T + T - R + j
-    token_M = place_M + (place_M // tail + 1) * (width - tail)
+    # Row i's responses end where the row does, and the samples' responses before it are skipped in counting.
+    ends = np.arange(1, rows + 1) * width - response_B.cumsum()
+    token_M = (np.arange(len(mask)) + ends.repeat(response_B))[mask]
     return Padded(
         input_ids_BT=torch.from_numpy(ids_BT),
         attention_BT=torch.from_numpy(np.arange(width) >= (width - length_B)[:, None]),
@@ -159,10 +164,8 @@ def _padded(samples: Sequence[Sample], loss_mask_BR: Bools, pad_id: int) -> Padd
     )
 
 
-def _row(forest: Forest, samples: Sequence[Sample], loss_mask_BR: Bools) -> Row:
-    response_B = np.array([len(row.response_ids) for row in samples])
-    responses_BR = np.arange(loss_mask_BR.shape[1]) >= (loss_mask_BR.shape[1] - response_B)[:, None]
-    node_M = forest.responses[loss_mask_BR[responses_BR]]
+def _row(forest: Forest, mask: Bools) -> Row:
+    node_M = forest.responses[mask]
     trained_T = np.zeros(len(forest), np.bool_)
     trained_T[node_M] = True
     node_N = np.flatnonzero(trained_T)

@@ -3,22 +3,25 @@
 import math
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentgym.train.attention import attend_in_rows
 from agentgym.train.batch import Batch, collate
 from agentgym.train.config import TrainConfig
-from agentgym.train.loss import LossSums, Ratio, denominator, loss_sums, policy_loss
-from agentgym.train.model import load_policy, shard
+from agentgym.train.guard import Trace, culprits, gradient_is_finite, warn_skipped
+from agentgym.train.loss import LossSums, denominator
+from agentgym.train.objective import Objective, refuse_parts, rollout_log_ratios, row_log_ratios
 from agentgym.train.plan import Micro, cost_of, mini_batches, over_budget, plan_step
 from agentgym.train.ranks import Ranks
+from agentgym.train.shard import open_policy
+from agentgym.train.state import random_state, restore_random, restore_training, training_state
 from agentgym.types import Floats, Sample, Sampling
 
 
@@ -30,6 +33,7 @@ class _Forward:
     sums: LossSums
     real_tokens: int
     computed_tokens: int
+    trace: Trace
 
 
 class Learner:
@@ -38,18 +42,7 @@ class Learner:
     def __init__(self, model: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
         self.config = config
         self.ranks = ranks
-        self.policy = load_policy(
-            model,
-            dtype=getattr(torch, config.dtype),
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            seed=seed,
-        )
-        if config.layout != "padded":
-            attend_in_rows(self.policy.causal)
-        if ranks.world > 1 or config.shard:
-            shard(self.policy, ranks.device)
-        self.policy.to(ranks.device)
+        self.policy = open_policy(model, config, ranks, seed=seed)
         self.optimizer_steps = 0
         """Taken so far; skipped ones do not count."""
         self._weights = [weight for weight in self.policy.parameters() if weight.requires_grad]
@@ -63,25 +56,30 @@ class Learner:
         """One optimizer step per mini-batch; the figures of all ranks, on every rank."""
         began = time.perf_counter()
         self._agree(samples)
-        if self.config.correction.startswith("sequence"):
-            _refuse_parts(samples)
+        refuse_parts(self.config, samples)
         forwards: list[_Forward] = []
         norms: list[float] = []
         for rows in mini_batches(samples, rollouts=self.config.rollouts_per_step):
             norms.append(self._mini_batch(len(norms), [samples[i] for i in rows], forwards))
-        skipped = sum(not math.isfinite(norm) for norm in norms)
+        skipped = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
         stats = {
-            "train/optimizer_steps": float(len(norms) - skipped),
-            "train/skipped_steps": float(skipped),
+            "train/optimizer_steps": float(len(norms) - len(skipped)),
+            "train/skipped_steps": float(len(skipped)),
             "train/samples": float(len(samples)),
             "train/over_budget": float(over_budget([len(row) for row in samples], self.config.micro_tokens)),
         }
         if norms:
-            everywhere = self.ranks.gather(forwards)
-            stats |= _figures(everywhere, len(norms))
+            forwards = self.ranks.gather(forwards)
+            stats |= _figures(forwards, len(norms))
+            if self.config.kl_coef:
+                stats["train/reference_kl"] = sum(f.sums.reference_kl for f in forwards) / _tokens(forwards)
             if self.config.layout == "tree":
-                stats["train/unique_tokens"] = float(sum(f.real_tokens for f in everywhere))
+                stats["train/unique_tokens"] = float(sum(f.real_tokens for f in forwards))
             stats |= {"train/grad_norm": sum(norms) / len(norms), "train/lr": self._optimizer.param_groups[0]["lr"]}
+        if skipped:  # last: a warning may be an error
+            blamed = sorted({name for step in skipped for name in culprits(_traces(forwards, step))})
+            stats["train/skipped_rollouts"] = float(len(blamed))
+            warn_skipped(len(skipped), blamed)
         return stats | {"train/seconds": time.perf_counter() - began}
 
     def _agree(self, samples: Sequence[Sample]) -> None:
@@ -99,12 +97,18 @@ class Learner:
     def _mini_batch(self, step: int, samples: list[Sample], forwards: list[_Forward]) -> float:
         """One optimizer step; its gradient norm before clipping."""
         ranks, config = self.ranks, self.config
-        total = denominator(samples, config.normalise)
         plans = plan_step(
             samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
         )
+        micros = plans[ranks.rank]
+        objective = Objective(
+            config=config,
+            denominator=denominator(samples, config.normalise),
+            sequences=self._sequences(samples, micros) if config.loss == "gspo_rollout" else None,
+        )
         self._optimizer.zero_grad(set_to_none=True)
-        forwards += [self._micro_batch(step, samples, micro, total) for micro in plans[ranks.rank]]
+        for place, micro in enumerate(micros):
+            forwards.append(self._micro_batch(step, place, samples, micro, objective))
         norm = _number(torch.nn.utils.clip_grad_norm_(self._weights, config.grad_clip))
         if math.isfinite(norm):
             rate = learning_rate(config, self.optimizer_steps)
@@ -115,35 +119,73 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _micro_batch(self, step: int, samples: list[Sample], micro: Micro, total: float) -> _Forward:
+    def _micro_batch(
+        self, step: int, place: int, samples: list[Sample], micro: Micro, objective: Objective
+    ) -> _Forward:
         """One forward and backward."""
-        config, rows = self.config, [samples[i] for i in micro.rows]
-        batch = self._collate(rows, masked=micro.masked)
-        logprobs_BR, entropy_BR = self._forward(batch, config.temperature)
-        ratio = Ratio(
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            correction=config.correction,
-            cap=config.correction_cap,
-        )
-        loss = policy_loss(logprobs_BR, batch, normalise=config.normalise, denominator=total, **ratio)
+        rows, batch = self._rows(samples, micro)
+        reference_BR = self._reference(batch) if self.config.kl_coef else None
+        logprobs_BR, entropy_BR = self._forward(batch, self.config.temperature)
+        loss, sums = objective(rows, batch, logprobs_BR, entropy_BR, reference_BR)
         # FSDP averages gradients over ranks; this loss is a sum over them.
         (loss * self.ranks.world).backward()  # type: ignore[no-untyped-call]
         return _Forward(
             step=step,
-            sums=loss_sums(loss, logprobs_BR, entropy_BR, batch, **ratio),
+            sums=sums,
             real_tokens=0 if micro.masked else batch.inputs.tokens,
             computed_tokens=batch.inputs.input_ids_BT.numel(),
+            trace=Trace(
+                place=place,
+                rollouts=() if micro.masked else tuple(dict.fromkeys(row.rollout_id for row in rows)),
+                loss_is_finite=math.isfinite(sums.loss),
+                gradient_is_finite=gradient_is_finite(self._weights),
+            ),
         )
+
+    def _rows(self, samples: list[Sample], micro: Micro) -> tuple[list[Sample], Batch]:
+        rows = [samples[i] for i in micro.rows]
+        return rows, self._collate(rows, masked=micro.masked)
 
     def _collate(self, samples: Sequence[Sample], *, masked: bool = False) -> Batch:
         """The samples in the run's layout, on this rank's device."""
         batch = collate(samples, pad_id=self._pad_id, layout=self.config.layout, masked=masked)
         return batch.to(self.ranks.device)
 
+    def _reference(self, batch: Batch) -> Tensor:
+        """Log-probabilities of the model without its adapter."""
+        with self.policy.without_adapter():
+            return self._scores(batch, self.config.temperature)
+
+    def _sequences(self, samples: list[Sample], micros: list[Micro]) -> dict[str, float]:
+        """Log of each rollout's sequence ratio, whichever ranks and micro-batches its samples are in."""
+        found = []
+        for micro in micros:
+            rows, batch = self._rows(samples, micro)
+            logprobs_BR = self._scores(batch, self.config.temperature)  # masked too: ranks stay in step
+            found += row_log_ratios(rows, batch, logprobs_BR)
+        return rollout_log_ratios(self.ranks.gather(found))
+
+    @torch.no_grad()
+    def _scores(self, batch: Batch, temperature: float) -> Tensor:
+        """Log-probabilities alone, without a gradient."""
+        scores: Tensor = self.policy(batch.inputs, batch.loss_mask_BR, temperature, entropy=False)[0]
+        return scores
+
     def _forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = self.policy(batch.inputs, batch.loss_mask_BR, temperature)
         return out
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on, but for the samples. Every rank must call it."""
+        state = training_state(self.policy, self._optimizer)
+        return state | {"optimizer_steps": self.optimizer_steps, "random": self.ranks.gather([random_state()])}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, on as many ranks as there are now."""
+        restore_training(self.policy, self._optimizer, state)
+        self.optimizer_steps = int(state["optimizer_steps"])
+        if self.ranks.rank < len(state["random"]):
+            restore_random(state["random"][self.ranks.rank])
 
     def score(self, token_ids: Sequence[int], sampling: Sampling) -> Floats:
         """Log-probability (nats) of each id but the first, given those before it."""
@@ -165,36 +207,24 @@ class Learner:
             policy_version=0,
             is_last=True,
         )
-        with torch.no_grad():
-            logprobs_BR, _ = self._forward(self._collate([row]), sampling.temperature)
-        scores: Floats = logprobs_BR[0].cpu().numpy()
+        scores: Floats = self._scores(self._collate([row]), sampling.temperature)[0].cpu().numpy()
         return scores
 
 
-def _refuse_parts(samples: Sequence[Sample]) -> None:
-    """Raise ValueError where a segment is in several samples: the ratio of a part is not the sequence's."""
-    segments = {(row.rollout_id, row.segment) for row in samples}
-    if len(segments) < len(samples):
-        raise ValueError(
-            f"correction: a sequence's weight needs its whole segment in one sample, and {len(samples)} samples are of "
-            f"{len(segments)} segments; use samples(merge=True), or a token's weight"
-        )
-
-
 def learning_rate(config: TrainConfig, taken: int) -> float:
-    """The rate of the next optimizer step after `taken` of them: warm-up, then linear decay to a tenth."""
+    """The rate of the next optimizer step after `taken` of them: warm-up, then constant or a decay to a tenth."""
     warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
     if config.decay_steps is None:
         return config.lr * warm
     done = min(1.0, max(0, taken - config.warmup_steps) / config.decay_steps)
-    return config.lr * warm * (1 - 0.9 * done)
+    fallen = done if config.decay == "linear" else (1 - math.cos(math.pi * done)) / 2
+    return config.lr * warm * (1 - 0.9 * fallen)
 
 
 def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
     """The figures of a step over all ranks' micro-batches; means are over trained tokens."""
-    tokens = sum(f.sums.tokens for f in forwards)
     real, computed = sum(f.real_tokens for f in forwards), sum(f.computed_tokens for f in forwards)
-    per_token = 1 / max(tokens, 1)
+    per_token = 1 / _tokens(forwards)
     return {
         "train/loss": sum(f.sums.loss for f in forwards) / steps,
         "train/clip_fraction": sum(f.sums.clipped for f in forwards) * per_token,
@@ -202,10 +232,19 @@ def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
         "train/entropy": sum(f.sums.entropy for f in forwards) * per_token,
         # Of the first mini-batch: from the second on, the policy has moved away from the engine's.
         "train/logprob_gap": max(f.sums.gap for f in forwards if f.step == 0),
-        "train/trained_tokens": float(tokens),
+        "train/trained_tokens": float(sum(f.sums.tokens for f in forwards)),
         "train/padding": 1 - real / computed,
         "train/micro_batches": float(len(forwards)),
     }
+
+
+def _traces(forwards: list[_Forward], step: int) -> list[Trace]:
+    return [forward.trace for forward in forwards if forward.step == step]
+
+
+def _tokens(forwards: list[_Forward]) -> int:
+    """Trained tokens, and 1 where there are none."""
+    return max(sum(f.sums.tokens for f in forwards), 1)
 
 
 def _number(norm: Tensor) -> float:

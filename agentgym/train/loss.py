@@ -1,4 +1,4 @@
-"""The clipped policy-gradient loss, indifferent to how its batch was cut."""
+"""Policy-gradient losses, indifferent to how their batch was cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,19 @@ from torch import Tensor
 from agentgym.train.batch import Batch
 from agentgym.types import Sample
 
+Surrogate: TypeAlias = Literal["ppo", "cispo", "gspo", "sft"]
 Normalise: TypeAlias = Literal["token", "sample", "rollout"] | float
 Correction: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask"]
+Divergence: TypeAlias = Literal["k1", "k2", "k3"]
 
 
 class Ratio(TypedDict):
     """What is made of the ratio between this policy and the one that sampled."""
 
+    loss: Surrogate
     clip_low: float
     clip_high: float
+    dual_clip: float | None
     correction: Correction
     cap: float
 
@@ -30,12 +34,14 @@ class LossSums:
     loss: float
     tokens: int
     clipped: float
-    """Tokens whose gradient the clip stopped, or whose importance weight was cut to the cap or to 0."""
+    """Tokens whose gradient a clip stopped, or whose weight was clipped, truncated or masked."""
     kl: float
     """Sum of r - 1 - log r, r = probability here / engine's: k3 of Schulman 2020, "Approximating KL divergence"."""
     entropy: float
     gap: float
     """Largest |log-probability here - the engine's|, nats."""
+    reference_kl: float = 0.0
+    """Sum of `divergence` from the reference."""
 
 
 def denominator(samples: Sequence[Sample], normalise: Normalise) -> float:
@@ -75,31 +81,91 @@ def policy_loss(
     *,
     clip_low: float,
     clip_high: float,
+    loss: Surrogate = "ppo",
+    dual_clip: float | None = None,
     correction: Correction = "none",
     cap: float = 2.0,
+    sequence_B: Tensor | None = None,
     normalise: Normalise,
     denominator: float,
 ) -> Tensor:
     """This batch's term of the policy loss, a scalar; terms of a mini-batch add up to its loss.
 
-    With r = exp(logprob here - the engine's), and a weight w of r that carries no gradient::
+    With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_low),
+    1 + clip_high), and sg(x) the value of x without its gradient::
 
-        correction "none"   -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)       PPO, arXiv 1707.06347
-        the others          -w A, its gradient -w A grad(logprob)                   `importance_weights`
+        ppo         -min(r A, clip(r) A)                    arXiv 1707.06347; clip_high > clip_low: DAPO, 2503.14476
+        dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
+        cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
+        gspo        ppo with s in the place of r, s the geometric mean of r over the row's  arXiv 2507.18071
+                    trained tokens; a token has the gradient s grad(its logprob)
+        sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
+        correction  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
 
-    Columns with loss mask 0 have no part in value or gradient.
+    `sequence_B` holds log s where a row is not the whole sequence that s is of. Columns with loss mask 0 have no
+    part in value or gradient.
     """
-    # Masked before exp: what stands in a masked column may be anything, and 0 * inf is NaN in the gradient.
-    log_ratio_BR = torch.where(batch.loss_mask_BR, logprobs_BR - batch.logprobs_BR, 0.0)
+    log_ratio_BR = _log_ratio(logprobs_BR, batch)
+    one_BR = (log_ratio_BR - log_ratio_BR.detach()).exp()  # 1, with the gradient of the log-probability
     if correction != "none":
         weights_BR = importance_weights(log_ratio_BR, correction=correction, cap=cap)
-        one_BR = (log_ratio_BR - log_ratio_BR.detach()).exp()  # 1, with the gradient of the log-probability
         gain_BR = weights_BR * one_BR * batch.advantages_BR
-        return -weighted_sum(gain_BR, batch.loss_mask_BR, batch.weight_B, normalise) / denominator
-    ratio_BR = log_ratio_BR.exp()
-    clipped_BR = ratio_BR.clamp(1 - clip_low, 1 + clip_high)
-    gain_BR = torch.minimum(ratio_BR * batch.advantages_BR, clipped_BR * batch.advantages_BR)
+    elif loss == "sft":
+        gain_BR = logprobs_BR * batch.advantages_BR
+    elif loss == "cispo":
+        weights_BR = log_ratio_BR.detach().exp().clamp(1 - clip_low, 1 + clip_high)
+        gain_BR = weights_BR * one_BR * batch.advantages_BR
+    else:
+        ratio_BR = _ratio(log_ratio_BR, batch, loss, sequence_B) * one_BR
+        gain_BR = _clipped(ratio_BR, batch.advantages_BR, clip_low, clip_high, dual_clip)
     return -weighted_sum(gain_BR, batch.loss_mask_BR, batch.weight_B, normalise) / denominator
+
+
+def _log_ratio(logprobs_BR: Tensor, batch: Batch) -> Tensor:
+    """Log-probability here less the engine's, 0 where nothing is trained."""
+    # Masked before exp: what stands in a masked column may be anything, and 0 * inf is NaN in the gradient.
+    return torch.where(batch.loss_mask_BR, logprobs_BR - batch.logprobs_BR, 0.0)
+
+
+@torch.no_grad()
+def _ratio(log_ratio_BR: Tensor, batch: Batch, loss: Surrogate, sequence_B: Tensor | None) -> Tensor:
+    """r of each token, or s of its sequence."""
+    if loss == "gspo":
+        own_B = log_ratio_BR.sum(-1) / batch.loss_mask_BR.sum(-1).clamp(min=1)
+        return (own_B if sequence_B is None else sequence_B).exp()[:, None].expand_as(log_ratio_BR)
+    return log_ratio_BR.exp()
+
+
+def _clipped(
+    ratio_BR: Tensor, advantages_BR: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> Tensor:
+    """The pessimistic one of the ratio and the clipped ratio, times the advantage."""
+    clipped_BR = ratio_BR.clamp(1 - clip_low, 1 + clip_high)
+    gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)
+    if dual_clip is None:
+        return gain_BR
+    # A bad token that has become much likelier would otherwise weigh without bound.
+    return torch.where(advantages_BR < 0, torch.maximum(gain_BR, dual_clip * advantages_BR), gain_BR)
+
+
+def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, *, estimator: Divergence) -> Tensor:
+    """Each trained token's estimate (nats, BR) of the KL divergence from a reference policy; 0 where not trained.
+
+    With d = logprob here - the reference's, and the estimators of Schulman 2020, "Approximating KL divergence"::
+
+        k1   d                  gradient d grad(logprob), as a penalty of d in the reward has it
+        k2   d^2 / 2            gradient d grad(logprob)
+        k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob)
+
+    On policy, k1 and k2 have the gradient of the divergence and k3 does not, while k1 and k3 are unbiased as values;
+    k1 differentiated as it stands would be 0 on average (arXiv 2506.09477).
+    """
+    d_BR = torch.where(loss_mask_BR, logprobs_BR - reference_BR, 0.0)
+    if estimator == "k1":
+        return d_BR.detach() * (d_BR - d_BR.detach()).exp()
+    if estimator == "k2":
+        return d_BR.square() / 2
+    return (-d_BR).exp() - 1 + d_BR
 
 
 @torch.no_grad()
@@ -123,32 +189,39 @@ def importance_weights(log_ratio_BR: Tensor, *, correction: Correction, cap: flo
 
 @torch.no_grad()
 def loss_sums(
-    loss: Tensor,
+    loss_value: Tensor,
     logprobs_BR: Tensor,
     entropy_BR: Tensor,
     batch: Batch,
     *,
     clip_low: float,
     clip_high: float,
+    loss: Surrogate = "ppo",
+    dual_clip: float | None = None,
     correction: Correction = "none",
     cap: float = 2.0,
+    sequence_B: Tensor | None = None,
 ) -> LossSums:
     """The figures of one micro-batch."""
     mask_BR = batch.loss_mask_BR
-    log_ratio_BR = torch.where(mask_BR, logprobs_BR - batch.logprobs_BR, 0.0)
-    log_ratio = log_ratio_BR[mask_BR]
-    ratio = log_ratio.exp()
-    if correction == "none":
-        advantage = batch.advantages_BR[mask_BR]
-        stopped = ((ratio > 1 + clip_high) & (advantage > 0)) | ((ratio < 1 - clip_low) & (advantage < 0))
+    # Nobody sampled a demonstration: there is no ratio.
+    log_ratio_BR = torch.zeros_like(logprobs_BR) if loss == "sft" else _log_ratio(logprobs_BR, batch)
+    if correction != "none":
+        weights_BR = importance_weights(log_ratio_BR, correction=correction, cap=cap)
+        stopped_BR = (weights_BR == 0) | (weights_BR == cap)
     else:
-        weights = importance_weights(log_ratio_BR, correction=correction, cap=cap)[mask_BR]
-        stopped = (weights == 0) | (weights == cap)
+        ratio_BR = _ratio(log_ratio_BR, batch, loss, sequence_B)
+        high_BR, low_BR = ratio_BR > 1 + clip_high, ratio_BR < 1 - clip_low
+        good_BR, bad_BR = batch.advantages_BR > 0, batch.advantages_BR < 0
+        stopped_BR = high_BR | low_BR if loss == "cispo" else high_BR & good_BR | low_BR & bad_BR
+        if dual_clip is not None:
+            stopped_BR = stopped_BR | (bad_BR & (ratio_BR > dual_clip))
+    log_ratio = log_ratio_BR[mask_BR]
     return LossSums(
-        loss=float(loss),
+        loss=float(loss_value),
         tokens=log_ratio.numel(),
-        clipped=float(stopped.sum()),
-        kl=float((ratio - 1 - log_ratio).sum()),
+        clipped=float(stopped_BR[mask_BR].sum()),
+        kl=float((log_ratio.exp() - 1 - log_ratio).sum()),
         entropy=float(entropy_BR[mask_BR].sum()),
         gap=float(log_ratio.abs().max()) if log_ratio.numel() else 0.0,
     )

@@ -1,16 +1,18 @@
-"""The policy as one module: a causal language model with a LoRA adapter, sharded where there are ranks."""
+"""The policy as one module: a causal language model with a LoRA adapter."""
 
 import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from agentgym.train.layout import Inputs
 from agentgym.train.logprobs import token_logprobs
 
+ALL_LINEAR = "all-linear"
+"""PEFT's word for every linear layer but the output layer."""
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -27,57 +29,113 @@ class PolicyModel(nn.Module):
 
     @property
     def causal(self) -> Any:
-        """The Hugging Face model inside the adapter's wrapper."""
-        return cast("Any", self.model).get_base_model()
+        """The Hugging Face model, inside the adapter's wrapper where it has one."""
+        model = cast("Any", self.model)
+        return model.get_base_model() if hasattr(model, "peft_config") else model
 
-    def forward(self, inputs: Inputs, loss_mask_BR: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere; see `token_logprobs`."""
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside it, the forward is that of the base model."""
+        return cast("AbstractContextManager[None]", cast("Any", self.model).disable_adapter())
+
+    def forward(
+        self, inputs: Inputs, loss_mask_BR: Tensor, temperature: float = 1.0, *, entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere; see `token_logprobs`.
+
+        Without `entropy`, which costs a pass over the vocabulary, all of it is 0.
+        """
         hidden_BTH = self.causal.get_decoder()(**inputs.arguments(), use_cache=False).last_hidden_state
         trained = inputs.trained
         states_NH = hidden_BTH.flatten(0, 1).index_select(0, trained.source_N)
         head = self.causal.get_output_embeddings()
-        logprobs_N, entropy_N = token_logprobs(states_NH, head, trained.target_N, temperature=temperature)
+        targets_N = trained.target_N
+        if not entropy:
+            logprobs_N, _ = token_logprobs(states_NH, head, targets_N, temperature=temperature, entropy=False)
+            logprobs_BR = trained.spread(logprobs_N, loss_mask_BR)
+            return logprobs_BR, torch.zeros_like(logprobs_BR)
+        logprobs_N, entropy_N = token_logprobs(states_NH, head, targets_N, temperature=temperature)
         return trained.spread(logprobs_N, loss_mask_BR), trained.spread(entropy_N, loss_mask_BR)
 
 
-def load_policy(path: Path | str, *, dtype: torch.dtype, rank: int, alpha: int, seed: int) -> PolicyModel:
-    """Base weights from `path`, frozen, and a LoRA adapter on every linear layer but the output layer.
+class AdapterShape(TypedDict):
+    """Which adapter is put on a model."""
 
-    The adapter's start depends on `seed` alone, and is a policy equal to the base (arXiv 2106.09685).
-    Raises ValueError for a model whose logits are more than its output layer, which this kit would get wrong.
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+    rslora: bool
+    dora: bool
+
+
+def load_policy(
+    path: Path | str,
+    *,
+    dtype: torch.dtype,
+    rank: int,
+    alpha: int,
+    seed: int,
+    targets: tuple[str, ...] = (ALL_LINEAR,),
+    rslora: bool = False,
+    dora: bool = False,
+) -> PolicyModel:
+    """Base weights from `path`, frozen, and a LoRA adapter on the linear layers that `targets` names.
+
+    The adapter's start depends on `seed` alone, and is a policy equal to the base (arXiv 2106.09685). It is scaled by
+    alpha / rank, or alpha / sqrt(rank) with `rslora` (arXiv 2312.03732); `dora` trains the length of each weight row
+    apart from its direction (arXiv 2402.09353). Raises ValueError for a target that the model has not, and for a model
+    whose logits are more than its output layer, which this kit would get wrong.
     """
-    from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        shape = AdapterShape(rank=rank, alpha=alpha, targets=targets, rslora=rslora, dora=dora)
+        return _adapted(base, path, shape)
+
+
+def empty_policy(path: Path | str, *, dtype: torch.dtype, shape: AdapterShape) -> PolicyModel:
+    """The same policy without its weights, on the meta device; only the model's config is read."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return _adapted(AutoModelForCausalLM.from_config(config, dtype=dtype), path, shape)
+
+
+def _adapted(base: Any, path: Path | str, shape: AdapterShape) -> PolicyModel:
+    from peft import LoraConfig, get_peft_model
+
     scaled = [name for name in SCALED_LOGITS if getattr(base.config, name, None) not in (None, 1, 1.0)]
     if scaled:
         raise ValueError(f"model: {path} changes its logits by {scaled[0]}, which is not supported")
     lora = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        target_modules="all-linear",
+        r=shape["rank"],
+        lora_alpha=shape["alpha"],
+        target_modules=_targets(base, shape["targets"]),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
+        use_rslora=shape["rslora"],
+        use_dora=shape["dora"],
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
-        torch.manual_seed(seed)
         model = get_peft_model(base, lora)
     # Dropout off: the ratio to the engine must be 1 on policy. Gradients do not need train mode.
     return PolicyModel(model.eval())
 
 
-def shard(policy: PolicyModel, device: torch.device) -> None:
-    """Shard every decoder layer and the root over all ranks, in place (FSDP2).
-
-    It replaces the parameter objects: make the optimizer afterwards.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for layer in policy.causal.get_decoder().layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(policy, mesh=mesh)
+def _targets(base: Any, targets: tuple[str, ...]) -> str | list[str]:
+    """What PEFT is told; ValueError for a name that no linear layer inside the decoder ends with."""
+    if targets == (ALL_LINEAR,):
+        return ALL_LINEAR
+    linear = [name for name, part in base.get_decoder().named_modules() if isinstance(part, nn.Linear)]
+    names = {name.rpartition(".")[2] for name in linear}
+    strange = [name for name in targets if name not in names]
+    if strange or not targets:
+        raise ValueError(
+            f"lora_targets: {', '.join(strange) or 'no name'} is no linear layer of this model; "
+            f"name some of {', '.join(sorted(names))}, or {ALL_LINEAR} alone"
+        )
+    return list(targets)

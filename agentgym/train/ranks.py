@@ -26,6 +26,14 @@ class Ranks:
         dist.all_gather_object(parts, objects)
         return [item for part in parts for item in part]
 
+    def share(self, value: Any) -> Any:
+        """Rank 0's object, on every rank; every rank must call it, and the others' are not looked at."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
     def close(self) -> None:
         """Close what was opened."""
         if self.owned and dist.is_initialized():

@@ -1,19 +1,20 @@
 """The trainer: samples in, a better adapter out, on one process or on many."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
+from agentgym.train.checkpoint import last_checkpoint, write_checkpoint
 from agentgym.train.config import TrainConfig
 from agentgym.train.learner import Learner
 from agentgym.train.ranks import open_ranks
-from agentgym.train.weights import export_adapter, write_adapter
+from agentgym.train.weights import export_adapter, write_adapter, write_merged
 from agentgym.types import Adapter, Floats, Sample, Sampling
 
 T = TypeVar("T")
@@ -111,14 +112,15 @@ class Trainer:
 
     @property
     def optimizer_steps(self) -> int:
-        """Taken since opening; skipped ones do not count."""
-        return self._open_now.learner.optimizer_steps
+        """Taken by the steps that were asked for so far, those before a resume included; skipped ones do not count."""
+        return self._call(lambda learner: learner.optimizer_steps)
 
     async def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on these samples: one optimizer step per mini-batch of rollouts; no sample, no step.
 
         Every rank passes all of the samples, and gets the same figures. A gradient that is not finite is not
-        applied, and counted in `train/skipped_steps`. Cancelling the call does not stop the step.
+        applied, counted in `train/skipped_steps`, and a RuntimeWarning names the rollouts that it came from. Cancelling
+        the call does not stop the step.
         Raises ValueError when ranks hold different samples.
         """
         opened = self._open_now
@@ -135,9 +137,55 @@ class Trainer:
     def save(self, path: Path | str) -> None:
         """Write the adapter for `PeftModel.from_pretrained`; complete when it returns. Every rank must call it."""
         adapter = self.adapter()
+        self.first(lambda: write_adapter(adapter, Path(path)))
+
+    def merge(self, path: Path | str) -> None:
+        """Write base and adapter as one plain model with its tokenizer; complete when it returns.
+
+        Every rank must call it. The sums are made in float32 and written in the base's own type.
+        """
+        adapter = self.adapter()
+        self.first(lambda: write_merged(self.model, adapter, Path(path)))
+
+    def checkpoint(self, folder: Path | str, step: int, *, keep: int = 2, run: Mapping[str, Any] | None = None) -> None:
+        """Write all that training goes on from into `folder`, complete or not at all; see `write_checkpoint`.
+
+        `run` is kept beside it for whoever resumes: plain values and tensors. Every rank must call it.
+        """
+        state = self._call(lambda learner: learner.state())
+        self.first(lambda: write_checkpoint(Path(folder), step, {"trainer": state, "run": dict(run or {})}, keep=keep))
+
+    def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:
+        """Go on from the last whole checkpoint in `folder`: its step, and the `run` that was kept beside it.
+
+        Weights, optimizer and random states are as they were, also on another number of ranks. Every rank must call
+        it. Raises ValueError where no checkpoint is whole, or where it is of another model or adapter.
+        """
+        found = self.first(lambda: last_checkpoint(Path(folder)))
+        self._call(lambda learner: learner.restore(found.state["trainer"]))
+        return found.step, found.state["run"]
+
+    def first(self, work: Callable[[], T]) -> T:
+        """What `work` gives on rank 0, on every rank; where it fails there, it fails everywhere.
+
+        Every rank must call it, and none goes on before it is done.
+        """
+        if self.world == 1:
+            return work()
+        done: T | None = None
+        failure: Exception | None = None
         if self.rank == 0:
-            write_adapter(adapter, Path(path))
-        self.gather([])  # no rank goes on to read it before it is there
+            try:
+                done = work()
+            except Exception as error:
+                failure = error
+        said = None if failure is None else f"{type(failure).__name__}: {failure}"
+        answer, why_not = self._call(lambda learner: learner.ranks.share((done, said)))
+        if failure is not None:
+            raise failure
+        if why_not is not None:
+            raise RuntimeError(f"rank 0: {why_not}")
+        return cast("T", answer)
 
     def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Log-probability (nats) of each id but the first, given those before it. Every rank must call it."""

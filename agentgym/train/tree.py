@@ -174,10 +174,10 @@ class _Path:
         for depth, node in reversed(self._runs):
             low = max(depth, start)
             pieces.append(np.arange(node + low - depth, node + stop - depth))
-            stop = depth
-            if depth <= start:
+            stop = low
+            if stop == start:
                 break
-        return np.concatenate(pieces[::-1])
+        return np.concatenate(pieces[::-1]) if len(pieces) > 1 else pieces[0]
 
 
 def _key(sample: Sample) -> bytes:

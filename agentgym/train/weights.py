@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+import warnings
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +22,8 @@ def export_adapter(policy: PolicyModel) -> Adapter:
     from peft import get_peft_model_state_dict
 
     model = cast("Any", policy.model)
-    whole = {name: _whole(tensor) for name, tensor in model.named_parameters() if tensor.requires_grad}
-    tensors = get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)
+    trained = {name: whole(tensor) for name, tensor in model.named_parameters() if tensor.requires_grad}
+    tensors = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
     return Adapter(config=_config(model.peft_config["default"]), tensors=tensors)
 
 
@@ -49,6 +50,42 @@ def write_adapter(adapter: Adapter, path: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
+    """Write base + adapter as a plain model folder; what stands at `path` is never half written.
+
+    `adapter` is a snapshot, or a folder in PEFT's format. Sums are float32, then the base's own type. The tokenizer
+    comes along where the base has one.
+    """
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
+        fresh, held = Path(made) / "model", Path(made) / "adapter"
+        if isinstance(adapter, Adapter):
+            write_adapter(adapter, held)
+        else:
+            held = adapter
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+        own = model.dtype
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
+            merged = PeftModel.from_pretrained(model.float(), held).merge_and_unload(safe_merge=True)
+        merged.to(own).save_pretrained(fresh)
+        _copy_tokenizer(base, fresh)
+        _swap(fresh, path)
+
+
+def _copy_tokenizer(base: Path | str, path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError):
+        return  # a model without one, such as a test's
+    tokenizer.save_pretrained(path)
+
+
 def _swap(fresh: Path, path: Path) -> None:
     """Put the folder `fresh` in the place of `path`."""
     old = fresh.with_name(fresh.name + "-old")
@@ -58,7 +95,8 @@ def _swap(fresh: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, gathered where it is sharded: then every rank must call it."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True).contiguous()
 

@@ -18,6 +18,9 @@ HIGHEST = 15
 GUESSES = 4
 """Just enough: four answers tell 15 secrets apart only when every guess halves what is left."""
 
+PENALTY = -0.1
+"""Of a malformed call."""
+
 
 class BisectTask(ag.Task):
     """A secret; the prompt is the same for all of them."""
@@ -76,7 +79,32 @@ class Bisect(ag.ToolEnv[BisectTask]):
         """Whether one of the guesses was the secret."""
         return float(self.is_found)
 
-    @ag.reward(weight=-0.1)
+    @ag.reward(weight=PENALTY)
     def malformed(self) -> float:
         """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
         return self.metrics["malformed_calls"]
+
+
+@ag.register("bisect_turns")
+class BisectTurns(Bisect):
+    """Bisect where a malformed call costs its 0.1 at the turn that made it, for credit by turn.
+
+    The rollout's reward is that of Bisect; what changes is which turns it is charged to.
+    """
+
+    def __init__(self, task: BisectTask) -> None:
+        super().__init__(task)
+        self.charged = 0.0
+        """Malformed calls that a turn has paid for."""
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        result = await super().step(action)
+        if result.terminated:  # the outcome holds what is not charged yet
+            return result
+        cost = PENALTY * self.malformed()
+        self.charged = self.metrics["malformed_calls"]
+        return result._replace(reward=cost)
+
+    @ag.reward(weight=PENALTY)
+    def malformed(self) -> float:
+        return super().malformed() - self.charged

@@ -4,7 +4,7 @@ from typing import Any
 
 import agentgym as ag
 from agentgym.testing import FakeBox, FakeBoxes, Reply, Scripted, call, check_env, raw, say
-from envs.bisect.env import Bisect, BisectTask, make_task
+from envs.bisect.env import Bisect, BisectTask, BisectTurns, make_task
 
 TASK = BisectTask(id="t", prompt=make_task(0).prompt, secret=11)
 BISECTION = """
@@ -80,6 +80,18 @@ async def test_naming_the_secret_in_the_answer_earns_nothing(boxes: FakeBoxes) -
 async def test_a_malformed_call_costs_a_tenth(boxes: FakeBoxes) -> None:
     played = await play(boxes, raw("<tool_call>\nguess(8)\n</tool_call>"), *guessing(11))
     assert played.rewards == {"found": 1.0, "malformed": -0.1}
+
+
+async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(boxes: FakeBoxes) -> None:
+    wrong = raw("<tool_call>\nguess(8)\n</tool_call>")
+    for script, by_turn in (
+        ([wrong, *guessing(8), wrong, *guessing(11)], [-0.1, 0.0, -0.1, 0.0]),
+        ([*guessing(8), wrong, say("?")], [0.0, -0.1, 0.0]),
+        ([wrong] * 4, [-0.1] * 4),
+    ):
+        played = await ag.rollout(BisectTurns, TASK, Scripted(script), boxes=boxes)
+        assert [turn.reward for segment in played.segments for turn in segment.turns] == by_turn
+        assert played.reward == (await play(boxes, *script)).reward
 
 
 async def test_code_that_forges_guess_earns_nothing(boxes: FakeBoxes) -> None:

@@ -110,6 +110,11 @@ def cost(function: Callable[[], object], *, runs: int = 3) -> Cost:
     return Cost(cpu_s=min(seconds), peak_mib=peak)
 
 
+def process_peak_mib() -> float:
+    """The most resident memory that this process has had since it began, MiB (Linux)."""
+    return _peak_mib()
+
+
 def _resident_mib() -> float:
     return _status_mib("VmRSS")
 

@@ -1,107 +1,135 @@
-"""Padded tokens, CPU seconds and memory of turning step samples into one left-padded block.
+"""Tokens, CPU seconds and memory of step samples in each layout, and what a forward and backward of them costs.
 
 `python -m recipes.bench.layout [--json] [--workloads FILE.py] [--seed N]`
 """
 
-from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from agentgym.samples import merge
-from agentgym.train.batch import collate
+from agentgym.train.batch import Batch, collate
 from agentgym.types import Sample
-from recipes.bench.harness import Cost, arguments, at_least, at_most, cost, fresh, load_workloads, report
+from recipes.bench.forward import forward_backward
+from recipes.bench.harness import Cost, Goal, arguments, at_least, at_most, cost, fresh, load_workloads, report
+from recipes.bench.rows import make_samples
 
 REFERENCE: dict[str, float | str] = {
     "skyrl_left_pad_cpu_s": 9.5,
     "skyrl_left_pad_peak_mib": 1725.0,
     "skyrl_merge_left_pad_cpu_s": 2.2,
     "skyrl_merge_left_pad_peak_mib": 394.0,
+    "skyrl_stepwise_over_whole_trajectories": 4.0,
+    "trl_prefix_trie_rows_cpu_s": 14.2,
+    "trl_prefix_trie_rows_peak_mib": 1117.0,
+    "trl_prefix_trie_rows_tokens_over_unique": 1.0002,
     "numpy_bound_cpu_s": 1.09,
     "numpy_bound_peak_mib": 984.0,
+    "numpy_bound_packed_merged_cpu_s": 0.23,
     "published_memory_ratio": 1.37,
     "where": "4,096 samples, one thread",
 }
 
 
-def make_samples(batch: Any) -> list[Sample]:
-    """The workload's rows as samples, from Python lists; the reward stands in for the advantage."""
-    masks = [np.frombuffer(bytes(mask), np.bool_) for mask in batch.loss_masks]
-    trained = np.array([mask.sum() for mask in masks])
-    tokens = np.bincount(batch.traj, trained)
-    return [
-        Sample(
-            group_id=str(batch.group[i]),
-            rollout_id=str(batch.traj[i]),
-            segment=int(batch.segment[i]),
-            step=i,
-            # array() reads a list of numbers in half the time of numpy
-            prompt_ids=np.frombuffer(array("q", batch.prompts[i]), np.int64),
-            response_ids=np.frombuffer(array("q", batch.responses[i]), np.int64),
-            loss_mask=masks[i],
-            logprobs=np.frombuffer(array("f", batch.logprobs[i]), np.float32),
-            advantages=np.frombuffer(array("f", batch.rewards[i]), np.float32),
-            weight=float(trained[i] / tokens[batch.traj[i]]),
-            policy_version=0,
-            is_last=bool(batch.is_last[i]),
-        )
-        for i in range(len(batch))
-    ]
+def padded(rows: Sequence[Sample], pad_id: int) -> list[Batch]:
+    """One left-padded block."""
+    return [collate(rows, pad_id=pad_id)]
 
 
-def from_lists(workloads: Path | None, seed: int, preset: str) -> Cost:
-    """Cost of lists of numbers to one block: what the peers' figures are of."""
+def merged(rows: Sequence[Sample], pad_id: int) -> list[Batch]:
+    """One left-padded block of the samples with their turns merged."""
+    return [collate(merge(rows), pad_id=pad_id)]
+
+
+def packed_merged(rows: Sequence[Sample], pad_id: int) -> list[Batch]:
+    """One row without padding, turns merged."""
+    return [collate(merge(rows), pad_id=pad_id, layout="packed")]
+
+
+def tree(rows: Sequence[Sample], pad_id: int) -> list[Batch]:
+    """A forest for each group, as micro-batches that hold a group are."""
+    groups: dict[str, list[Sample]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id, []).append(row)
+    return [collate(group, pad_id=pad_id, layout="tree") for group in groups.values()]
+
+
+WAYS: dict[str, Callable[[Sequence[Sample], int], list[Batch]]] = {
+    way.__name__: way for way in (padded, merged, packed_merged, tree)
+}
+
+
+def from_lists(workloads: Path | None, seed: int, preset: str, way: str) -> Cost:
+    """Cost of lists of numbers to tensors: what the peers' figures are of."""
     torch.set_num_threads(1)
     module = load_workloads(workloads)
     batch = module.stepwise(seed=seed, **module.STEP_PRESETS[preset])
-    return cost(lambda: collate(make_samples(batch), pad_id=module.PAD))
+    return cost(lambda: WAYS[way](make_samples(batch), module.PAD))
 
 
-def from_samples(workloads: Path | None, seed: int, preset: str, merged: bool) -> tuple[Cost, dict[str, int]]:
-    """Cost and size of samples to one block: what a training step pays."""
+def from_samples(workloads: Path | None, seed: int, preset: str, way: str) -> tuple[Cost, int]:
+    """Cost of samples to tensors, what a training step pays, and the tokens that are to be computed."""
     torch.set_num_threads(1)
     module = load_workloads(workloads)
     rows = make_samples(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
+    spent = cost(lambda: WAYS[way](rows, module.PAD))
+    return spent, sum(batch.inputs.input_ids_BT.numel() for batch in WAYS[way](rows, module.PAD))
 
-    def block() -> torch.Tensor:
-        return collate(merge(rows) if merged else rows, pad_id=module.PAD).inputs.input_ids_BT
 
-    prompt, response = [len(row.prompt_ids) for row in rows], [len(row.response_ids) for row in rows]
-    return cost(block), {
-        "real_tokens": sum(prompt) + sum(response),
-        "two_segment_tokens": len(rows) * (max(prompt) + max(response)),
-        "left_padded_tokens": block().numel(),
+def counted(workloads: Path | None, seed: int, preset: str) -> dict[str, int]:
+    """The workload's own count of its tokens."""
+    module = load_workloads(workloads)
+    found: dict[str, int] = module.token_counts(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
+    return found
+
+
+def collation(workloads: Path | None, seed: int) -> dict[str, float]:
+    """Tokens, CPU seconds and MiB by preset and way."""
+    figures: dict[str, float] = {}
+    for preset in ("skyrl", "agentic"):
+        count = fresh(counted, workloads, seed, preset)
+        names = {"real": "step", "merged": "merged", "tree": "unique", "padded_two_segment": "two_segment"}
+        figures |= {f"{preset}_{ours}_tokens": float(count[theirs]) for theirs, ours in names.items()}
+        for way in WAYS:
+            spent, tokens = fresh(from_samples, workloads, seed, preset, way)
+            figures[f"{preset}_{way}_row_tokens"] = float(tokens)
+            figures |= {f"{preset}_{way}_cpu_s": spent.cpu_s, f"{preset}_{way}_peak_mib": spent.peak_mib}
+    for way in ("padded", "packed_merged", "tree"):
+        spent = fresh(from_lists, workloads, seed, "skyrl", way)
+        figures |= {f"skyrl_lists_{way}_cpu_s": spent.cpu_s, f"skyrl_lists_{way}_peak_mib": spent.peak_mib}
+    return figures
+
+
+def goals(figures: dict[str, float]) -> dict[str, Goal]:
+    """What the figures should be."""
+    f = figures
+    whole = f["step_packed_whole_cpu_s"]
+    return {
+        "two-segment / left-padded tokens": at_least(
+            f["skyrl_two_segment_tokens"] / f["skyrl_padded_row_tokens"], 1.35
+        ),
+        "lists to block, CPU s (skyrl's / 6)": at_most(f["skyrl_lists_padded_cpu_s"], 9.5 / 6),
+        "lists to block, peak MiB (skyrl's x .6)": at_most(f["skyrl_lists_padded_peak_mib"], 0.6 * 1725),
+        "samples to block, CPU s (skyrl's / 6)": at_most(f["skyrl_padded_cpu_s"], 9.5 / 6),
+        "samples to block, peak MiB (skyrl's x .6)": at_most(f["skyrl_padded_peak_mib"], 0.6 * 1725),
+        "merge and pack, CPU s (skyrl's merge / 7)": at_most(f["skyrl_packed_merged_cpu_s"], 2.2 / 7),
+        "lists, merge and pack, CPU s (skyrl's / 7)": at_most(f["skyrl_lists_packed_merged_cpu_s"], 2.2 / 7),
+        "packed / merged tokens": at_most(f["skyrl_packed_merged_row_tokens"] / f["skyrl_merged_tokens"], 1.0),
+        "tree / unique tokens": at_most(f["skyrl_tree_row_tokens"] / f["skyrl_unique_tokens"], 1.001),
+        "tree / unique tokens, with forks": at_most(f["agentic_tree_row_tokens"] / f["agentic_unique_tokens"], 1.001),
+        "samples to tree, CPU s (trl's / 20)": at_most(f["skyrl_tree_cpu_s"], 14.2 / 20),
+        "lists to tree, CPU s (trl's / 20)": at_most(f["skyrl_lists_tree_cpu_s"], 14.2 / 20),
+        "turns, merged and packed / whole, CPU": at_most(f["step_packed_merged_cpu_s"] / whole, 1.1),
+        "turns as a tree / whole packed, CPU": at_most(f["step_tree_turns_cpu_s"] / whole, 1.1),
+        "turns padded / turns as a tree, CPU": at_least(f["step_padded_turns_cpu_s"] / f["step_tree_turns_cpu_s"], 4.0),
     }
 
 
 def main() -> None:
     args = arguments(__doc__ or "")
-    figures: dict[str, float] = {}
-    for preset in ("skyrl", "agentic"):
-        for way in ("padded", "merged"):
-            spent, size = fresh(from_samples, args.workloads, args.seed, preset, way == "merged")
-            figures |= {f"{preset}_{way}_{name}": float(value) for name, value in size.items()}
-            figures |= {f"{preset}_{way}_cpu_s": spent.cpu_s, f"{preset}_{way}_peak_mib": spent.peak_mib}
-    spent = fresh(from_lists, args.workloads, args.seed, "skyrl")
-    figures |= {"skyrl_lists_cpu_s": spent.cpu_s, "skyrl_lists_peak_mib": spent.peak_mib}
-    ratio = figures["skyrl_padded_two_segment_tokens"] / figures["skyrl_padded_left_padded_tokens"]
-    report(
-        "layout",
-        figures=figures,
-        reference=REFERENCE,
-        goals={
-            "two-segment / left-padded tokens": at_least(ratio, 1.35),
-            "lists to block, CPU s (skyrl's / 6)": at_most(figures["skyrl_lists_cpu_s"], 9.5 / 6),
-            "lists to block, peak MiB (skyrl's x .6)": at_most(figures["skyrl_lists_peak_mib"], 0.6 * 1725),
-            "samples to block, CPU s (skyrl's / 6)": at_most(figures["skyrl_padded_cpu_s"], 9.5 / 6),
-            "samples to block, peak MiB (skyrl's x .6)": at_most(figures["skyrl_padded_peak_mib"], 0.6 * 1725),
-            "merge and block, CPU s (skyrl's)": at_most(figures["skyrl_merged_cpu_s"], 2.2),
-        },
-        as_json=args.json,
-    )
+    figures = collation(args.workloads, args.seed) | fresh(forward_backward, args.workloads, args.seed)
+    report("layout", figures=figures, reference=REFERENCE, goals=goals(figures), as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """The command line of a recipe: which engine comes first, and decides what the flags under it mean."""
 
+from dataclasses import replace
+
 import pytest
 
 import agentgym as ag
 from agentgym.loop import open_engine
 from agentgym.rollouts.sglang import SGLangEngine
+from recipes.bisect_turns import BisectTurns
 from recipes.chase_grpo import ChaseGRPO
 from recipes.run import settings
 
@@ -47,3 +50,20 @@ def test_a_launched_server_takes_an_adapter_of_the_trainers_rank() -> None:
     engine = open_engine(settings(ChaseGRPO, ["--engine", "sglang", "--train.lora-rank", "32"]), print)
     assert isinstance(engine, SGLangEngine)
     assert engine._config.max_lora_rank == 32
+
+
+def test_dora_is_refused_where_no_server_serves_it() -> None:
+    run = settings(ChaseGRPO, ["--train.dora"])
+    assert run.train.dora
+    with pytest.raises(ValueError, match=r"^train\.dora: .*--engine local"):
+        replace(run, engine=ag.SGLangConfig())
+
+
+def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
+    assert settings(ChaseGRPO, []).train.lora_targets == ("all-linear",)
+    assert settings(ChaseGRPO, ["--train.lora-targets", "q_proj", "v_proj"]).train.lora_targets == ("q_proj", "v_proj")
+
+
+def test_credit_by_turn_is_a_setting_of_the_run() -> None:
+    assert settings(BisectTurns, []).credit == "turns"
+    assert settings(ChaseGRPO, ["--credit", "turns", "--advantage", "reinforce++"]).credit == "turns"

@@ -179,7 +179,7 @@ async def test_the_reward_of_a_step_is_noted_at_its_turn() -> None:
 def test_a_realigned_turn_keeps_what_it_sampled_before() -> None:
     segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=9, token_ids=[1, 2, 3])
     sampled = Completion(token_ids=np.array([10, 11]), logprobs=np.array([-0.5, -0.7]), finish_reason="stop")
-    segment.append(sampled, say(""), seconds=0.0, number=0)
+    segment.append(sampled, [10, 11], say(""), seconds=0.0, number=0)
     assert segment.realign(4, [12, 20])
     closed = segment.close()
     assert closed.token_ids.tolist() == [1, 2, 3, 10, 12, 20]

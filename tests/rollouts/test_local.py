@@ -146,6 +146,8 @@ def lora_over(model: Any, seed: int = 0, **changes: Any) -> tuple[Any, Adapter]:
     for name, weight in wrapped.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.2)
+        if "lora_magnitude_vector" in name:
+            weight.data *= torch.empty_like(weight).uniform_(0.5, 1.5)
     return wrapped, Adapter(config=config.to_dict(), tensors=peft.get_peft_model_state_dict(wrapped))
 
 
@@ -268,10 +270,14 @@ def test_a_prefill_forward_stays_within_its_budget(model: Any, origin: Any, pref
     for prompt in prompts:
         client.ask(f"{len(prompt)}", prompt)
     shapes: list[int] = []
-    decoder: Any = client.batcher.policy.model.get_decoder()
-    decoder.register_forward_pre_hook(
-        lambda _, args, kwargs: shapes.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    policy: Any = client.batcher.policy
+    hidden = policy._hidden
+
+    def watched(where: Any, index: Any, ids: Any, *rest: Any) -> Any:
+        shapes.append(ids.size)
+        return hidden(where, index, ids, *rest)
+
+    policy._hidden = watched
     answers = client.run()
     for prompt in prompts:
         assert_plain(origin, prompt, answers[f"{len(prompt)}"])
@@ -380,7 +386,7 @@ async def test_a_cancelled_request_frees_its_slot(model: Any, origin: Any) -> No
                 engine.generate(ids_of(8), session=session, max_tokens=n, sampling=WARM, seed=0), name=session
             )
 
-        model.get_decoder().register_forward_pre_hook(stand_still)
+        model.lm_head.register_forward_pre_hook(stand_still)
         runs, waits, follows = ask("runs", CONTEXT - 8), ask("waits", 5), ask("follows", 5)
         await standing.wait()
         for task in (runs, waits):
@@ -410,6 +416,7 @@ def test_a_cancelled_request_is_not_answered_and_samples_no_more(model: Any) -> 
 async def test_adapter_swap_changes_new_tokens_and_none_restores(model: Any, origin: Any) -> None:
     wrapped, adapter = lora_over(origin)
     other, more = lora_over(origin, seed=1, use_rslora=True, target_modules=["q_proj", "down_proj"])
+    third, most = lora_over(origin, seed=2, use_rslora=True, use_dora=True)
     prompt = ids_of(20)
 
     async with engine_over(model) as engine:
@@ -418,7 +425,9 @@ async def test_adapter_swap_changes_new_tokens_and_none_restores(model: Any, ori
             return await engine.generate(prompt, session=session, max_tokens=6, sampling=WARM, seed=0)
 
         base = await answer("s")
-        for version, (weights, change) in enumerate([(wrapped, adapter), (other, more), (wrapped, adapter)], 1):
+        for version, (weights, change) in enumerate(
+            [(wrapped, adapter), (other, more), (third, most), (wrapped, adapter)], 1
+        ):
             await engine.load_adapter(change, version=version)
             assert engine.version == version
             # One session kept its slot, one is new: neither may use KV of other weights.
@@ -426,7 +435,7 @@ async def test_adapter_swap_changes_new_tokens_and_none_restores(model: Any, ori
                 assert done.versions == (Version(0, version),)
                 assert_plain(weights, prompt, done)
                 assert not np.array_equal(done.logprobs, base.logprobs)
-        await engine.load_adapter(None, version=4)
+        await engine.load_adapter(None, version=5)
         assert np.array_equal((await answer("s")).logprobs, base.logprobs)
     for name, weight in origin.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name]), name
@@ -484,7 +493,8 @@ def test_after_a_swap_nothing_old_is_kept_or_copied(model: Any, origin: Any) -> 
         (lambda config, tensors: tensors.clear(), "no tensors"),
         (lambda config, tensors: tensors.pop(next(k for k in tensors if "lora_A" in k)), "lora_B alone"),
         (lambda config, tensors: config.update(r=3), "r is 3"),
-        (lambda config, tensors: config.update(use_dora=True), "use_dora"),
+        (lambda config, tensors: config.update(use_dora=True), "missing: lora_magnitude_vector"),
+        (lambda config, tensors: config.update(rank_pattern={"q_proj": 2}), "rank_pattern"),
         (lambda config, tensors: tensors.update({"base_model.model.lm_head.lora_A.weight": 0}), "lm_head"),
         (lambda config, tensors: next(iter(tensors.values())).fill_(torch.nan), "not finite"),
     ],
@@ -547,7 +557,7 @@ def test_a_session_has_one_request_at_a_time(model: Any) -> None:
 async def test_a_crash_in_the_thread_fails_requests(model: Any) -> None:
     async with engine_over(model, slots=1) as engine:
         # A module of the engine's own model, so the thread itself meets the error.
-        model.model.norm.register_forward_pre_hook(crash)
+        model.lm_head.register_forward_pre_hook(crash)
         asked = [engine.generate(ids_of(5), session=f"{i}", max_tokens=3, sampling=WARM, seed=0) for i in range(3)]
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(*asked, return_exceptions=True)
@@ -562,7 +572,7 @@ async def test_a_crash_in_the_thread_fails_requests(model: Any) -> None:
 
 async def test_a_crash_in_a_command_fails_it_and_the_others(model: Any) -> None:
     async with engine_over(model) as engine:
-        model.model.norm.register_forward_pre_hook(crash)
+        model.lm_head.register_forward_pre_hook(crash)
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(
                 engine.score(ids_of(5), sampling=WARM),

@@ -573,3 +573,58 @@ async def test_under_faults_everything_that_was_started_is_in_one_count(name: st
             assert totals[f"{kind} started"] == sum(ended) > 0
     assert len(set(seen)) == len(seen) >= 96
     assert boxes.leased == []
+
+
+# Going on in another process
+
+
+async def test_what_was_carried_when_a_run_stopped_is_dropped_by_the_next_one_and_its_tasks_are_played() -> None:
+    engine = Held(lambda name, turn: name.startswith(("t1/", "t3/")))
+    settings = cut(extra_groups=2, carry=5)
+    async with Scheduler(Say, tasks(), engine, n=2, oversample=settings) as scheduler:
+        first = await scheduler.collect(2)
+        place = scheduler.place()
+    assert (account(first).groups.carried, account(first).requests.carried) == (2, 4)
+    assert (place.drawn, place.unplayed, place.batches) == (4, (1, 3), 1)
+    rest = map(task, [1, 3, *range(4, 20)])
+    async with Scheduler(Say, rest, Scripted([say("1")]), n=2, oversample=settings, seed=0, left=place) as scheduler:
+        second = await scheduler.collect(2)
+        third = await scheduler.collect(2)
+    assert ids(second) == ["t1", "t3"]
+    assert account(second).groups == Counts(resumed=2, dropped=2, started=4, finished=2, carried=2)
+    assert account(second).rollouts == Counts(resumed=4, dropped=4, started=8, finished=4, carried=4)
+    assert (account(second).requests.resumed, account(second).requests.dropped) == (4, 4)
+    assert account(third).groups.resumed == 2
+    assert account(third).groups.dropped == 0
+
+
+async def test_what_was_played_ahead_when_a_run_stopped_is_counted_as_started_and_dropped() -> None:
+    async with Scheduler(Say, tasks(), Scripted([say("1")]), n=2, staleness=1) as scheduler:
+        first = await scheduler.collect(3)
+        await settle()
+        place = scheduler.place()
+    assert account(first).groups.carried == 3
+    assert place.tokens > 0
+    rest = map(task, [*place.unplayed, *range(place.drawn, 100)])
+    async with Scheduler(Say, rest, Scripted([say("1")]), n=2, staleness=1, left=place) as scheduler:
+        second = account(await scheduler.collect(3))
+    assert second.groups.resumed + second.groups.started == 3 + 6
+    assert (second.groups.finished, second.groups.dropped, second.groups.carried) == (3, 3, 3)
+    assert second.dropped_tokens == place.tokens
+
+
+async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_stop() -> None:
+    seeds: list[int | None] = []
+
+    class Seeded(Say):
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            seeds.append(seed)
+            return await super().reset(seed=seed, options=options)
+
+    async with Scheduler(Seeded, tasks(), Scripted([say("1")]), n=1, seed=5) as scheduler:
+        await scheduler.collect(2)
+        place = scheduler.place()
+        await scheduler.collect(2)
+    async with Scheduler(Seeded, map(task, [2, 3]), Scripted([say("1")]), n=1, seed=5, left=place) as scheduler:
+        await scheduler.collect(2)
+    assert seeds == [5, 5, 6, 6, 6, 6]

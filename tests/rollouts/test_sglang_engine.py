@@ -287,6 +287,21 @@ async def test_a_swap_ends_the_request_and_goes_on_from_what_it_had() -> None:
     assert done.versions == (Version(0, 3), Version(2, 4))
 
 
+async def test_a_server_that_scales_by_the_rank_gets_the_alpha_that_makes_up_for_it() -> None:
+    loaded: list[dict[str, Any]] = []
+
+    async def load(payload: Any) -> None:
+        loaded.append(payload["config_dict"])
+
+    config = {"r": 16, "lora_alpha": 32, "use_rslora": True, "use_dora": False}
+    async with over(Peer(sglang(load_lora_adapter_from_tensors=load))) as engine:
+        await engine.load_adapter(Adapter(config=config, tensors=ADAPTER.tensors), version=1)
+        with pytest.raises(ValueError, match="use_dora is not served"):
+            await engine.load_adapter(Adapter(config=config | {"use_dora": True}, tensors=ADAPTER.tensors), version=2)
+        assert engine.version == 1
+    assert loaded == [config | {"use_rslora": False, "lora_alpha": 128.0}]
+
+
 async def test_an_adapter_that_one_server_refuses_is_taken_back_from_the_other() -> None:
     refusal = (400, {"success": False, "error_message": "rank 64 is over 16"})
     picky, easy = Peer(sglang(load_lora_adapter_from_tensors=giving(refusal))), Peer(sglang())

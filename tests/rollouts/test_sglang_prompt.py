@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +37,11 @@ def test_a_bad_id_behind_known_ones_is_named_by_its_position_in_the_prompt() -> 
     prompts.take("s", [5, 6])
     with pytest.raises(ValueError, match="id 10 at position 3"):
         prompts.take("s", [5, 6, 7, 10])
-    with pytest.raises(ValueError, match="at least one integer"):
-        prompts.take("s", [])
+    matrix: Any = np.array([[5, 6], [7, 8]])
+    bad: Any
+    for bad in ([], matrix):
+        with pytest.raises(ValueError, match="at least one integer"):
+            prompts.take("s", bad)
 
 
 def test_sampled_ids_stand_behind_the_prompt() -> None:

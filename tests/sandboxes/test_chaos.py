@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.chaos,
     pytest.mark.docker,
 ]
 

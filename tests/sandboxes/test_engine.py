@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import SandboxError
+from agentgym.owners import owner
 from agentgym.sandboxes import docker as docker_boxes
 from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.base import RemoteBox
 from agentgym.sandboxes.docker import Docker, address, connect, default_image, why_no_docker
 from agentgym.sandboxes.local import Process
-from agentgym.sandboxes.owners import owner
 from agentgym.sandboxes.pool import Pool
 
 pytestmark = pytest.mark.docker

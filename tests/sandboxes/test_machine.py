@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from agentgym import owners
 from agentgym.errors import SandboxError
-from agentgym.sandboxes import owners
+from agentgym.owners import new_folder, owner
 from agentgym.sandboxes.docker import connect
 from agentgym.sandboxes.local import Process
-from agentgym.sandboxes.owners import new_folder, owner
 from tests.sandboxes.conftest import make
 
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from agentgym.errors import SandboxError
+from agentgym.owners import is_dead, owner
 from agentgym.sandboxes import local
 from agentgym.sandboxes.choose import auto, named
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.inside import image_folder
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
-from agentgym.sandboxes.owners import is_dead, owner
 
 
 def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:

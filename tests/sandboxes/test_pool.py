@@ -181,8 +181,8 @@ def working_folder(pid: int) -> Path | None:
 
 @pytest.mark.docker
 async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
+    from agentgym.owners import is_dead
     from agentgym.sandboxes.docker import connect, why_no_docker
-    from agentgym.sandboxes.owners import is_dead
 
     why_not = why_no_docker()
     if why_not is not None:

@@ -48,5 +48,5 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     found = steps(*pickle.loads(Path(sys.argv[1]).read_bytes()))
     if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_bytes(pickle.dumps(found))
+        (Path(sys.argv[2]) / "out").write_bytes(pickle.dumps(found))
     dist.destroy_process_group()

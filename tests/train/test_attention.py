@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -69,6 +69,9 @@ def test_samples_side_by_side_need_no_gather() -> None:
 
 
 @given(ends())
+@example(np.array([BLOCK] * BLOCK + [BLOCK + 2] * 2))
+@example(np.array([BLOCK + 1] * (BLOCK + 1) + [BLOCK + 3] * 2))
+@example(np.array([2 * BLOCK] * 2 * BLOCK))
 @settings(max_examples=15, deadline=None)
 def test_the_block_mask_is_the_dense_mask(end: Ints) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, create_mask
@@ -163,10 +166,7 @@ def states(model: Any, row: Any) -> Tensor:
 
 
 def rows_of(groups: list[Group], layout: Any) -> Any:
-    rows = list(samples(groups, merge=False))
-    tail = max(len(row.response_ids) for row in rows)
-    mask = np.stack([np.pad(row.loss_mask, (tail - len(row.loss_mask), 0)) for row in rows])
-    return lay_out(rows, mask, layout=layout, pad_id=0)
+    return lay_out(samples(groups, merge=False), layout=layout, pad_id=0)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "mixtral"])

@@ -1,10 +1,5 @@
 """Two processes train as one does. The processes are real: torchrun, gloo, FSDP2 on the CPU."""
 
-import os
-import pickle
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +11,7 @@ import pytest
 from agentgym.samples import samples
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
+from tests.train.torchrun import of_each_rank, run_on_ranks
 
 SCRIPT = Path(__file__).with_name("fsdp_script.py")
 
@@ -45,21 +41,8 @@ def ranks(
     tiny_model: Path, config: TrainConfig, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
 ) -> list[Any]:
     out = tmp_path_factory.mktemp("fsdp")
-    (out / "input").write_bytes(pickle.dumps((tiny_model, config, batches)))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rendezvous = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *rendezvous, str(SCRIPT), str(out / "input"), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [pickle.loads((out / f"rank{rank}.pickle").read_bytes()) for rank in (0, 1)]
+    run_on_ranks(SCRIPT, (tiny_model, config, batches), out)
+    return of_each_rank(out)
 
 
 @pytest.fixture(scope="module")

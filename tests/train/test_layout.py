@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -73,6 +73,10 @@ def step(trainer: Trainer, rows: Sequence[Sample]) -> tuple[dict[str, float], Te
     return stats, gradient
 
 
+# Not shrunk: every try is a dozen steps.
+forests = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
+
+
 def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
     rows = {merged: samples(groups, merge=merged) for merged in (True, False)}
     expected, gradient = step(trainers["padded", None], rows[True])
@@ -84,7 +88,7 @@ def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(forests, max_examples=6)
 def test_every_layout_merging_and_micro_batch_gives_the_same_loss_and_gradient(
     trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
 ) -> None:
@@ -93,7 +97,7 @@ def test_every_layout_merging_and_micro_batch_gives_the_same_loss_and_gradient(
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(forests, max_examples=60)
 def test_larger_forests_give_the_same_loss_and_gradient_too(
     trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
 ) -> None:
@@ -127,48 +131,53 @@ def test_what_two_samples_train_alike_is_computed_once(grown: Grown) -> None:
 
 
 def test_the_gradient_of_a_shared_token_is_the_sum_of_its_samples() -> None:
-    batch = collate(two_that_share(), pad_id=0, layout="tree")
-    values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    batch = collate(three_that_share(), pad_id=0, layout="tree")
+    values = torch.tensor([1.0, 2.0, 3.0, 9.0], requires_grad=True)
     spread = batch.inputs.trained.spread(values, batch.loss_mask_BR)
-    assert spread.tolist() == [[0, 1, 2], [1, 2, 3]]
-    (spread * torch.tensor([[5.0, 1, 2], [10, 20, 30]])).sum().backward()  # type: ignore[no-untyped-call]
+    assert spread.tolist() == [[0, 1, 2], [1, 2, 3], [0, 0, 9]]
+    weights = torch.tensor([[5.0, 1, 2], [10, 20, 30], [5, 5, 4]])
+    (spread * weights).sum().backward()  # type: ignore[no-untyped-call]
     assert values.grad is not None
-    assert values.grad.tolist() == [11, 22, 30]
+    assert values.grad.tolist() == [11, 22, 30, 4]
 
 
-def two_that_share() -> list[Sample]:
-    """Responses 4 5 and 4 5 6 to one prompt."""
+def three_that_share() -> list[Sample]:
+    """Responses 4 5, 4 5 6 and 7 to one prompt."""
     return [
         Sample(
             group_id="g",
-            rollout_id=str(n),
+            rollout_id=str(ids),
             segment=0,
             step=0,
             prompt_ids=np.array([2, 3]),
-            response_ids=np.array([4, 5, 6][:n]),
-            loss_mask=np.ones(n, np.bool_),
-            logprobs=np.full(n, -1, np.float32),
-            advantages=np.ones(n, np.float32),
+            response_ids=np.array(ids),
+            loss_mask=np.ones(len(ids), np.bool_),
+            logprobs=np.full(len(ids), -1, np.float32),
+            advantages=np.ones(len(ids), np.float32),
             weight=1.0,
             policy_version=0,
             is_last=True,
         )
-        for n in (2, 3)
+        for ids in ([4, 5], [4, 5, 6], [7])
     ]
+
+
+PADDED = [[0, 2, 3, 4, 5], [2, 3, 4, 5, 6], [0, 0, 2, 3, 7]]
+PACKED = [[2, 3, 4, 5, 2, 3, 4, 5, 6, 2, 3, 7]]
 
 
 @pytest.mark.parametrize(
     ("layout", "ids", "positions", "source", "target", "place"),
     [
-        ("padded", [[0, 2, 3, 4, 5], [2, 3, 4, 5, 6]], None, [2, 3, 6, 7, 8], [4, 5, 4, 5, 6], [0, 1, 2, 3, 4]),
-        ("packed", [[2, 3, 4, 5, 2, 3, 4, 5, 6]], [0, 1, 2, 3, 0, 1, 2, 3, 4], [1, 2, 5, 6, 7], [4, 5, 4, 5, 6], None),
-        ("tree", [[2, 3, 4, 5, 6]], [0, 1, 2, 3, 4], [1, 2, 3], [4, 5, 6], [0, 1, 0, 1, 2]),
+        ("padded", PADDED, None, [2, 3, 6, 7, 8, 13], [4, 5, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5]),
+        ("packed", PACKED, [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2], [1, 2, 5, 6, 7, 10], [4, 5, 4, 5, 6, 7], None),
+        ("tree", [[2, 3, 4, 5, 6, 7]], [0, 1, 2, 3, 4, 2], [1, 2, 3, 1], [4, 5, 6, 7], [0, 1, 0, 1, 2, 3]),
     ],
 )
 def test_which_state_predicts_which_token(
     layout: Layout, ids: Any, positions: Any, source: Any, target: Any, place: Any
 ) -> None:
-    inputs = collate(two_that_share(), pad_id=0, layout=layout).inputs
+    inputs = collate(three_that_share(), pad_id=0, layout=layout).inputs
     assert inputs.input_ids_BT.tolist() == ids
     if positions is not None:
         assert inputs.positions_BT.tolist() == [positions]
@@ -179,8 +188,8 @@ def test_which_state_predicts_which_token(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_masked_batch_computes_its_tokens_and_trains_none(layout: Layout) -> None:
-    batch = collate(two_that_share(), pad_id=0, layout=layout, masked=True)
-    assert batch.inputs.input_ids_BT.numel() >= 5
+    batch = collate(three_that_share(), pad_id=0, layout=layout, masked=True)
+    assert batch.inputs.input_ids_BT.numel() >= 6
     assert batch.inputs.trained.source_N.numel() == 0
     assert not batch.loss_mask_BR.any()
 
@@ -194,11 +203,11 @@ def test_the_tensors_of_the_loss_are_the_same_in_every_layout(layout: Layout, gr
 
 
 def test_a_row_moves_to_a_device_and_keeps_what_it_holds() -> None:
-    inputs = collate(two_that_share(), pad_id=0, layout="tree").to("cpu").inputs
+    inputs = collate(three_that_share(), pad_id=0, layout="tree").to("cpu").inputs
     assert isinstance(inputs, Row)
-    assert (inputs.tokens, inputs.end_T.tolist()) == (5, [5] * 5)
+    assert (inputs.tokens, inputs.end_T.tolist()) == (6, [6, 6, 5, 5, 5, 6])
 
 
 def test_a_layout_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="layout: 'ragged' is none of padded, packed, tree"):
-        collate(two_that_share(), pad_id=0, layout="ragged")  # type: ignore[arg-type]
+        collate(three_that_share(), pad_id=0, layout="ragged")  # type: ignore[arg-type]

@@ -1,11 +1,7 @@
 """Two and four processes have the gradient of one, in every layout. The processes are real: torchrun, gloo, FSDP2."""
 
 import importlib.util
-import os
 import pickle
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,34 +12,14 @@ import torch
 from agentgym.samples import samples
 from agentgym.train.trainer import TrainConfig
 from agentgym.types import Group
+from tests.train.torchrun import run_on_ranks
 
 SCRIPT = Path(__file__).with_name("layout_script.py")
 
 
 def run(ranks: int, work: Any, folder: Path) -> dict[Any, Any]:
     """What the script finds on so many processes."""
-    (folder / "input").write_bytes(pickle.dumps(work))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            *launch,
-            str(SCRIPT),
-            str(folder / "input"),
-            str(folder / "out"),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_on_ranks(SCRIPT, work, folder, ranks=ranks)
     found: dict[Any, Any] = pickle.loads((folder / "out").read_bytes())
     return found
 

@@ -17,7 +17,8 @@ from agentgym.samples import samples
 from agentgym.train import logprobs as module
 from agentgym.train.batch import collate
 from agentgym.train.logprobs import token_logprobs
-from agentgym.train.model import PolicyModel, load_policy, shard
+from agentgym.train.model import PolicyModel, load_policy
+from agentgym.train.shard import shard
 from agentgym.types import Group
 
 N, H, V = 520, 24, 2100

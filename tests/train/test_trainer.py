@@ -148,23 +148,10 @@ def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
         assert stats["train/clip_fraction"] > 0
 
 
-def test_a_sequence_in_parts_is_refused(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
-    with (
-        Trainer(tiny_model, replace(config, correction="sequence")) as trainer,
-        pytest.raises(ValueError, match=r"^correction: .*merge=True"),
-    ):
-        trainer.train(list(samples(groups_of(1), merge=False)))
-
-
-def test_a_cap_under_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="correction_cap"):
-        TrainConfig(correction_cap=0.5)
-
-
-def test_an_unknown_balance_is_refused_by_name(tiny_model: Path, config: TrainConfig) -> None:
+def test_an_unknown_balance_is_refused_by_name() -> None:
     unknown: Any = "rows"
     with pytest.raises(ValueError, match="balance: 'rows' is none of"):
-        Trainer(tiny_model, replace(config, balance=unknown)).__enter__()
+        TrainConfig(balance=unknown)
 
 
 def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
@@ -181,7 +168,8 @@ def test_a_gradient_that_is_not_finite_is_not_applied_and_counted(
     broken = [replace(rows[0], advantages=np.where(rows[0].loss_mask, np.nan, 0)), *rows[1:]]
     with Trainer(tiny_model, config) as trainer:
         before = weights_of(trainer)
-        stats = trainer.train(broken)
+        with pytest.warns(RuntimeWarning, match=f"skipped: .*{rows[0].rollout_id}"):
+            stats = trainer.train(broken)
         assert (stats["train/skipped_steps"], stats["train/optimizer_steps"]) == (1, 0)
         assert same(before, weights_of(trainer))
         assert trainer.train(rows)["train/optimizer_steps"] == 1
@@ -348,4 +336,5 @@ def test_sharding_on_one_process_changes_nothing(
         with Trainer(tiny_model, replace(config, shard=sharded, dtype=dtype)) as trainer:
             figures.append([trainer.train(rows)["train/loss"] for _ in range(2)])
             assert all(t.dtype == torch.float32 for t in trainer.adapter().tensors.values())
-    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+    # In bfloat16 the shards' adapter is computed in it too, and a single model's in float32.
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5 if dtype == "float32" else 1e-2)

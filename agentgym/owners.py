@@ -5,6 +5,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 FOLDERS = "agentgym-"
@@ -32,6 +33,16 @@ def new_folder(kind: str) -> Path:
     """
     host, boot, pid, started = owner().split("/")
     return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{kind}-{_short(host)}_{_short(boot)}_{pid}_{started}-"))
+
+
+@contextmanager
+def lent_folder(kind: str) -> Iterator[Path]:
+    """A new folder for as long as the block runs."""
+    folder = new_folder(kind)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def dead_folders() -> Iterator[Path]:

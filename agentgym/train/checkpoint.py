@@ -1,0 +1,146 @@
+"""A run's checkpoints: one folder a step, complete or absent, and read only where its checksums agree.
+
+::
+
+    step-000020/state.pt        tensors and plain values, read by torch without running code
+    step-000020/manifest.json   {"step": 20, "files": {"state.pt": {"bytes": 123456, "sha256": "..."}}}
+    .step-000030-x1y2           one that was being written when its process died; the next write removes it
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NAME = re.compile(r"step-(\d+)")
+_STATE, _MANIFEST = "state.pt", "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a run goes on from."""
+
+    step: int
+    """Steps that were done when it was written."""
+    state: dict[str, Any]
+
+
+def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, keep: int) -> None:
+    """On disk when it returns; a process that dies in the middle leaves the folder's other checkpoints as they were.
+
+    `state` holds tensors on the CPU, numbers, strings, lists and dicts. The `keep` last ones stay; one of a later
+    step, which belongs to a run that was cut back, goes.
+    """
+    import torch
+
+    if keep < 1:
+        raise ValueError(f"keep: must be at least 1, got {keep}")
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    write_step(folder, step, {_STATE: buffer.getvalue()})
+    steps = _steps(folder)
+    kept = [number for number in steps if number <= step][-keep:]
+    for number in steps.keys() - set(kept):
+        shutil.rmtree(steps[number], ignore_errors=True)
+
+
+def write_step(folder: Path, step: int, files: Mapping[str, bytes]) -> None:
+    """One step's folder with these files and their manifest: written beside its place, then renamed into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    place = folder / f"step-{step:06}"
+    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=folder))
+    try:
+        for name, content in files.items():
+            _write(fresh / name, content)
+        sums = {name: {"bytes": len(content), "sha256": _sum(content)} for name, content in files.items()}
+        _write(fresh / _MANIFEST, json.dumps({"step": step, "files": sums}).encode())
+        fresh.chmod(0o755)
+        _sync(fresh)
+        if place.exists():  # of the same step, from before the run was cut back
+            place.rename(fresh.with_name(f"{fresh.name}-old"))
+        fresh.rename(place)
+        _sync(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
+
+
+def last_checkpoint(folder: Path) -> Checkpoint:
+    """The last whole one; each later one that is not is named in a warning, and never loaded.
+
+    Raises ValueError where none is whole.
+    """
+    import torch
+
+    steps = _steps(folder)
+    for step in sorted(steps, reverse=True):
+        try:
+            files = read_step(steps[step])
+        except ValueError as error:
+            warnings.warn(f"checkpoint {steps[step]} is not used: {error}", stacklevel=2)
+            continue
+        state = torch.load(io.BytesIO(files[_STATE]), map_location="cpu", weights_only=True)
+        return Checkpoint(step=step, state=state)
+    raise ValueError(f"resume: no whole checkpoint in {folder} (looked at {len(steps)})")
+
+
+def read_step(path: Path) -> dict[str, bytes]:
+    """The files of one step's folder; ValueError that says what is wrong where they are not what was written."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_bytes())
+        sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its {_MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
+    files = {}
+    for name, (size, checksum) in sums.items():
+        try:
+            content = (path / name).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{name} cannot be read ({type(error).__name__})") from None
+        if len(content) != size:
+            raise ValueError(f"{name} has {len(content)} bytes of {size}")
+        if _sum(content) != checksum:
+            raise ValueError(f"{name} is not what was written: its checksum differs")
+        files[name] = content
+    return files
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run has left any here, whole or not."""
+    return bool(_steps(folder))
+
+
+def _steps(folder: Path) -> dict[int, Path]:
+    """The steps' folders by number, in rising order."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """A rename is on disk when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

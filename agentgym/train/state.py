@@ -1,0 +1,101 @@
+"""All that a later step of training depends on, taken out of the trainer and put back, on any number of ranks."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from agentgym.train.weights import whole
+
+
+@torch.no_grad()
+def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The trained weights and the optimizer's state by their names, whole, on the CPU. Every rank must call it."""
+    names = _names(model, optimizer)
+    return {
+        "weights": {name: whole(weight) for weight, name in names.items()},
+        "optimizer": {
+            name: {key: whole(value) if isinstance(value, Tensor) else value for key, value in kept.items()}
+            for weight, name in names.items()
+            if (kept := optimizer.state.get(weight))
+        },
+        "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
+    }
+
+
+@torch.no_grad()
+def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Weights and optimizer are as they were; ValueError, before either has changed, for another model's state.
+
+    Every rank must call it, with the same state.
+    """
+    names = _names(model, optimizer)
+    _refuse_strangers({name: weight.shape for weight, name in names.items()}, state["weights"])
+    for weight, name in names.items():
+        weight.copy_(_like(weight, state["weights"][name]))
+    kept = state["optimizer"]
+    places = {weight: i for i, weight in enumerate(w for g in optimizer.param_groups for w in g["params"])}
+    groups = [
+        {**saved, "params": [places[weight] for weight in group["params"]]}
+        for saved, group in zip(state["groups"], optimizer.param_groups, strict=True)
+    ]
+    values = {
+        places[weight]: {key: _like(weight, value) for key, value in kept[name].items()}
+        for weight, name in names.items()
+        if name in kept
+    }
+    optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
+    """The weights that the optimizer moves, in its order."""
+    found = {weight: name for name, weight in model.named_parameters()}
+    return {weight: found[weight] for group in optimizer.param_groups for weight in group["params"]}
+
+
+def _refuse_strangers(own: Mapping[str, torch.Size], saved: Mapping[str, Tensor]) -> None:
+    odd = sorted(own.keys() ^ saved.keys())
+    odd += sorted(name for name in own.keys() & saved.keys() if own[name] != saved[name].shape)
+    if odd:
+        raise ValueError(
+            f"checkpoint: {odd[0]} and {len(odd) - 1} others are not the weights that train here; resume with the "
+            "model and the adapter's settings that it was written with"
+        )
+
+
+def _like(weight: Tensor, value: Any) -> Any:
+    """The value laid out as the weight is; the optimizer's counts stay as they are."""
+    if not isinstance(value, Tensor) or value.shape != weight.shape:
+        return value
+    if isinstance(weight, DTensor):
+        return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
+    return value.to(weight.device)
+
+
+def random_state() -> dict[str, Any]:
+    """Where every generator of this process stands."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
+    }
+
+
+def restore_random(state: Mapping[str, Any]) -> None:
+    """Every generator of this process goes on from there."""
+    kind, keys, *rest = state["numpy"]
+    random.setstate(state["python"])
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and _uses_cuda():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _uses_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,0 +1,20 @@
+"""Bisect with credit by turn: a malformed call is charged to the turn that made it, not to all of its rollout."""
+
+from dataclasses import dataclass
+
+from agentgym.samples import Credit
+from recipes.bisect_grpo import BisectGRPO
+from recipes.run import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectTurns(BisectGRPO):
+    """Find a secret in four guesses; each turn is trained with what came after it."""
+
+    recipe: str = "bisect_turns"
+    env: str = "bisect_turns"
+    credit: Credit = "turns"
+
+
+if __name__ == "__main__":
+    main(BisectTurns)

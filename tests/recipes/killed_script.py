@@ -1,0 +1,26 @@
+"""A recipe that dies by SIGKILL some time after its first rollouts began: `killed_script.py SECONDS [FLAG...]`."""
+
+import os
+import signal
+import sys
+import threading
+
+from agentgym.log import Log
+from recipes.chase_grpo import ChaseGRPO
+from recipes.run import main
+
+SECONDS = float(sys.argv.pop(1))
+note = Log.note
+
+
+def armed(self: Log, doing: str) -> None:
+    """From the first step on the clock runs; SIGKILL comes wherever the run is by then."""
+    if doing == "rollouts" and not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):
+        timer = threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+    note(self, doing)
+
+
+Log.note = armed  # type: ignore[method-assign]
+main(ChaseGRPO)

@@ -1,0 +1,80 @@
+"""A recipe that is killed, and resumed, is the recipe that was never killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).parents[2]
+KILLS = 20
+# One rollout at a time: then the engine computes every token in the same shapes, and float noise is the same too.
+SMALL = ["--box", "unsafe", "--engine.slots", "1", "--prompts", "2", "--group-size", "4", "--eval-tasks", "0"]
+CLOCKS = {"train/seconds", "rollout/seconds", "oversample/length_bias"}
+"""What a log holds of wall time."""
+
+
+def start(*command: str) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def play(steps: int, *flags: str, until: float | None = None) -> "subprocess.CompletedProcess[str]":
+    """The recipe; `until` so many seconds after it began to train, or to its end."""
+    script = ["-m", "recipes.chase_grpo"] if until is None else ["-m", "tests.recipes.killed_script", str(until)]
+    return start(*script, *SMALL, "--steps", str(steps), *flags)
+
+
+def figures(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in CLOCKS} for row in rows]
+
+
+def is_the_same(one: Path, other: Path) -> None:
+    """Every figure of every step, and every weight, bit for bit."""
+    assert figures(one) == figures(other)
+    adapters = [load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (one, other)]
+    assert adapters[0].keys() == adapters[1].keys()
+    assert all(np.array_equal(tensor, adapters[1][name]) for name, tensor in adapters[0].items())
+
+
+def summary(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_no_figure_and_no_weight(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    wanted = summary(play(30, "--save-every", "2", "--out", str(whole)))
+    dice = random.Random(5)
+    kills = 0
+    runs: list[Path] = []
+    while kills < KILLS:
+        run = tmp_path / f"run{len(runs)}"
+        runs.append(run)
+        finished = False
+        while not finished:
+            begun = list((run / "checkpoints").glob("step-*"))
+            flags = ["--resume" if begun else "--out", str(run), "--save-every", "2"]
+            until = dice.uniform(0, 4) if kills < KILLS else None
+            done = play(30, *flags, until=until)
+            finished = done.returncode == 0
+            kills += not finished
+            assert finished or done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+            assert "is not used" not in done.stderr  # no checkpoint was half written
+        is_the_same(run, whole)
+        said = summary(done)
+        assert {k: said[k] for k in ("rollouts", "steps", "reward_last")} == {
+            k: wanted[k] for k in ("rollouts", "steps", "reward_last")
+        }

@@ -1,0 +1,269 @@
+"""Checkpoints are whole or absent, and training goes on from them as if it had never stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentgym.samples import samples
+from agentgym.train.checkpoint import has_checkpoints, last_checkpoint, read_step, write_checkpoint, write_step
+from agentgym.train.trainer import TrainConfig, Trainer
+from agentgym.types import Group, Sample, Sampling
+from tests.train.torchrun import of_each_rank, run_on_ranks
+
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+
+
+@pytest.fixture(scope="module")
+def config() -> TrainConfig:
+    return TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-3, rollouts_per_step=4, decay_steps=6, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def batches(groups_of: Callable[..., list[Group]]) -> list[list[Sample]]:
+    return [list(samples(groups_of(seed))) for seed in (1, 2, 3)]
+
+
+Result = tuple[list[dict[str, float]], dict[str, Any]]
+
+
+def train(trainer: Trainer, batches: list[list[Sample]]) -> Result:
+    stats = [{k: v for k, v in trainer.train(b).items() if k != "train/seconds"} for b in batches]
+    return stats, {name: tensor.numpy() for name, tensor in trainer.adapter().tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(
+    tiny_model: Path, config: TrainConfig, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Result]:
+    """One process: its checkpoint after the first batch, and what it made of the other two without a stop."""
+    folder = tmp_path_factory.mktemp("alone")
+    with Trainer(tiny_model, config) as trainer:
+        trainer.train(batches[0])
+        trainer.checkpoint(folder, 1, run={"said": "by one", "probe": [1, 2]})
+        return folder, train(trainer, batches[1:])
+
+
+def test_training_goes_on_bit_for_bit(
+    tiny_model: Path, config: TrainConfig, batches: list[list[Sample]], alone: tuple[Path, Result]
+) -> None:
+    folder, (stats, tensors) = alone
+    with Trainer(tiny_model, config, seed=7) as trainer:  # another start: nothing of it is left
+        assert trainer.resume(folder) == (1, {"said": "by one", "probe": [1, 2]})
+        assert trainer.optimizer_steps == 3
+        again, resumed = train(trainer, batches[1:])
+    assert again == stats
+    assert all(np.array_equal(resumed[name], tensor) for name, tensor in tensors.items())
+
+
+def test_the_generators_of_random_numbers_go_on_too(tiny_model: Path, config: TrainConfig, tmp_path: Path) -> None:
+    def draw() -> list[float]:
+        import random
+
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    with Trainer(tiny_model, config) as trainer:
+        trainer.checkpoint(tmp_path, 1)
+        drawn = draw()
+        assert draw() != drawn
+        trainer.resume(tmp_path)
+        assert draw() == drawn
+
+
+def test_a_checkpoint_of_another_adapter_is_refused_and_changes_nothing(
+    tiny_model: Path, config: TrainConfig, alone: tuple[Path, Result]
+) -> None:
+    with Trainer(tiny_model, replace(config, lora_rank=8)) as trainer:
+        before = trainer.score([3, 1, 4, 1, 5], sampling=Sampling())
+        with pytest.raises(ValueError, match=r"checkpoint: .* are not the weights"):
+            trainer.resume(alone[0])
+        assert np.array_equal(before, trainer.score([3, 1, 4, 1, 5], sampling=Sampling()))
+
+
+# Several ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    tiny_model: Path,
+    config: TrainConfig,
+    batches: list[list[Sample]],
+    alone: tuple[Path, Result],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, list[Any]]:
+    out = tmp_path_factory.mktemp("ranks")
+    run_on_ranks(HERE / "checkpoint_script.py", (tiny_model, config, batches, alone[0]), out)
+    return out, of_each_rank(out)
+
+
+def close(one: Result, other: Result) -> None:
+    for mine, theirs in zip(one[0], other[0], strict=True):
+        for name in ("train/loss", "train/grad_norm", "train/kl", "train/lr"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+    for name, tensor in one[1].items():
+        np.testing.assert_allclose(tensor, other[1][name], atol=5e-5, err_msg=name)
+
+
+def test_two_ranks_go_on_from_the_checkpoint_of_one(ranks: tuple[Path, list[Any]], alone: tuple[Path, Result]) -> None:
+    for result in ranks[1]:
+        assert (result["step"], result["run"]["said"]) == (1, "by one")
+        close((result["stats"], result["tensors"]), alone[1])
+
+
+def test_one_rank_goes_on_from_the_checkpoint_of_two(
+    tiny_model: Path,
+    config: TrainConfig,
+    batches: list[list[Sample]],
+    ranks: tuple[Path, list[Any]],
+    alone: tuple[Path, Result],
+) -> None:
+    with Trainer(tiny_model, config, seed=7) as trainer:
+        assert trainer.resume(ranks[0] / "two") == (1, {"said": "by two"})
+        close(train(trainer, batches[1:]), alone[1])
+
+
+def test_what_fails_on_the_first_rank_fails_on_all(ranks: tuple[Path, list[Any]]) -> None:
+    first, second = (result["refused"] for result in ranks[1])
+    assert first.startswith("resume: no whole checkpoint")
+    assert second == f"rank 0: ValueError: {first}"
+
+
+# Merging
+
+
+def test_a_merged_model_is_base_and_adapter_without_peft(
+    tiny_model: Path, config: TrainConfig, ranks: tuple[Path, list[Any]], alone: tuple[Path, Result], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    with Trainer(tiny_model, config) as trainer:
+        untrained = trainer.score(ids, sampling=Sampling())
+        trainer.resume(alone[0])
+        trainer.merge(tmp_path / "merged")
+        wanted = trainer.score(ids, sampling=Sampling())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
+    with torch.no_grad():
+        log = torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1], -1)
+    np.testing.assert_allclose(log.gather(-1, torch.tensor(ids)[1:, None])[:, 0], wanted, atol=1e-5)
+    assert np.abs(wanted - untrained).max() > 1e-3
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+    assert (ranks[0] / "merged" / "model.safetensors").exists()
+
+
+# On disk
+
+
+def whole(folder: Path) -> list[int]:
+    """The steps that are whole."""
+    return [step for step in range(100) if (folder / f"step-{step:06}").exists() and read(folder, step)]
+
+
+def read(folder: Path, step: int) -> dict[str, bytes]:
+    return read_step(folder / f"step-{step:06}")
+
+
+def test_a_process_killed_at_any_moment_of_a_write_leaves_the_step_whole_or_absent(tmp_path: Path) -> None:
+    write_step(tmp_path, 1, {"state.pt": b"step 1" * 100})
+    outcomes = []
+    for moment in range(100):
+        done = subprocess.run(
+            [sys.executable, HERE / "write_script.py", tmp_path, "2", str(moment)],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert read(tmp_path, 1)["state.pt"] == b"step 1" * 100
+        there = (tmp_path / "step-000002").exists()
+        assert not there or read(tmp_path, 2)["state.pt"] == b"step 2" * 100
+        outcomes.append(there)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(outcomes) > 5
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []  # what the dead left is gone
+
+
+def test_the_last_ones_stay_and_those_after_a_cut_back_go(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        write_checkpoint(tmp_path, step, {"said": step}, keep=3)
+    assert whole(tmp_path) == [20, 30, 40]
+    write_checkpoint(tmp_path, 30, {"said": "again"}, keep=2)
+    assert whole(tmp_path) == [20, 30]
+    assert last_checkpoint(tmp_path).state == {"said": "again"}
+
+
+def test_none_is_kept_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep"):
+        write_checkpoint(tmp_path, 1, {}, keep=0)
+    assert not has_checkpoints(tmp_path)
+
+
+def truncate(path: Path) -> None:
+    content = (path / "state.pt").read_bytes()
+    (path / "state.pt").write_bytes(content[:-10])
+
+
+def flip(path: Path) -> None:
+    content = bytearray((path / "state.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / "state.pt").write_bytes(content)
+
+
+def lose(path: Path) -> None:
+    (path / "state.pt").unlink()
+
+
+def half_a_manifest(path: Path) -> None:
+    manifest = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(manifest[: len(manifest) // 2])
+
+
+def another_manifest(path: Path) -> None:
+    (path / "manifest.json").write_text(json.dumps(["step", 2]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (truncate, r"state\.pt has \d+ bytes of \d+"),
+        (flip, r"state\.pt .* checksum differs"),
+        (lose, r"state\.pt cannot be read"),
+        (half_a_manifest, r"manifest\.json cannot be read"),
+        (another_manifest, r"manifest\.json cannot be read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    damage: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        write_checkpoint(tmp_path, step, {"said": step}, keep=2)
+    damage(tmp_path / "step-000002")
+    with pytest.warns(UserWarning, match=f"step-000002 is not used: .*{said}"):
+        found = last_checkpoint(tmp_path)
+    assert (found.step, found.state) == (1, {"said": 1})
+
+
+def test_without_a_whole_checkpoint_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"resume: no whole checkpoint in .*looked at 0"):
+        last_checkpoint(tmp_path / "nowhere")
+    write_checkpoint(tmp_path, 1, {}, keep=1)
+    truncate(tmp_path / "step-000001")
+    with (
+        pytest.warns(UserWarning, match="is not used"),
+        pytest.raises(ValueError, match=r"no whole checkpoint .*looked at 1"),
+    ):
+        last_checkpoint(tmp_path)

@@ -1,0 +1,117 @@
+"""Imitation: demonstrations as samples, and their cross-entropy on the road that policy gradients take."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import agentgym as ag
+from agentgym.samples import demonstrations
+from agentgym.train.batch import collate
+from agentgym.train.loss import policy_loss
+from agentgym.train.trainer import TrainConfig, Trainer
+from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
+
+Groups = Callable[..., list[Group]]
+
+
+def rollout(*spans: tuple[int, int], length: int = 8) -> Rollout:
+    """One segment of ids 1, 2, 3, ... whose turns are these spans."""
+    sampled = np.zeros(length, np.bool_)
+    for start, stop in spans:
+        sampled[start:stop] = True
+    message = ag.Message(role="assistant", content="")
+    segment = Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=np.arange(1, length + 1),
+        sampled=sampled,
+        logprobs=np.where(sampled, -1.0, 0.0),
+        turns=tuple(
+            Turn(start=a, stop=b, finish_reason="stop", versions=(Version(0, 0),), message=message) for a, b in spans
+        ),
+    )
+    return Rollout(rollout_id="r", group_id="g", segments=(segment,), reward=0.0, stop_reason="done")
+
+
+def test_the_sampled_tokens_are_imitated_and_what_follows_them_is_cut() -> None:
+    [row] = demonstrations([rollout((2, 4), (5, 6))])
+    assert row.prompt_ids.tolist() == [1, 2]
+    assert row.response_ids.tolist() == [3, 4, 5, 6]
+    assert row.loss_mask.tolist() == [True, True, False, True]
+    assert row.weight == 1.0
+    assert row.is_last
+
+
+def test_context_weighs_what_it_is_told_to_from_the_second_token_on() -> None:
+    [row] = demonstrations([rollout((2, 4), (5, 6))], context_weight=0.25)
+    assert row.prompt_ids.tolist() == [1]
+    assert row.response_ids.tolist() == [2, 3, 4, 5, 6]
+    assert row.loss_mask.all()
+    assert row.advantages.tolist() == [0.25, 1, 1, 0.25, 1]
+
+
+def test_a_segment_without_a_turn_is_nothing_to_imitate() -> None:
+    assert demonstrations([rollout()]) == []
+
+
+def test_a_weight_out_of_bounds_is_refused() -> None:
+    with pytest.raises(ValueError, match="context_weight"):
+        demonstrations([rollout((2, 4))], context_weight=1.5)
+
+
+def test_the_loss_is_the_weighted_mean_of_the_cross_entropy() -> None:
+    batch = collate(demonstrations([rollout((2, 4), (5, 6))], context_weight=0.25), pad_id=0)
+    logprobs = torch.tensor([[-4.0, -1.0, -2.0, -8.0, -3.0]])
+    loss = policy_loss(logprobs, batch, clip_low=0.2, clip_high=0.2, loss="sft", normalise=3.5, denominator=3.5)
+    assert float(loss) == pytest.approx((0.25 * 4 + 1 + 2 + 0.25 * 8 + 3) / 3.5)
+
+
+def test_on_policy_imitation_has_the_gradient_of_a_rollout_whose_advantage_is_one(
+    tiny_model: Path, groups_of: Groups
+) -> None:
+    """Both are the sum of the log-probabilities' gradients."""
+    config = TrainConfig(lora_rank=4, lora_alpha=8, device="cpu")
+    rows = demonstrations([r for group in groups_of(1) for r in group.rollouts])
+    with Trainer(tiny_model, config) as trainer:
+        policy = [replace(row, logprobs=np.where(row.loss_mask, scored(trainer, row), 0)) for row in rows]
+        clipped = trainer.train(policy)["train/grad_norm"]
+    with Trainer(tiny_model, replace(config, loss="sft")) as trainer:
+        assert trainer.train(rows)["train/grad_norm"] == pytest.approx(clipped, rel=1e-5)
+    assert clipped > 0
+
+
+def scored(trainer: Trainer, row: Sample) -> np.ndarray:
+    ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
+    return trainer.score(ids, sampling=ag.Sampling())[-len(row.response_ids) :]
+
+
+def test_imitation_makes_the_demonstrations_likely(tiny_model: Path, groups_of: Groups) -> None:
+    rows = demonstrations([r for group in groups_of(1) for r in group.rollouts], context_weight=0.1)
+    config = TrainConfig(loss="sft", lora_rank=8, lr=2e-2, device="cpu", micro_tokens=64)
+    with Trainer(tiny_model, config) as trainer:
+        stats = [trainer.train(rows) for _ in range(15)]
+    assert stats[-1]["train/loss"] < 0.5 * stats[0]["train/loss"]
+    for name in ("train/kl", "train/logprob_gap", "train/clip_fraction"):  # of a policy that sampled: there is none
+        assert all(row[name] == 0 for row in stats)
+
+
+def test_imitation_is_the_same_however_it_is_laid_out(tiny_model: Path, groups_of: Groups) -> None:
+    rows = demonstrations([r for group in groups_of(1) for r in group.rollouts], context_weight=0.1)
+    norms = []
+    config = TrainConfig(loss="sft", lora_rank=4, device="cpu", normalise="rollout", micro_tokens=None)
+    cut = replace(config, micro_tokens=30)
+    for one in (config, cut, replace(cut, layout="packed"), replace(cut, layout="tree")):
+        with Trainer(tiny_model, one) as trainer:
+            stats = trainer.train(rows)
+            norms.append((stats["train/loss"], stats["train/grad_norm"]))
+    assert all(pair == pytest.approx(norms[0], rel=1e-5) for pair in norms)
+
+
+def test_a_run_with_rollouts_of_its_own_refuses_to_imitate_them(tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match=r"^train\.loss: sft imitates demonstrations"):
+        ag.Run(recipe="r", env="chase", model=tiny_model, train=TrainConfig(loss="sft"))

@@ -1,0 +1,35 @@
+"""Real processes that train together: torchrun, gloo, on this machine."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HANGS_S = 600
+"""Ranks that wait for each other for so long never come back."""
+
+
+def run_on_ranks(script: Path, given: Any, folder: Path, *, ranks: int = 2) -> None:
+    """Every rank runs `script INPUT FOLDER` to its end, `given` being what is pickled in INPUT."""
+    (folder / "input").write_bytes(pickle.dumps(given))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *rendezvous, str(script), str(folder / "input"), str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def of_each_rank(folder: Path, ranks: int = 2) -> list[Any]:
+    """What each rank left there as rankN.pickle."""
+    return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(ranks)]

@@ -1,0 +1,45 @@
+"""Dies by SIGKILL at the Nth moment of writing a step: `python write_script.py FOLDER STEP N`.
+
+The moments are before each call that changes the disk, and once in the middle of each file.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentgym.train import checkpoint
+
+FOLDER, STEP, MOMENT = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+passed = 0
+
+
+def moment() -> None:
+    global passed
+    if passed == MOMENT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    passed += 1
+
+
+def before(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **options: Any) -> Any:
+        moment()
+        return function(*args, **options)
+
+    return wrapped
+
+
+def write(path: Path, content: bytes) -> None:
+    path.write_bytes(content[: len(content) // 2])
+    moment()
+    whole(path, content)
+
+
+whole = checkpoint._write
+vars(checkpoint)["_write"] = write
+os.fsync = before(os.fsync)
+os.mkdir = before(os.mkdir)
+os.rename = before(os.rename)
+checkpoint.write_step(FOLDER, STEP, {"state.pt": f"step {STEP}".encode() * 100})
