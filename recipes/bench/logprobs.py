@@ -30,7 +30,10 @@ REFERENCE: dict[str, float | str] = {
     "h256_trained_full_peak_mib": 3571.0,
     "h256_trained_verl_fused_cpu_s": 16.0,
     "h256_trained_verl_fused_peak_mib": 1782.0,
-    "where": "one thread, another machine",
+    "h256_frozen_trl_cpu_s": 20.6,
+    "h2560_frozen_trl_cpu_s": 76.0,
+    "h2560_trained_trl_cpu_s": 105.0,
+    "where": "one thread, other machines, the last three of them busy",
 }
 
 Scores: TypeAlias = tuple[Tensor, Tensor]
@@ -113,6 +116,11 @@ def measure(hidden: int, seed: int, ways: list[str]) -> dict[str, float]:
         for way in ways:
             row = fresh(spent, way, hidden, kind == "trained", seed, 2 if hidden <= 512 else 1)
             figures |= {f"h{hidden}_{kind}_{way}_cpu_s": row.cpu_s, f"h{hidden}_{kind}_{way}_peak_mib": row.peak_mib}
+    # What a trained weight's gradient takes, every way has to return.
+    gradient_mib = VOCAB * hidden * 4 / 2**20
+    for way in ways:
+        peak = figures[f"h{hidden}_trained_{way}_peak_mib"]
+        figures[f"h{hidden}_trained_{way}_above_gradient_mib"] = peak - gradient_mib
     for way in ways:
         for name, value in fresh(errors, way, hidden, seed).items():
             figures[f"h{hidden}_{way}_{name}_error"] = value
