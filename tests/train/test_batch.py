@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentgym.samples import samples
 from agentgym.train.batch import Batch, collate
-from agentgym.train.layout import Padded
+from agentgym.train.layout import Layout, Padded
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
 
 
@@ -84,6 +84,40 @@ def test_each_row_gets_its_advantage_under_its_own_mask() -> None:
     rows = [row(1, 6, loss_mask=m, advantages=[float(w)] * 6) for m, w in zip(masks, worth, strict=True)]
     expected = np.array(masks) * np.array(worth)[:, None]
     np.testing.assert_array_equal(collate(rows, pad_id=0).advantages_BR, expected)
+
+
+def steps(name: str, reward: float, sampled: list[int]) -> Rollout:
+    """A rollout whose turns sample so many tokens, each after one of context."""
+    stops = np.cumsum([n + 1 for n in sampled]).tolist()
+    mask = np.ones(stops[-1], np.bool_)
+    mask[[stop - n - 1 for stop, n in zip(stops, sampled, strict=True)]] = False
+    turns = tuple(
+        Turn(
+            start=stop - n,
+            stop=stop,
+            finish_reason="stop",
+            versions=(Version(0, 0),),
+            message={"role": "assistant", "content": ""},
+        )
+        for stop, n in zip(stops, sampled, strict=True)
+    )
+    segment = Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=np.arange(stops[-1]),
+        sampled=mask,
+        logprobs=np.where(mask, -1, 0),
+        turns=turns,
+    )
+    return Rollout(rollout_id=name, group_id="g", segments=(segment,), reward=reward, stop_reason="done")
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
+def test_every_step_of_a_rollout_has_its_advantage_and_not_the_last_ones_mask(layout: Layout) -> None:
+    group = Group(group_id="g", rollouts=(steps("A", 2.0, [4, 1]), steps("B", 0.0, [3, 2])))
+    batch = collate(list(samples([group], merge=False)), pad_id=0, layout=layout)
+    assert batch.advantages_BR.tolist() == [[1, 1, 1, 1], [0, 0, 0, 1], [0, -1, -1, -1], [0, 0, -1, -1]]
 
 
 def test_a_masked_batch_has_its_tokens_and_trains_none() -> None:
