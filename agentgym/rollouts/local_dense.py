@@ -32,7 +32,7 @@ class Dense:
 
     def __init__(self, decoder: Any, context: int) -> None:
         self._embedding = decoder.embed_tokens.weight
-        self._norm = decoder.norm
+        self._norm = _Norm(decoder.norm)
         self._layers = [_Layer(number, layer) for number, layer in enumerate(decoder.layers)]
         positions = torch.arange(context, device=self._embedding.device)[None]
         cos, sin = (turn[0] for turn in decoder.rotary_emb(self._embedding, positions))
@@ -44,9 +44,20 @@ class Dense:
         hidden = functional.embedding(ids, self._embedding)
         turns = self._turns[positions].unsqueeze(3)
         cos, sin = turns[:, :, 0], turns[:, :, 1]
+        added = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, -torch.inf)  # once, not in each layer
         for layer in self._layers:
-            hidden = layer(hidden, mask, cos, sin, update)
-        return _normed(hidden, self._norm)
+            hidden = layer(hidden, added, cos, sin, update)
+        return self._norm(hidden)
+
+
+class _Norm:
+    """Root mean square norm with a weight."""
+
+    def __init__(self, norm: Any) -> None:
+        self._weight, self._shape, self._eps = norm.weight, norm.weight.shape, norm.variance_epsilon
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, self._shape, self._weight, self._eps)
 
 
 class _Layer:
@@ -59,10 +70,12 @@ class _Layer:
         self._heads = attention.q_proj.out_features // self._dim
         self._kv_heads = attention.k_proj.out_features // self._dim
         self._scale = attention.scaling
-        self._qkv, self._qkv_bias = joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._gate_up, self._gate_up_bias = joined([mlp.gate_proj, mlp.up_proj])
-        self._out, self._down = attention.o_proj, mlp.down_proj
-        self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
+        # Tensors, not modules: looking an attribute of a module up costs as much as a small operation.
+        self._qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._gate_up = joined([mlp.gate_proj, mlp.up_proj])
+        self._out = (attention.o_proj.weight, attention.o_proj.bias)
+        self._down = (mlp.down_proj.weight, mlp.down_proj.bias)
+        self._before, self._between = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         self._qk_norm: Tensor | None = None
         if hasattr(attention, "q_norm"):
             sides = ((attention.q_norm, self._heads), (attention.k_norm, self._kv_heads))
@@ -71,25 +84,35 @@ class _Layer:
 
     def __call__(self, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
         rows, width, _ = hidden.shape
-        qkv = functional.linear(_normed(hidden, self._before), self._qkv, self._qkv_bias)
-        qkv = qkv.view(rows, width, -1, self._dim)
+        qkv = functional.linear(self._before(hidden), *self._qkv).view(rows, width, -1, self._dim)
         both = self._heads + self._kv_heads
         qk, values = qkv[:, :, :both], qkv[:, :, both:]
         if self._qk_norm is not None:
             qk = functional.rms_norm(qk, (self._dim,), eps=self._eps) * self._qk_norm
         qk = torch.addcmul(qk * cos, qk.roll(self._dim // 2, -1), sin).transpose(1, 2)
         keys, values = update(qk[:, self._heads :], values.transpose(1, 2), self._number)
+        attend = self._attend if width > 1 else self._attend_one
+        seen = attend(qk[:, : self._heads], keys, values, mask)
+        hidden = hidden + functional.linear(seen, *self._out)
+        gate, up = functional.linear(self._between(hidden), *self._gate_up).chunk(2, -1)
+        return hidden + functional.linear(functional.silu(gate).mul_(up), *self._down)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """[rows, width, heads x dim] of a query [rows, heads, width, dim]."""
+        grouped = self._heads != self._kv_heads
         seen = functional.scaled_dot_product_attention(
-            qk[:, : self._heads],
-            keys,
-            values,
-            attn_mask=mask,
-            scale=self._scale,
-            enable_gqa=self._heads != self._kv_heads,
+            query, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=grouped
         )
-        hidden = hidden + _linear(seen.transpose(1, 2).reshape(rows, width, -1), self._out)
-        gate, up = functional.linear(_normed(hidden, self._between), self._gate_up, self._gate_up_bias).chunk(2, -1)
-        return hidden + _linear(functional.silu(gate) * up, self._down)
+        return seen.transpose(1, 2).flatten(2)
+
+    def _attend_one(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """The same of one query a row, by two products: the fused kernel is made for many, and slower for one."""
+        rows, reach, dim = len(query), keys.shape[2], self._dim
+        query = query.reshape(rows * self._kv_heads, -1, dim)  # the heads that share a key are its queries
+        mask = mask.expand(-1, self._kv_heads, -1, -1).reshape(-1, 1, reach)
+        keys, values = (x.flatten(0, 1) for x in (keys, values))
+        scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self._scale)
+        return torch.bmm(scores.softmax(-1), values).view(rows, 1, -1)
 
 
 def joined(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
@@ -104,11 +127,3 @@ def joined(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
             part.bias.data = bias[rows]
         row += part.out_features
     return weight, bias
-
-
-def _linear(inputs: Tensor, layer: nn.Linear) -> Tensor:
-    return functional.linear(inputs, layer.weight, layer.bias)
-
-
-def _normed(hidden: Tensor, norm: Any) -> Tensor:
-    return functional.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)

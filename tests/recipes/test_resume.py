@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,25 @@ def summary(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_goes_on_on_one_and_the_other_way_round(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    pair = [*launch, "--master-port", port, "-m", "recipes.chase_grpo", *SMALL]
+    summary(play(2, "--out", str(one)))
+    summary(start(*pair, "--steps", "2", "--out", str(two)))
+    summary(start(*pair, "--steps", "4", "--resume", str(one)))
+    summary(play(4, "--resume", str(two)))
+    for mine, theirs in zip(figures(one), figures(two), strict=True):
+        assert mine["step"] == theirs["step"]
+        assert mine["reward"] == theirs["reward"]
+        assert mine["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3, abs=1e-5)
+    assert len(figures(one)) == 4
 
 
 @pytest.mark.slow

@@ -39,7 +39,6 @@ def write(path: Path, content: bytes) -> None:
 
 whole = checkpoint._write
 vars(checkpoint)["_write"] = write
-os.fsync = before(os.fsync)
-os.mkdir = before(os.mkdir)
-os.rename = before(os.rename)
+for name in ("fsync", "mkdir", "rename", "replace", "rmdir"):
+    vars(os)[name] = before(vars(os)[name])
 checkpoint.write_step(FOLDER, STEP, {"state.pt": f"step {STEP}".encode() * 100})
