@@ -8,7 +8,7 @@ gradients it left included. trl is measured where it is installed (`pip install 
 import argparse
 import importlib.util
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,11 @@ REFERENCE: dict[str, float | str] = {
     "h256_trained_full_peak_mib": 3571.0,
     "h256_trained_verl_fused_cpu_s": 16.0,
     "h256_trained_verl_fused_peak_mib": 1782.0,
-    "h256_frozen_trl_cpu_s": 20.6,
-    "h2560_frozen_trl_cpu_s": 76.0,
-    "h2560_trained_trl_cpu_s": 105.0,
-    "where": "one thread, other machines, the last three of them busy",
+    "h256_frozen_trl_over_full_cpu": 1.46,
+    "h256_trained_trl_over_full_cpu": 1.84,
+    "h2560_frozen_trl_over_full_cpu": 1.57,
+    "h2560_trained_trl_over_full_cpu": 1.32,
+    "where": "one thread, other machines; trl over full in a run of this benchmark",
 }
 
 Scores: TypeAlias = tuple[Tensor, Tensor]
@@ -128,14 +129,18 @@ def measure(hidden: int, seed: int, ways: list[str]) -> dict[str, float]:
 
 
 def goals(hidden: int, figures: dict[str, float]) -> dict[str, Goal]:
-    """Against trl in the same run, or where it is not installed against what is quoted of it."""
+    """Against trl in the same run; where it is not installed, against what it took over all logits in another."""
     met: dict[str, Goal] = {}
     for kind, share in (("frozen", 0.13), ("trained", 0.25)):
         name = f"h{hidden}_{kind}"
         met[f"H {hidden}, {kind}: peak / logits"] = at_most(figures[f"{name}_ours_peak_mib"] / LOGITS_MIB, share)
-        peer: Any = figures.get(f"{name}_trl_cpu_s", REFERENCE.get(f"{name}_trl_cpu_s"))
-        if peer is not None:
-            met[f"H {hidden}, {kind}: CPU s / trl's"] = at_most(figures[f"{name}_ours_cpu_s"] / peer, 0.65)
+        spent_s = figures[f"{name}_ours_cpu_s"]
+        quoted = REFERENCE.get(f"{name}_trl_over_full_cpu")
+        if f"{name}_trl_cpu_s" in figures:
+            met[f"H {hidden}, {kind}: CPU s / trl's"] = at_most(spent_s / figures[f"{name}_trl_cpu_s"], 0.65)
+        elif isinstance(quoted, float):
+            peer = quoted * figures[f"{name}_full_cpu_s"]
+            met[f"H {hidden}, {kind}: CPU s / trl's as quoted"] = at_most(spent_s / peer, 0.65)
     worst = max(value for name, value in figures.items() if name.startswith(f"h{hidden}_ours_"))
     met[f"H {hidden}: largest error"] = at_most(worst, 2e-6)
     return met
@@ -154,7 +159,9 @@ def main() -> None:
         row = measure(hidden, args.seed, ["full", "ours", *(["trl"] if with_trl else [])])
         figures |= row
         reached |= goals(hidden, row)
-    reference = REFERENCE | {"trl": "measured" if with_trl else "not installed: the quoted figures stand in"}
+    reference = REFERENCE | {
+        "trl": "measured" if with_trl else "not installed: its quoted share of all logits' time stands in"
+    }
     report("logprobs", figures=figures, reference=reference, goals=reached, as_json=args.json)
 
 
