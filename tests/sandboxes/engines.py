@@ -34,10 +34,12 @@ class Engine:
         """Return when it answers."""
         folder = self.folder
         (folder / "docker.pid").unlink(missing_ok=True)  # A killed one leaves it, and a stranger may have its number.
+        # Not without a bridge: that would take away the one of the engine that runs here.
         self.process = subprocess.Popen(
             [
                 *("dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"),
-                *("--pidfile", f"{folder}/docker.pid", "--host", self.address, "--bridge", "none", "--iptables=false"),
+                *("--pidfile", f"{folder}/docker.pid", "--host", self.address),
+                *("--iptables=false", "--ip-forward=false"),
                 *self.flags,
             ],
             stdout=subprocess.DEVNULL,
