@@ -107,7 +107,7 @@ class Run:
         if self.keep < 1 or self.save_every < 0:
             raise ValueError(f"keep, save_every: at least 1 and 0, got {self.keep} and {self.save_every}")
         if self.resume is not None and self.out not in (None, self.resume):
-            raise ValueError(f"out: a resumed run goes on in its own folder, {self.resume}; leave that one away")
+            raise ValueError(f"out: a resumed run goes on in its own folder, {self.resume}; set resume alone")
 
     @property
     def sampling(self) -> Sampling:

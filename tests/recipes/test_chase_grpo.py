@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
+from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--box", "unsafe", "--engine.slots", "16", "--eval-tasks", "8"]
@@ -59,10 +60,7 @@ def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str,
 def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     one = tmp_path / "one"
     recipe(one, "--steps", "2")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+    _, *launch = torchrun(tmp_path / "logs")  # `command` gives the -m
     two = tmp_path / "two"
     done = subprocess.run(
         **command(*launch, "-m", "recipes.chase_grpo", *SMALL, "--steps", "2", "--out", str(two)),

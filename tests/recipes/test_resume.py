@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
+from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
 KILLS = 20
@@ -57,11 +58,7 @@ def summary(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_run_of_two_processes_goes_on_on_one_and_the_other_way_round(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    pair = [*launch, "--master-port", port, "-m", "recipes.chase_grpo", *SMALL]
+    pair = [*torchrun(tmp_path / "logs"), "-m", "recipes.chase_grpo", *SMALL]
     summary(play(2, "--out", str(one)))
     summary(start(*pair, "--steps", "2", "--out", str(two)))
     summary(start(*pair, "--steps", "4", "--resume", str(one)))

@@ -354,7 +354,7 @@ if os.fork() == 0:
 """
     await box.python(meddle)
     for _ in range(20):
-        result = await box.python("6 * 7", fresh=True)
+        result = await box.python("sum(range(10**6)) and 6 * 7", fresh=True)  # long enough to be found
         assert (result.status, result.stdout, result.stderr) == ("ok", "42\n", "")
 
 

@@ -18,7 +18,7 @@ from agentgym.samples import samples
 from agentgym.train.checkpoint import has_checkpoints, last_checkpoint, read_step, write_checkpoint, write_step
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
-from tests.train.torchrun import of_each_rank, run_on_ranks
+from tests.torchrun import of_each_rank, run_on_ranks
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}

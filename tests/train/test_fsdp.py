@@ -11,7 +11,7 @@ import pytest
 from agentgym.samples import samples
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
-from tests.train.torchrun import of_each_rank, run_on_ranks
+from tests.torchrun import of_each_rank, run_on_ranks
 
 SCRIPT = Path(__file__).with_name("fsdp_script.py")
 

@@ -12,7 +12,7 @@ import torch
 from agentgym.samples import samples
 from agentgym.train.trainer import TrainConfig
 from agentgym.types import Group
-from tests.train.torchrun import run_on_ranks
+from tests.torchrun import run_on_ranks
 
 SCRIPT = Path(__file__).with_name("layout_script.py")
 

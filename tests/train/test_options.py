@@ -16,8 +16,8 @@ from agentgym.train.guard import SHOWN, Trace, culprits
 from agentgym.train.learner import learning_rate
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
+from tests.torchrun import of_each_rank, run_on_ranks
 from tests.train.options_script import figures
-from tests.train.torchrun import of_each_rank, run_on_ranks
 
 Groups = Callable[..., list[Group]]
 SCRIPT = Path(__file__).with_name("options_script.py")

@@ -12,15 +12,21 @@ HANGS_S = 600
 """Ranks that wait for each other for so long never come back."""
 
 
+def torchrun(logs: Path, *, ranks: int = 2) -> list[str]:
+    """Python's arguments that start so many processes here; what torchrun itself writes goes into `logs`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = ["--master-addr", "127.0.0.1", "--master-port", port, "--log-dir", str(logs)]
+    return ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *place]
+
+
 def run_on_ranks(script: Path, given: Any, folder: Path, *, ranks: int = 2) -> None:
     """Every rank runs `script INPUT FOLDER` to its end, `given` being what is pickled in INPUT."""
     (folder / "input").write_bytes(pickle.dumps(given))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rendezvous = ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    launch = torchrun(folder / "logs", ranks=ranks)
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *rendezvous, str(script), str(folder / "input"), str(folder)],
+        [sys.executable, *launch, str(script), str(folder / "input"), str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])},
         capture_output=True,
         text=True,
