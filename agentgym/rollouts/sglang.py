@@ -5,6 +5,7 @@ there under the new ones.
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -23,16 +24,17 @@ from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
 from agentgym.rollouts.sglang_model import ModelFacts, model_facts
 from agentgym.rollouts.sglang_process import Progress
 from agentgym.rollouts.sglang_prompt import Prompts, checked
-from agentgym.rollouts.sglang_server import Ask, Policy, Server, ServerFacts, Unavailable
+from agentgym.rollouts.sglang_server import Ask, NoServer, Policy, Server, ServerFacts, Unavailable
 from agentgym.rollouts.sglang_turn import Piece, Turn, empty
 from agentgym.types import Adapter, Completion, Floats, Sampling
 
 __all__ = ["SGLangConfig", "SGLangEngine"]
 
+_LOG = logging.getLogger(__name__)
+_FORGET_S = 60.0
+"""For attached servers to unload what is ours when an engine closes."""
 _AGAIN_S = 0.2
 """An abort that overtook its request was without effect: it is sent again until the request has ended."""
-_TRIES = 2
-"""Broken connections to one server, within one request, before another server is asked."""
 
 
 class SGLangEngine:
@@ -41,7 +43,8 @@ class SGLangEngine:
     `model` is a folder or hub name: its files say which ids there are and which of them end a turn; None stands for
     what an attached server says it serves. Servers are those of `config.urls`, or else launched, and ended with all
     their processes however this process ends. A server that dies or hangs is lost: its requests are sent to another
-    one, for nothing of them has reached an env; without another one they fail with EngineError.
+    one, for nothing of them has reached an env. Without another one they wait until one is back, for
+    `config.server_wait_s` at most, and then fail with EngineError.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class SGLangEngine:
         turn = self._turns.get(session)
         if turn is None:
             return
-        turn.ending = "keep" if keep else "drop"
+        turn.end("keep" if keep else "drop")
         if turn.piece is not None:
             await self._end(turn.piece)
 
@@ -217,10 +220,18 @@ class SGLangEngine:
             raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
         if len(ids) == 1:
             return np.zeros(0, np.float32)
-        try:
-            return await self._fleet.next().score(ids, sampling, self._fleet.policy)
-        except ConnectionError as error:
-            raise EngineError(f"score: {error}") from error
+        attempts = self._fleet.attempts("score")
+        while True:
+            self._opened()
+            try:
+                server = self._fleet.next(avoid=attempts.avoid)
+                return await server.score(ids, sampling, self._fleet.policy)
+            except (ConnectionError, Unavailable) as error:
+                attempts.failed(server, error)
+                self._opened()
+                await self._fleet.check(server)
+            except NoServer as nobody:
+                await attempts.wait(nobody)
 
     async def close(self) -> None:
         """End what was launched; unanswered requests fail with EngineError. Closing twice is harmless."""
@@ -245,31 +256,26 @@ class SGLangEngine:
 
     async def _piece(self, turn: Turn, policy: Policy) -> Completion:
         """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
-        broken: dict[Server, int] = {}
-        failure: Exception | None = None
+        attempts = self._fleet.attempts("generate")
         while turn.ending is None and policy is self._fleet.policy:
-            server = self._place(turn, [s for s, times in broken.items() if times >= _TRIES], failure)
+            self._opened()
             try:
+                server = self._fleet.place(turn.session, turn.prompt.ids, avoid=attempts.avoid)
                 return await self._request(turn, policy, server)
             except (ConnectionError, Unavailable) as error:
-                failure = error
-                broken[server] = broken.get(server, 0) + (_TRIES if isinstance(error, Unavailable) else 1)
+                attempts.failed(server, error)
                 self._fleet.counts.retried += 1
                 self._opened()
                 await self._fleet.check(server)
+            except NoServer as nobody:
+                await attempts.wait(nobody, turn.ended)
         return empty(policy.version)
-
-    def _place(self, turn: Turn, avoid: Sequence[Server], failure: Exception | None) -> Server:
-        self._opened()
-        try:
-            return self._fleet.place(turn.session, turn.prompt.ids, avoid=avoid)
-        except EngineError as error:
-            raise EngineError(f"generate: {failure}; {error}" if failure else f"generate: {error}") from failure
 
     async def _request(self, turn: Turn, policy: Policy, server: Server) -> Completion:
         """Ask one server; while the request is in flight, `turn.piece` is it."""
         facts = self._opened()
-        piece = turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests}", server)
+        # All ids have one length: a server ends every request whose id begins with the one that is aborted.
+        piece = turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests:012d}", server)
         self._fleet.counts.requests += 1
         ask = Ask(
             prompt=turn.context,
@@ -320,6 +326,8 @@ class SGLangEngine:
 
     async def _settle(self) -> None:
         """The first part of closing: nothing of ours runs on, and attached servers hold nothing of ours."""
+        for turn in self._turns.values():
+            turn.ended.set()
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
@@ -328,7 +336,16 @@ class SGLangEngine:
         for server in self._fleet.servers:
             await server.close()  # by that it learns that nobody waits for its requests any more
         if self._config.urls:
-            await self._fleet.unload(self._fleet.policy)
+            await self._forget()
+
+    async def _forget(self) -> None:
+        """Unload all our adapters; one hung server does not keep the engine from closing."""
+        try:
+            async with asyncio.timeout(_FORGET_S):
+                await self._fleet.unload_all()
+        except TimeoutError:
+            left = {repr(server): sorted(server.adapters) for server in self._fleet.servers if server.adapters}
+            _LOG.warning("servers did not unload these adapters within %g s: %s", _FORGET_S, left)
 
 
 async def _facts_of(server: Server) -> ServerFacts:
