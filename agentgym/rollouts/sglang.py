@@ -18,7 +18,9 @@ import numpy as np
 
 from agentgym.errors import EngineError
 from agentgym.owners import lent_folder
+from agentgym.rollouts.adapter_files import opened_adapter
 from agentgym.rollouts.chat import ChatTokenizer
+from agentgym.rollouts.sglang_answers import require_possible
 from agentgym.rollouts.sglang_config import SGLangConfig
 from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
 from agentgym.rollouts.sglang_model import ModelFacts, model_facts
@@ -197,13 +199,15 @@ class SGLangEngine:
         self._fleet.router.release(session)
         self._prompts.release(session)
 
-    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+    async def load_adapter(self, adapter: Adapter | str | Path | None, *, version: int) -> None:
         """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on.
 
-        Raises ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings.
+        A path is the folder of a saved adapter, such as a run's `adapter/`; it is read here, not by the servers.
+        Raises ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings;
+        EngineError where no server is left, and none came back in time.
         """
         self._opened()
-        old = await self._fleet.load(adapter, version=version)
+        old = await self._fleet.load(await opened_adapter(adapter), version=version)
         overtaken = [turn.piece for turn in self._turns.values() if turn.piece is not None]
         for piece in overtaken:
             self._spawn(self._end(piece))
@@ -294,7 +298,7 @@ class SGLangEngine:
         finally:
             piece.done.set()
             turn.piece = None
-        _require_possible(completion, server, ask.max_tokens, facts.vocabulary)
+        require_possible(completion, server, ask.max_tokens, facts.vocabulary)
         return completion
 
     async def _end(self, piece: Piece) -> None:
@@ -353,12 +357,3 @@ async def _facts_of(server: Server) -> ServerFacts:
         return await server.facts()
     except ConnectionError as error:
         raise EngineError(f"{server}: {error}") from error
-
-
-def _require_possible(completion: Completion, server: Server, max_tokens: int, vocabulary: int) -> None:
-    ids = completion.token_ids
-    if len(ids) > max_tokens:
-        raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
-    # One pass: as unsigned numbers, negative ids are beyond any vocabulary.
-    if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
-        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")

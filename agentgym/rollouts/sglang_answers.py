@@ -92,3 +92,13 @@ def reason_of(answer: Answer) -> str:
     said = body.get("error", body.get("error_message", body)) if isinstance(body, dict) else body
     said = said.get("message", said) if isinstance(said, dict) else said
     return (said if isinstance(said, str) else json.dumps(said))[:_SAID]
+
+
+def require_possible(completion: Completion, server: object, max_tokens: int, vocabulary: int) -> None:
+    """EngineError that names the server where it sampled more than it was asked for, or what is no id."""
+    ids = completion.token_ids
+    if len(ids) > max_tokens:
+        raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
+    # One pass: as unsigned numbers, negative ids are beyond any vocabulary.
+    if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
+        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")

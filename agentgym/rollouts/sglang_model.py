@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.extras import needs_extra
 from agentgym.rollouts.chat import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.types import Adapter
 
@@ -24,7 +25,8 @@ class ModelFacts:
 
 def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFacts:
     """Of a folder or hub name of a causal language model; with `tokenizer` the model's own is not loaded."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    with needs_extra():
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     config = AutoConfig.from_pretrained(model).get_text_config()
     try:
@@ -44,7 +46,8 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
 
 def context_limit(model: str | Path) -> int:
     """How many positions the model has."""
-    from transformers import AutoConfig
+    with needs_extra():
+        from transformers import AutoConfig
 
     return int(getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", 1 << 30))
 

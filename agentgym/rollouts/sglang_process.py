@@ -77,13 +77,19 @@ class ServerProcess:
 
     async def _is_ready(self, client: JsonClient) -> bool:
         if self.pid is None:
-            raise EngineError(f"the server ended while it started: {self.last_words()}")
+            raise EngineError(f"the server ended while it started: {self._why()}")
         with suppress(ConnectionError):
             status = (await client.get("/ready", timeout_s=5.0)).status
             if status == 404:
                 raise EngineError(f"the server {NOT_SGLANG}")
             return status == 200
         return False
+
+    def _why(self) -> str:
+        words = self.last_words()
+        if "No module named 'sglang" in words or "No module named sglang" in words:
+            return f"{self.command[0]} has no SGLang: name a Python that has it in AGENTGYM_SGLANG; see docs/engines.md"
+        return words
 
     def last_words(self, lines: int = _LAST_WORDS) -> str:
         """The end of its log."""

@@ -307,7 +307,8 @@ async def test_a_score_that_is_not_what_it_should_be_is_an_engine_error(rows: An
 
 async def test_true_is_no_id() -> None:
     async with over(Peer(sglang())) as engine:
-        for ids in ([True, 3], [np.int64(3), np.True_]):
+        odd: list[Any] = [[True, 3], [np.int64(3), np.True_]]
+        for ids in odd:
             with pytest.raises(ValueError, match="token_ids: must be a sequence of at least one integer"):
                 await say(engine, ids=ids)
 
