@@ -5,7 +5,6 @@ there under the new ones.
 """
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.sglang_answers import require_possible
 from agentgym.rollouts.sglang_config import SGLangConfig
 from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
-from agentgym.rollouts.sglang_model import ModelFacts, model_facts
+from agentgym.rollouts.sglang_model import ModelFacts, model_facts, require_vocabulary
 from agentgym.rollouts.sglang_process import Progress
 from agentgym.rollouts.sglang_prompt import Prompts, checked
 from agentgym.rollouts.sglang_server import Ask, NoServer, Policy, Server, ServerFacts, Unavailable
@@ -32,9 +31,6 @@ from agentgym.types import Adapter, Completion, Floats, Sampling
 
 __all__ = ["SGLangConfig", "SGLangEngine"]
 
-_LOG = logging.getLogger(__name__)
-_FORGET_S = 60.0
-"""For attached servers to unload what is ours when an engine closes."""
 _AGAIN_S = 0.2
 """An abort that overtook its request was without effect: it is sent again until the request has ended."""
 
@@ -105,6 +101,8 @@ class SGLangEngine:
             self._served = tuple([await _facts_of(server) for server in servers])
             model = self._model or self._served[0].model
             self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
+            for facts in self._served:
+                await asyncio.to_thread(require_vocabulary, model, self._facts.vocabulary, facts.model)
             self._prompts = Prompts(self._facts.vocabulary)
             self._fleet = Fleet(servers, self._config, folder)
             stack.push_async_callback(self._settle)
@@ -340,16 +338,7 @@ class SGLangEngine:
         for server in self._fleet.servers:
             await server.close()  # by that it learns that nobody waits for its requests any more
         if self._config.urls:
-            await self._forget()
-
-    async def _forget(self) -> None:
-        """Unload all our adapters; one hung server does not keep the engine from closing."""
-        try:
-            async with asyncio.timeout(_FORGET_S):
-                await self._fleet.unload_all()
-        except TimeoutError:
-            left = {repr(server): sorted(server.adapters) for server in self._fleet.servers if server.adapters}
-            _LOG.warning("servers did not unload these adapters within %g s: %s", _FORGET_S, left)
+            await self._fleet.unload_all()
 
 
 async def _facts_of(server: Server) -> ServerFacts:

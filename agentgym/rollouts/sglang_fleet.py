@@ -1,6 +1,7 @@
 """The servers of an engine as one: each of them holds the current policy, or is lost."""
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -17,6 +18,9 @@ from agentgym.rollouts.sglang_router import Router
 from agentgym.rollouts.sglang_server import NoServer, Policy, Server
 from agentgym.types import Adapter
 
+_LOG = logging.getLogger(__name__)
+_UNLOAD_S = 60.0
+"""For servers to unload all that is ours when an engine closes."""
 _SOON_S = 0.5
 """After which a server that was just lost is asked again, at first."""
 
@@ -121,10 +125,14 @@ class Fleet:
         shutil.rmtree(self._folder_of(policy), ignore_errors=True)
 
     async def unload_all(self) -> None:
-        """Forget every adapter that the servers that are there were asked to load."""
-        async with asyncio.TaskGroup() as forgetting:
-            for server in self.router.alive:
-                forgetting.create_task(_unload(server, sorted(server.adapters)))
+        """Forget every adapter that the servers that are there were asked to load; what a hung one keeps is logged."""
+        try:
+            async with asyncio.timeout(_UNLOAD_S), asyncio.TaskGroup() as forgetting:
+                for server in self.router.alive:
+                    forgetting.create_task(_unload(server, sorted(server.adapters)))
+        except TimeoutError:
+            left = {repr(server): sorted(server.adapters) for server in self.servers if server.adapters}
+            _LOG.warning("servers did not unload these adapters within %g s: %s", _UNLOAD_S, left)
 
     def _folder_of(self, policy: Policy) -> Path:
         return self._folder / f"{policy.lora}"

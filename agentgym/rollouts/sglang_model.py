@@ -44,6 +44,20 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
     )
 
 
+def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) -> None:
+    """ValueError where a server serves a folder of this machine whose model has other ids than `model`."""
+    if str(model) == served_model or not (Path(served_model) / "config.json").is_file():
+        return
+    with needs_extra():
+        from transformers import AutoConfig
+    other = int(AutoConfig.from_pretrained(served_model).get_text_config().vocab_size)
+    if other != vocabulary:
+        raise ValueError(
+            f"model: {str(model)!r} has a vocabulary of {vocabulary}, and the server serves {served_model!r} with "
+            f"{other}"
+        )
+
+
 def context_limit(model: str | Path) -> int:
     """How many positions the model has."""
     with needs_extra():

@@ -1,16 +1,19 @@
 """The SGLang engine while servers are away, busy, hung or coming back."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import agentgym as ag
 from agentgym.errors import EngineError
 from agentgym.types import Sampling, Version
 from tests.rollouts.peer import Peer, generated, giving, sample, sglang
-from tests.rollouts.test_sglang_engine import ADAPTER, Held, over, say
+from tests.rollouts.test_sglang_engine import ADAPTER, MODEL, Held, over, say
 
 
 async def until(law: Callable[[], object]) -> None:
@@ -367,3 +370,27 @@ async def test_an_adapter_is_unloaded_only_when_the_requests_that_use_it_have_en
         await saying
         await unloaded.wait()
     assert said[:2] == ["answered", "unloaded"]
+
+
+async def test_a_server_of_another_vocabulary_is_refused_before_it_gets_an_id_that_kills_it(tmp_path: Path) -> None:
+    other = json.loads((MODEL / "config.json").read_text()) | {"vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    info = {"max_req_input_len": 401, "model_path": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"model: .* has a vocabulary of 512, and the server serves .* with 300"):
+        async with over(Peer(sglang(server_info=giving(info)))):
+            pass
+
+
+async def test_a_prompt_over_the_engines_own_context_names_the_engines_setting() -> None:
+    class Wordy(ag.ToolEnv[ag.Task]):
+        """Says more than the server takes."""
+
+        async def setup(self) -> None:
+            """Nothing."""
+
+    task = ag.Task(id="a", prompt=({"role": "user", "content": "word " * 200},))
+    async with over(Peer(sglang())) as engine:
+        rollout = await ag.rollout(Wordy, task, engine)
+    assert "ContextOverflow: Wordy: the first prompt fills the 400 tokens of the engine's context_tokens" in (
+        rollout.error or ""
+    )
