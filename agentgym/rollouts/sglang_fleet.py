@@ -99,15 +99,15 @@ class Fleet:
     async def _spread(self, policy: Policy) -> None:
         if policy.adapter is not None and self.config.adapters == "disk":
             await asyncio.to_thread(write_adapter, policy.adapter, self._folder_of(policy))
+        attempts = self.attempts("load_adapter")
         # A server that comes back meanwhile has the policy before.
-        while lacking := [server for server in await self._some() if not server.holds(policy)]:
+        while lacking := [server for server in await self._some(attempts) if not server.holds(policy)]:
             refused = await self.each(lacking, lambda server: server.load(policy, self._source_of(policy)))
             if refused:
                 raise refused[0]
 
-    async def _some(self) -> list[Server]:
+    async def _some(self, attempts: Attempts) -> list[Server]:
         """The servers that are not lost, waiting for one to come back where all are."""
-        attempts = self.attempts("load_adapter")
         while True:
             try:
                 return self.living

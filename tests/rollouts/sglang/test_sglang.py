@@ -256,7 +256,7 @@ async def test_an_adapter_that_does_not_fit_is_a_value_error_and_changes_nothing
     with pytest.raises(ValueError, match="adapter: "):
         await engine.load_adapter(Adapter(config=dict(trained.config) | {"r": 64}, tensors=wide), version=2)
     assert engine.version == 1
-    np.testing.assert_allclose(await engine.score(SHORT, sampling=WARM), before, atol=1e-6)
+    np.testing.assert_allclose(await engine.score(SHORT, sampling=WARM), before, atol=1e-4)
 
 
 async def test_a_closed_engine_leaves_no_adapter_on_a_server_that_is_not_its_own(url: str, trained: Adapter) -> None:
