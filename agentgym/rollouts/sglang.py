@@ -233,7 +233,7 @@ class SGLangEngine:
                 self._opened()
                 await self._fleet.check(server)
             except NoServer as nobody:
-                await attempts.wait(nobody)
+                await attempts.wait(nobody, self._fleet.closing)
 
     async def close(self) -> None:
         """End what was launched; unanswered requests fail with EngineError. Closing twice is harmless."""
@@ -328,6 +328,7 @@ class SGLangEngine:
 
     async def _settle(self) -> None:
         """The first part of closing: nothing of ours runs on, and attached servers hold nothing of ours."""
+        self._fleet.closing.set()
         for turn in self._turns.values():
             turn.ended.set()
         tasks = list(self._background)

@@ -47,6 +47,8 @@ class Fleet:
         self.router = Router(servers)
         self.policy = Policy(None, 0)
         self.counts = Counts()
+        self.closing = asyncio.Event()
+        """Set when the engine closes: nothing waits for a server any more."""
         self._updating = asyncio.Lock()
         self._asked = 0
 
@@ -112,7 +114,9 @@ class Fleet:
             try:
                 return self.living
             except NoServer as nobody:
-                await attempts.wait(nobody)
+                await attempts.wait(nobody, self.closing)
+                if self.closing.is_set():
+                    raise EngineError("load_adapter: the engine was closed") from nobody
 
     async def unload(self, policy: Policy) -> None:
         """Forget a policy's adapter on every server that is there, once the requests that use it have ended."""
