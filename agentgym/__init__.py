@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.env import Compact, Env, KeepLast, Limits, Procedural, ToolEnv, Window, register, reward
 from agentgym.errors import ToolError
+from agentgym.extras import needs_extra
 from agentgym.rollouts.draw import batches
 from agentgym.rollouts.episode import rollout
 from agentgym.rollouts.group import run_groups
@@ -88,4 +89,5 @@ _HOME = {name: module for module, names in _LAZY.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'agentgym' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    with needs_extra():
+        return getattr(importlib.import_module(_HOME[name]), name)

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from agentgym.errors import AgentGymError, EngineError, SandboxError, boundary
+from agentgym.extras import needs_extra
 from agentgym.owners import dead_folders, is_dead
 
 PACKAGES = {"torch": "train", "transformers": "train", "peft": "train", "docker": "docker"}
@@ -336,7 +337,8 @@ COMMANDS: Mapping[str, Any] = {
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Errors of ours are one line on stderr."""
     try:
-        return int(tyro.cli(_parser(COMMANDS), prog="agentgym", description=__doc__, args=args))
+        with needs_extra():
+            return int(tyro.cli(_parser(COMMANDS), prog="agentgym", description=__doc__, args=args))
     except AgentGymError as error:
         sys.stderr.write(f"agentgym: {error}\n")
         return 1

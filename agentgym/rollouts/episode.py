@@ -130,7 +130,9 @@ class Episode:
             strand.open("root", strand.chat.prompt_ids(), None)
         if strand.segment.room <= 0:
             limit = strand.segment.context_tokens
-            raise ContextOverflow(f"{self.cls.__name__}: the first prompt fills the {limit} tokens")
+            engines = self.record.engine.context_tokens < self.cls.limits.context_tokens
+            whose = "the engine's context_tokens" if engines else "limits.context_tokens"
+            raise ContextOverflow(f"{self.cls.__name__}: the first prompt fills the {limit} tokens of {whose}")
         env._forks = Forker(strand)
         while not strand.out_of_turns():
             ended = await self._turn(env, strand)

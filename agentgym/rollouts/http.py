@@ -87,10 +87,11 @@ class JsonClient:
 
     async def _ask(self, method: str, path: str, body: bytes, timeout_s: float | None) -> Answer:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 return await self._exchange(method, path, body)
-        except TimeoutError:
-            raise ConnectionError(f"{self.url}{path}: no answer within {timeout_s:g} s") from None
+        except TimeoutError as error:  # ours, or the kernel's, which gives a connection up at times of its own
+            why = f"no answer within {timeout_s:g} s" if limit.expired() else error or "the connection timed out"
+            raise ConnectionError(f"{self.url}{path}: {why}") from None
         except (OSError, EOFError) as error:
             raise ConnectionError(f"{self.url}{path}: {error or type(error).__name__}") from error
 

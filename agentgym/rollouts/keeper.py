@@ -1,6 +1,6 @@
 """Run a command for as long as somebody holds the other end of stdin, then end it and all that it started.
 
-`python -I -S keeper.py COMMAND...`, as the leader of a session; a script, so standard library only. However
+`python -I -S keeper.py GRACE_S COMMAND...`, as the leader of a session; a script, so standard library only. However
 its parent ends, also by SIGKILL, stdin comes to its end.
 """
 
@@ -11,25 +11,30 @@ import subprocess
 import sys
 import threading
 
-_GRACE_S = 5.0
-"""For the command to end by itself; then its whole process group is killed."""
 _PR_SET_PDEATHSIG = 1
 
 
-def main(command: list[str]) -> None:
-    """Does not return: the last thing it does is to kill its own process group."""
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_the_keeper) as child:
-        threading.Thread(target=_end_when_nobody_holds_on, args=(child,), daemon=True).start()
+def main(grace_s: float, command: list[str]) -> None:
+    """Does not return: the last thing it does is to kill its own process group.
+
+    `grace_s` is for the command to end by itself when it is told to; then its whole process group is killed.
+    """
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_the_keeper)
+    except OSError as error:
+        sys.exit(f"[cannot run {command[0]}: {error.strerror}]")
+    with child:
+        threading.Thread(target=_end_when_nobody_holds_on, args=(child, grace_s), daemon=True).start()
         code = child.wait()
     print(f"[ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}]", flush=True)  # noqa: T201
     os.killpg(0, signal.SIGKILL)
 
 
-def _end_when_nobody_holds_on(child: "subprocess.Popen[bytes]") -> None:
+def _end_when_nobody_holds_on(child: "subprocess.Popen[bytes]", grace_s: float) -> None:
     sys.stdin.buffer.read()
     child.terminate()
     try:
-        child.wait(_GRACE_S)
+        child.wait(grace_s)
     except subprocess.TimeoutExpired:
         os.killpg(0, signal.SIGKILL)
 
@@ -40,4 +45,4 @@ def _die_with_the_keeper() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(float(sys.argv[1]), sys.argv[2:])

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 
 from agentgym.errors import EngineError
+from agentgym.extras import needs_extra
+from agentgym.rollouts.adapter_files import opened_adapter
 from agentgym.rollouts.chat import ChatTokenizer
+from agentgym.rollouts.sglang_prompt import holds_bool
 from agentgym.types import Adapter, Completion, Floats, Ints, Sampling
 
 if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is written
@@ -33,8 +36,9 @@ class LocalConfig:
     """Most ids of one prefill forward, padding included: what decoding rows wait for at most."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of weights and KV where the engine loads the model; log-probabilities are float32 in any case."""
-    device: str = "cpu"
-    """The torch device that the engine loads the model to."""
+    device: str = "auto"
+    """What the engine loads the model to: auto (a GPU if there is one), or a torch device. Under torchrun a GPU is the
+    process's own."""
     threads: int = 1
     """Torch's CPU threads, set for the whole process. More than 1 pays for large models on idle cores only."""
 
@@ -140,13 +144,16 @@ class LocalEngine:
         """Forget a session; unknown ones are forgotten already."""
         await self._ask(lambda batcher: batcher.release(session))
 
-    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+    async def load_adapter(self, adapter: Adapter | str | Path | None, *, version: int) -> None:
         """Sample new tokens from base plus adapter (None: the base alone, exactly), under `version` from now on.
 
-        Between two steps: a turn that has sampled ids goes on from the KV it has, all other KV is computed anew.
+        A path is the folder of a saved adapter, such as a run's `adapter/`. The weights change between two steps: a
+        turn that has sampled ids goes on from the KV it has, all other KV is computed anew.
         Raises ValueError, and changes nothing, for an adapter that does not fit the model.
         """
-        await self._ask(lambda batcher: batcher.load_adapter(adapter, version))
+        self._opened()
+        read = await opened_adapter(adapter)
+        await self._ask(lambda batcher: batcher.load_adapter(read, version))
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Log-probability of each id but the first, given those before it, by a plain forward between two steps."""
@@ -174,7 +181,7 @@ class LocalEngine:
         """The ids as an array of our own; ValueError that names the first bad one."""
         vocabulary = self._opened().policy.vocabulary
         ids = np.array(token_ids)
-        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu" or holds_bool(token_ids):
             raise ValueError("token_ids: must be a sequence of at least one integer")
         bad = np.flatnonzero((ids < 0) | (ids >= vocabulary))
         if len(bad):
@@ -193,8 +200,9 @@ class LocalEngine:
 
     def _load(self) -> "Batcher":
         """Everything slow about opening, away from the event loop."""
-        from agentgym.rollouts.local_batch import Batcher
-        from agentgym.rollouts.local_model import Policy, load_model, load_tokenizer, stop_ids
+        with needs_extra():
+            from agentgym.rollouts.local_batch import Batcher
+            from agentgym.rollouts.local_model import Policy, load_model, load_tokenizer, stop_ids
 
         config, model = self._config, self._model
         stops: set[int] = set()

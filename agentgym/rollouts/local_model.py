@@ -1,5 +1,6 @@
 """What the local engine asks of a transformers model: last hidden states over slots of KV, draws, scores."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agentgym.extras import needs_extra
 from agentgym.rollouts.chat import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.rollouts.local_dense import dense
 from agentgym.types import Floats, Ints
@@ -19,14 +21,24 @@ _MISMATCH_HALF = 0.3
 
 def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
     """The causal language model of that name or folder, on the device."""
-    from transformers import AutoModelForCausalLM
+    with needs_extra():
+        from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).to(device)
+    return AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).to(device_of(device))
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device of that name; "auto" is a GPU if there is one. Under torchrun a GPU is the process's own."""
+    device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return device
 
 
 def load_tokenizer(name: str | Path) -> tuple[ChatTokenizer, set[int]]:
     """The chat tokenizer of that name or folder, and the ids that end its turns."""
-    from transformers import AutoTokenizer
+    with needs_extra():
+        from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(name)
     return HuggingFaceTokenizer(tokenizer), _as_set(tokenizer.eos_token_id)

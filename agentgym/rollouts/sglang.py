@@ -17,13 +17,15 @@ import numpy as np
 
 from agentgym.errors import EngineError
 from agentgym.owners import lent_folder
+from agentgym.rollouts.adapter_files import opened_adapter
 from agentgym.rollouts.chat import ChatTokenizer
+from agentgym.rollouts.sglang_answers import require_possible
 from agentgym.rollouts.sglang_config import SGLangConfig
 from agentgym.rollouts.sglang_fleet import Counts, Fleet, open_servers
-from agentgym.rollouts.sglang_model import ModelFacts, model_facts
+from agentgym.rollouts.sglang_model import ModelFacts, model_facts, require_vocabulary
 from agentgym.rollouts.sglang_process import Progress
 from agentgym.rollouts.sglang_prompt import Prompts, checked
-from agentgym.rollouts.sglang_server import Ask, Policy, Server, ServerFacts, Unavailable
+from agentgym.rollouts.sglang_server import Ask, NoServer, Policy, Server, ServerFacts, Unavailable
 from agentgym.rollouts.sglang_turn import Piece, Turn, empty
 from agentgym.types import Adapter, Completion, Floats, Sampling
 
@@ -31,8 +33,6 @@ __all__ = ["SGLangConfig", "SGLangEngine"]
 
 _AGAIN_S = 0.2
 """An abort that overtook its request was without effect: it is sent again until the request has ended."""
-_TRIES = 2
-"""Broken connections to one server, within one request, before another server is asked."""
 
 
 class SGLangEngine:
@@ -41,7 +41,8 @@ class SGLangEngine:
     `model` is a folder or hub name: its files say which ids there are and which of them end a turn; None stands for
     what an attached server says it serves. Servers are those of `config.urls`, or else launched, and ended with all
     their processes however this process ends. A server that dies or hangs is lost: its requests are sent to another
-    one, for nothing of them has reached an env; without another one they fail with EngineError.
+    one, for nothing of them has reached an env. Without another one they wait until one is back, for
+    `config.server_wait_s` at most, and then fail with EngineError.
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class SGLangEngine:
             self._served = tuple([await _facts_of(server) for server in servers])
             model = self._model or self._served[0].model
             self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
+            for facts in self._served:
+                await asyncio.to_thread(require_vocabulary, model, self._facts.vocabulary, facts.model)
             self._prompts = Prompts(self._facts.vocabulary)
             self._fleet = Fleet(servers, self._config, folder)
             stack.push_async_callback(self._settle)
@@ -175,7 +178,7 @@ class SGLangEngine:
         turn = self._turns.get(session)
         if turn is None:
             return
-        turn.ending = "keep" if keep else "drop"
+        turn.end("keep" if keep else "drop")
         if turn.piece is not None:
             await self._end(turn.piece)
 
@@ -194,13 +197,15 @@ class SGLangEngine:
         self._fleet.router.release(session)
         self._prompts.release(session)
 
-    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+    async def load_adapter(self, adapter: Adapter | str | Path | None, *, version: int) -> None:
         """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on.
 
-        Raises ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings.
+        A path is the folder of a saved adapter, such as a run's `adapter/`; it is read here, not by the servers.
+        Raises ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings;
+        EngineError where no server is left, and none came back in time.
         """
         self._opened()
-        old = await self._fleet.load(adapter, version=version)
+        old = await self._fleet.load(await opened_adapter(adapter), version=version)
         overtaken = [turn.piece for turn in self._turns.values() if turn.piece is not None]
         for piece in overtaken:
             self._spawn(self._end(piece))
@@ -217,10 +222,18 @@ class SGLangEngine:
             raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
         if len(ids) == 1:
             return np.zeros(0, np.float32)
-        try:
-            return await self._fleet.next().score(ids, sampling, self._fleet.policy)
-        except ConnectionError as error:
-            raise EngineError(f"score: {error}") from error
+        attempts = self._fleet.attempts("score")
+        while True:
+            self._opened()
+            try:
+                server = self._fleet.next(avoid=attempts.avoid)
+                return await server.score(ids, sampling, self._fleet.policy)
+            except (ConnectionError, Unavailable) as error:
+                attempts.failed(server, error)
+                self._opened()
+                await self._fleet.check(server)
+            except NoServer as nobody:
+                await attempts.wait(nobody, self._fleet.closing)
 
     async def close(self) -> None:
         """End what was launched; unanswered requests fail with EngineError. Closing twice is harmless."""
@@ -245,31 +258,26 @@ class SGLangEngine:
 
     async def _piece(self, turn: Turn, policy: Policy) -> Completion:
         """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
-        broken: dict[Server, int] = {}
-        failure: Exception | None = None
+        attempts = self._fleet.attempts("generate")
         while turn.ending is None and policy is self._fleet.policy:
-            server = self._place(turn, [s for s, times in broken.items() if times >= _TRIES], failure)
+            self._opened()
             try:
+                server = self._fleet.place(turn.session, turn.prompt.ids, avoid=attempts.avoid)
                 return await self._request(turn, policy, server)
             except (ConnectionError, Unavailable) as error:
-                failure = error
-                broken[server] = broken.get(server, 0) + (_TRIES if isinstance(error, Unavailable) else 1)
+                attempts.failed(server, error)
                 self._fleet.counts.retried += 1
                 self._opened()
                 await self._fleet.check(server)
+            except NoServer as nobody:
+                await attempts.wait(nobody, turn.ended)
         return empty(policy.version)
-
-    def _place(self, turn: Turn, avoid: Sequence[Server], failure: Exception | None) -> Server:
-        self._opened()
-        try:
-            return self._fleet.place(turn.session, turn.prompt.ids, avoid=avoid)
-        except EngineError as error:
-            raise EngineError(f"generate: {failure}; {error}" if failure else f"generate: {error}") from failure
 
     async def _request(self, turn: Turn, policy: Policy, server: Server) -> Completion:
         """Ask one server; while the request is in flight, `turn.piece` is it."""
         facts = self._opened()
-        piece = turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests}", server)
+        # All ids have one length: a server ends every request whose id begins with the one that is aborted.
+        piece = turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests:012d}", server)
         self._fleet.counts.requests += 1
         ask = Ask(
             prompt=turn.context,
@@ -288,7 +296,7 @@ class SGLangEngine:
         finally:
             piece.done.set()
             turn.piece = None
-        _require_possible(completion, server, ask.max_tokens, facts.vocabulary)
+        require_possible(completion, server, ask.max_tokens, facts.vocabulary)
         return completion
 
     async def _end(self, piece: Piece) -> None:
@@ -320,6 +328,9 @@ class SGLangEngine:
 
     async def _settle(self) -> None:
         """The first part of closing: nothing of ours runs on, and attached servers hold nothing of ours."""
+        self._fleet.closing.set()
+        for turn in self._turns.values():
+            turn.ended.set()
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
@@ -328,7 +339,7 @@ class SGLangEngine:
         for server in self._fleet.servers:
             await server.close()  # by that it learns that nobody waits for its requests any more
         if self._config.urls:
-            await self._fleet.unload(self._fleet.policy)
+            await self._fleet.unload_all()
 
 
 async def _facts_of(server: Server) -> ServerFacts:
@@ -336,12 +347,3 @@ async def _facts_of(server: Server) -> ServerFacts:
         return await server.facts()
     except ConnectionError as error:
         raise EngineError(f"{server}: {error}") from error
-
-
-def _require_possible(completion: Completion, server: Server, max_tokens: int, vocabulary: int) -> None:
-    ids = completion.token_ids
-    if len(ids) > max_tokens:
-        raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
-    # One pass: as unsigned numbers, negative ids are beyond any vocabulary.
-    if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
-        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")

@@ -40,11 +40,18 @@ class SGLangConfig:
     """How an adapter reaches the servers: in the request, or through a folder that they can read."""
     health_s: float = 10.0
     """Seconds between two health checks; a server that does not answer one within as many is lost."""
+    stall_s: float = 60.0
+    """A server that answers health checks, but samples no id for this many seconds when asked for one, is lost."""
+    server_wait_s: float = 120.0
+    """For a request that no server can take, or a new adapter: how long it waits for one to come back, or for a busy
+    one; 0 fails at once. A launched server that has ended does not come back, and is not waited for."""
 
     def __post_init__(self) -> None:
-        for name in ("servers", "slots", "context_tokens", "max_lora_rank", "startup_s", "health_s"):
+        for name in ("servers", "slots", "context_tokens", "max_lora_rank", "startup_s", "health_s", "stall_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
+        if not self.server_wait_s >= 0:
+            raise ValueError(f"server_wait_s: must be at least 0, got {self.server_wait_s}")
         twice = sorted({url for url in self.urls if self.urls.count(url) > 1})
         if twice:
             raise ValueError(f"urls: {twice} appear twice")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.extras import needs_extra
 from agentgym.rollouts.chat import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.types import Adapter
 
@@ -24,7 +25,8 @@ class ModelFacts:
 
 def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFacts:
     """Of a folder or hub name of a causal language model; with `tokenizer` the model's own is not loaded."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    with needs_extra():
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     config = AutoConfig.from_pretrained(model).get_text_config()
     try:
@@ -42,9 +44,24 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
     )
 
 
+def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) -> None:
+    """ValueError where a server serves a folder of this machine whose model has other ids than `model`."""
+    if str(model) == served_model or not (Path(served_model) / "config.json").is_file():
+        return
+    with needs_extra():
+        from transformers import AutoConfig
+    other = int(AutoConfig.from_pretrained(served_model).get_text_config().vocab_size)
+    if other != vocabulary:
+        raise ValueError(
+            f"model: {str(model)!r} has a vocabulary of {vocabulary}, and the server serves {served_model!r} with "
+            f"{other}"
+        )
+
+
 def context_limit(model: str | Path) -> int:
     """How many positions the model has."""
-    from transformers import AutoConfig
+    with needs_extra():
+        from transformers import AutoConfig
 
     return int(getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", 1 << 30))
 

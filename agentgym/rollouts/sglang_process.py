@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT
@@ -16,6 +17,9 @@ Progress = Callable[[str], None]
 """Told in a few words what a server is doing while it starts."""
 
 _POLL_S = 0.25
+_GRACE_S = 10.0
+"""For a server to end by itself when it is told to: SGLang looks every 5 s, and then tidies up."""
+NOT_SGLANG = "has no /ready: it is no SGLang server, or an older one than 0.5.23; install that or a newer one"
 _LAST_WORDS = 20
 """Lines of a server's log that an error quotes."""
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -31,9 +35,14 @@ def free_port() -> int:
 class ServerProcess:
     """One command and all that it starts: ended when this is closed, and when our process ends in whatever way."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        self.command, self.log = tuple(command), log
+    def __init__(self, command: Sequence[str], log: Path, *, grace_s: float = _GRACE_S) -> None:
+        self.command, self.log, self._grace_s = tuple(command), log, grace_s
         self._keeper: asyncio.subprocess.Process | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ran once and does not run any more."""
+        return self._keeper is not None and self._keeper.returncode is not None
 
     @property
     def pid(self) -> int | None:
@@ -43,9 +52,11 @@ class ServerProcess:
 
     async def start(self) -> None:
         """Start the command; EngineError where there is no such program."""
+        if shutil.which(self.command[0]) is None:
+            raise EngineError(f"command: there is no program {self.command[0]!r} to launch a server with")
         with self.log.open("wb") as log:
             self._keeper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_KEEPER), *self.command),
+                *(sys.executable, "-I", "-S", str(_KEEPER), str(self._grace_s), *self.command),
                 stdin=PIPE,
                 stdout=log,
                 stderr=STDOUT,
@@ -66,10 +77,19 @@ class ServerProcess:
 
     async def _is_ready(self, client: JsonClient) -> bool:
         if self.pid is None:
-            raise EngineError(f"the server ended while it started: {self.last_words()}")
+            raise EngineError(f"the server ended while it started: {self._why()}")
         with suppress(ConnectionError):
-            return (await client.get("/ready", timeout_s=5.0)).status == 200
+            status = (await client.get("/ready", timeout_s=5.0)).status
+            if status == 404:
+                raise EngineError(f"the server {NOT_SGLANG}")
+            return status == 200
         return False
+
+    def _why(self) -> str:
+        words = self.last_words()
+        if "No module named 'sglang" in words or "No module named sglang" in words:
+            return f"{self.command[0]} has no SGLang: name a Python that has it in AGENTGYM_SGLANG; see docs/engines.md"
+        return words
 
     def last_words(self, lines: int = _LAST_WORDS) -> str:
         """The end of its log."""

@@ -57,7 +57,7 @@ def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> lis
     if plain and min(plain) >= 0 and max(plain) < vocabulary:
         return plain
     ids = np.array(token_ids)
-    if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+    if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu" or holds_bool(token_ids):
         raise ValueError("token_ids: must be a sequence of at least one integer")
     if ids.min() < 0 or ids.max() >= vocabulary:
         where = int(np.flatnonzero((ids < 0) | (ids >= vocabulary))[0])
@@ -66,6 +66,11 @@ def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> lis
         )
     values: list[int] = ids.tolist()
     return values
+
+
+def holds_bool(token_ids: Sequence[int]) -> bool:
+    """Whether there is a True or False among ids, which numpy takes for 1 and 0 beside integers."""
+    return not isinstance(token_ids, np.ndarray) and not {bool, np.bool_}.isdisjoint(map(type, token_ids))
 
 
 def _joined(text: str, ids: list[int]) -> str:

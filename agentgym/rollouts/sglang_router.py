@@ -3,8 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 
-from agentgym.errors import EngineError
-from agentgym.rollouts.sglang_server import Server
+from agentgym.rollouts.sglang_server import NoServer, Server
 
 _BLOCK = 32
 """Ids that are looked up at once; a shorter common prefix is not worth a place."""
@@ -31,11 +30,11 @@ class Router:
         """The session's server: its own while that is alive and not to be avoided, else the best for these ids.
 
         Among those with few sessions the one that computed the longest prefix of the ids; then the emptiest one.
-        Raises EngineError where no server is left.
+        Raises NoServer where none is left.
         """
         usable = [server for server in self.alive if server not in avoid]
         if not usable:
-            raise EngineError(f"no server is left of {', '.join(map(repr, self.servers)) or 'none'}")
+            raise NoServer(f"no server is left of {', '.join(map(repr, self.servers)) or 'none'}")
         home = self._home.get(session)
         if home not in usable:
             home = self._best(usable, token_ids)

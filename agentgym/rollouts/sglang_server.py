@@ -2,27 +2,30 @@
 
 import asyncio
 import base64
-import json
 import pickle
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from agentgym.errors import EngineError, WireError
 from agentgym.rollouts.http import Answer, JsonClient, encoded
+from agentgym.rollouts.sglang_answers import completion_of, field_of, first_of, reason_of, scores_of
 from agentgym.rollouts.sglang_process import ServerProcess
 from agentgym.rollouts.sglang_prompt import Prompt
-from agentgym.types import Adapter, Completion, Floats, Sampling, Version
+from agentgym.types import Adapter, Completion, Floats, Sampling
 
 _CONTROL_S = 60.0
 """For a request that samples nothing."""
 _LOAD_S = 600.0
 """For loading or unloading an adapter: unloading waits for the requests that use it."""
 _SCORED_AT_ONCE = 64
+_AGAIN_S = 0.5
+_COME_BACK = (429, 502, 503, 504)
+"""Statuses of a server, or of a gateway before it, that can answer the same request later."""
 
 
 class Policy(NamedTuple):
@@ -41,6 +44,8 @@ class ServerFacts(NamedTuple):
     model: str
     seeded: bool
     """Whether draws depend on the seed and the request alone."""
+    weight_version: str | None
+    """What it calls the weights that it started with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,52 +71,85 @@ class Ask:
 
 
 class Unavailable(EngineError):
-    """This server cannot answer now; another one might."""
+    """This server did not answer the request; another one might."""
+
+
+class NoServer(EngineError):
+    """None of the servers is left that might answer."""
+
+
+class Busy(Unavailable):
+    """This server cannot answer now; it might later."""
 
 
 class Server:
     """One server's endpoints.
 
-    Raises ConnectionError where the server is not reached, Unavailable where it answers that it cannot serve now,
-    EngineError for every other refusal and for an answer that breaks its format.
+    Raises ConnectionError where the server is not reached, Busy where it answers that it cannot serve now, Unavailable
+    where it fails, EngineError for every other refusal and for an answer that breaks its format.
     """
 
     def __init__(self, url: str, process: ServerProcess | None = None) -> None:
         self.client, self.process = JsonClient(url), process
         self.alive = True
+        self.paused = False
+        """Whether it was asked to pause, and not to go on since."""
+        self.adapters: set[str] = set()
+        """The names of the adapters that it was asked to load and has not been seen to forget."""
+        self._loaded: set[str] = set()
+        self._first_weights: str | None = None
 
     def __repr__(self) -> str:
         return self.client.url
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is one of our own that has ended, and so does not come back."""
+        return self.process is not None and self.process.ended
+
     async def facts(self) -> ServerFacts:
         """What the server says of itself."""
-        info = await self._get("/server_info")
+        answer = await self._wired(self.client.get("/server_info", timeout_s=_CONTROL_S))
+        if answer.status == 404:
+            raise EngineError(f"{self}: has no /server_info: it is no SGLang server")
+        info = self._checked("/server_info", answer)
         try:
             # A prompt must be shorter than this limit, so a whole request of one id less always fits.
             context = int(info["max_req_input_len"]) - 1
-            return ServerFacts(context, str(info["model_path"]), bool(info.get("enable_deterministic_inference")))
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(f"{self}/server_info: {type(error).__name__}: {error}") from None
+            seeded, weights = bool(info.get("enable_deterministic_inference")), info.get("weight_version")
+            facts = ServerFacts(context, str(info["model_path"]), seeded, weights)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise EngineError(f"{self}/server_info: not what an SGLang server says of itself: {why}") from None
+        self._first_weights = facts.weight_version
+        return facts
 
-    async def ready(self, timeout_s: float) -> bool:
-        """Whether it takes requests now; a paused server does not."""
+    async def ready(self, timeout_s: float) -> int | None:
+        """What /ready answers: 200 where it takes requests now, which a paused server does not; None for no answer."""
         try:
-            return (await self.client.get("/ready", timeout_s=timeout_s)).status == 200
+            return (await self.client.get("/ready", timeout_s=timeout_s)).status
         except (ConnectionError, WireError):
-            return False
+            return None
 
-    async def answers(self, timeout_s: float) -> bool:
-        """Whether anybody answers at all."""
+    async def samples(self, timeout_s: float) -> bool:
+        """Whether it samples an id within this time: a scheduler may hang while the part that speaks HTTP lives.
+
+        A server that samples anything for anybody does; one that has no such check is believed.
+        """
         try:
-            await self.client.get("/ready", timeout_s=timeout_s)
-        except (ConnectionError, WireError):
+            async with asyncio.timeout(timeout_s):
+                while (await self.client.get("/health_generate")).status not in (200, 404):  # noqa: ASYNC110
+                    await asyncio.sleep(_AGAIN_S)
+        except (TimeoutError, ConnectionError, WireError):
             return False
         return True
 
     async def generate(self, ask: Ask) -> Completion:
         """What it sampled; an aborted request answers with what it had."""
         body = await self._post("/generate", ask.body(), None)
-        return completion_of(body, ask.policy.version)
+        # With an adapter the policy is the adapter; the number is the name of the weights under it.
+        named = ask.policy.lora is None
+        return completion_of(body, ask.policy.version, named=named, ours=self._first_weights)
 
     async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: Policy) -> Floats:
         """Log-probability of each id but the first, as `generate` would report it."""
@@ -131,8 +169,8 @@ class Server:
             "lora_path": policy.lora,
         }
         body = await self._post("/generate", payload, None)
-        rows = _field(body, "meta_info", "input_token_logprobs")
-        return _scores([row[:2] for row in rows[1:]], token_ids[1:])
+        rows = field_of(body, "meta_info", "input_token_logprobs")
+        return scores_of(rows[1:], token_ids[1:])
 
     async def _score_draws(self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: Policy) -> Floats:
         """Of the ids from `start` on: one draw behind each prefix, asked for the id that follows."""
@@ -147,8 +185,8 @@ class Server:
         bodies = await self._post("/generate", payload, None)
         if not isinstance(bodies, list) or len(bodies) != len(ends):
             raise EngineError(f"{self}: answered a batch of {len(ends)} with {str(bodies)[:200]}")
-        rows = [_field(body, "meta_info", "output_token_ids_logprobs") for body in bodies]
-        return _scores([row[0][0][:2] for row in rows], [token_ids[end] for end in ends])
+        rows = [field_of(body, "meta_info", "output_token_ids_logprobs") for body in bodies]
+        return scores_of([first_of(row) for row in rows], [token_ids[end] for end in ends])
 
     async def abort(self, rid: str) -> None:
         """End one request, if it is there."""
@@ -156,16 +194,19 @@ class Server:
 
     async def pause(self) -> None:
         """Sample nothing more; running requests keep their place and their KV, further ones wait."""
+        self.paused = True
         await self._post("/pause_generation", {"mode": "in_place"})
 
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self._post("/continue_generation", {})
+        self.paused = False
 
     async def load(self, policy: Policy, folder: Path | None) -> None:
         """Take a policy's adapter, from `folder` or in the request; ValueError where it does not fit."""
         if policy.lora is None or policy.adapter is None:
             return
+        self.adapters.add(policy.lora)  # before it is asked: of a broken request nobody knows whether it was obeyed
         if folder is not None:
             body: dict[str, Any] = {"lora_name": policy.lora, "lora_path": str(folder)}
             answer = await self._try("/load_lora_adapter", body, _LOAD_S)
@@ -176,20 +217,28 @@ class Server:
                 "serialized_named_tensors": [_packed(policy.adapter.tensors)],
             }
             answer = await self._try("/load_lora_adapter_from_tensors", body, _LOAD_S)
+        if answer.status in _COME_BACK:
+            raise Busy(f"{self}: cannot load an adapter now: {answer.status}: {reason_of(answer)}")
         if answer.status != 200:
-            raise ValueError(f"adapter: {self} refused it: {_reason(answer)}")
+            raise ValueError(f"adapter: {self} refused it: {reason_of(answer)}")
+        self._loaded.add(policy.lora)
+
+    def holds(self, policy: Policy) -> bool:
+        """Whether a policy can be sampled from here, as far as is known."""
+        return policy.lora is None or policy.lora in self._loaded
 
     async def unload(self, lora: str) -> None:
         """Forget an adapter when the last request that uses it has ended."""
-        await self._post("/unload_lora_adapter", {"lora_name": lora}, _LOAD_S)
+        answer = await self._try("/unload_lora_adapter", {"lora_name": lora}, _LOAD_S)
+        if answer.status not in _COME_BACK:
+            self.adapters.discard(lora)
+            self._loaded.discard(lora)  # forgotten now, or it never had it
+        self._checked("/unload_lora_adapter", answer)
 
     async def close(self) -> None:
         """Close every connection; what waits for an answer ends with ConnectionError."""
         self.client.close()
         await asyncio.sleep(0)  # for the transports to let go of their sockets
-
-    async def _get(self, path: str) -> Any:
-        return self._checked(path, await self._wired(self.client.get(path, timeout_s=_CONTROL_S)))
 
     async def _post(self, path: str, payload: Mapping[str, Any] | bytes, timeout_s: float | None = _CONTROL_S) -> Any:
         return self._checked(path, await self._try(path, payload, timeout_s))
@@ -204,10 +253,12 @@ class Server:
             raise EngineError(f"{self}: {error}") from error
 
     def _checked(self, path: str, answer: Answer) -> Any:
+        if answer.status in _COME_BACK:
+            raise Busy(f"{self}{path}: {answer.status}: {reason_of(answer)}")
         if answer.status >= 500:
-            raise Unavailable(f"{self}{path}: {answer.status}: {_reason(answer)}")
+            raise Unavailable(f"{self}{path}: {answer.status}: {reason_of(answer)}")
         if answer.status != 200:
-            raise EngineError(f"{self}{path}: {answer.status}: {_reason(answer)}")
+            raise EngineError(f"{self}{path}: {answer.status}: {reason_of(answer)}")
         return answer.body
 
 
@@ -229,64 +280,3 @@ def _packed(tensors: Mapping[str, Any]) -> str:
         if not type(tensor).__module__.startswith("torch"):
             raise ValueError(f"adapter: {name} is a {type(tensor).__name__}, and a server takes torch tensors")
     return base64.b64encode(pickle.dumps(dict(tensors))).decode()
-
-
-def completion_of(body: Any, version: int) -> Completion:
-    """The answer of POST /generate as a Completion; EngineError where it is not what it should be, never a repair.
-
-    Log-probabilities come as `[value, id, text]`, one for each of `output_ids`, the stop id included.
-    """
-    ids = _field(body, "output_ids")
-    rows = _field(body, "meta_info", "output_token_logprobs", default=[])
-    reason = _field(body, "meta_info", "finish_reason", "type")
-    if reason not in ("stop", "length", "abort"):
-        raise EngineError(f"the server ended a request by {reason!r}")
-    try:
-        values, named = [float(row[0]) for row in rows], [int(row[1]) for row in rows]
-    except (TypeError, ValueError, IndexError, KeyError):
-        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
-    if named != ids:
-        raise EngineError(f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(rows)} other ones")
-    try:
-        return Completion(
-            token_ids=np.array(named, np.int64),
-            logprobs=np.array(values, np.float32),
-            finish_reason=cast('Literal["stop", "length", "abort"]', reason),
-            versions=_versions(body["meta_info"], version),
-        )
-    except ValueError as error:
-        raise EngineError(f"the server's answer: {error}") from error
-
-
-def _versions(meta: Mapping[str, Any], version: int) -> tuple[Version, ...]:
-    """The policy version of each span; `version` where the server's own weights have no number for a name.
-
-    A server whose base weights are pushed in flight reports `[{"version": "7", "start": 0, "end": 3}, ..]`.
-    """
-    spans = [span for span in meta.get("weight_versions") or () if span["end"] > span["start"]]
-    named = [Version(int(s["start"]), int(s["version"]) if s["version"].isdecimal() else version) for s in spans]
-    changes = [now for i, now in enumerate(named) if i == 0 or named[i - 1].version != now.version]
-    return tuple(changes) or (Version(0, version),)
-
-
-def _field(body: Any, *path: str, default: Any = None) -> Any:
-    """A nested field of an answer; EngineError that names it where it is missing."""
-    for name in path:
-        body = body.get(name) if isinstance(body, dict) else None
-    if body is None and default is None:
-        raise EngineError(f"the server's answer has no {'.'.join(path)}")
-    return default if body is None else body
-
-
-def _scores(rows: Sequence[Sequence[Any]], token_ids: Sequence[int]) -> Floats:
-    if [row[1] for row in rows] != list(token_ids):
-        raise EngineError("the server scored other ids than it was asked to")
-    return np.array([row[0] for row in rows], np.float32)
-
-
-def _reason(answer: Answer) -> str:
-    """What the server says went wrong: `error` is a text in some answers, and holds a message in others."""
-    body = answer.body
-    said = body.get("error", body.get("error_message", body)) if isinstance(body, dict) else body
-    said = said.get("message", said) if isinstance(said, dict) else said
-    return said if isinstance(said, str) else json.dumps(said)[:500]

@@ -41,6 +41,13 @@ class Turn:
     piece: Piece | None = None
     ending: Literal["keep", "drop"] | None = None
     """What an abort asked for."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set together with `ending`, for a turn that waits."""
+
+    def end(self, how: Literal["keep", "drop"]) -> None:
+        """Ask for nothing more; what was sampled is kept or dropped."""
+        self.ending = how
+        self.ended.set()
 
     @property
     def context(self) -> Prompt:

@@ -386,7 +386,7 @@ def _translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
         from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException
     except ImportError as error:
-        raise SandboxError("the docker package is missing: pip install agentgym[docker]") from error
+        raise SandboxError("the docker package is missing: pip install 'agentgym[docker]'") from error
     try:
         return operation(*args, **kwargs)
     except APIError as error:

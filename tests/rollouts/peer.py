@@ -119,6 +119,7 @@ def sglang(**changes: Handler) -> dict[str, Handler]:
     """SGLang's endpoints, each doing the least; `changes` by the name of an endpoint."""
     info = {"max_req_input_len": 401, "model_path": "unknown"}
     paths: dict[str, Handler] = {"ready": giving(None), "server_info": giving(info), "generate": sample}
+    paths["health_generate"] = giving(None)
     quiet = "abort_request pause_generation continue_generation unload_lora_adapter load_lora_adapter_from_tensors"
     paths |= {name: giving(None) for name in quiet.split()}
     return {f"/{name}": handler for name, handler in (paths | changes).items()}

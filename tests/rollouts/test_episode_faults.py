@@ -103,7 +103,10 @@ NO_NUMBER = ag.StepResult([], float("nan"), True, False, {})
             id="a_score_that_never_comes",
         ),
         pytest.param(
-            desk(limits=ag.Limits(context_tokens=5)), "ContextOverflow: .* fills the 5 tokens", 0, id="prompt"
+            desk(limits=ag.Limits(context_tokens=5)),
+            "ContextOverflow: .* fills the 5 tokens of limits.context_tokens",
+            0,
+            id="prompt",
         ),
     ],
 )

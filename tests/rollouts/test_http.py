@@ -1,6 +1,7 @@
 """The HTTP client, against what servers really send, and what broken ones do."""
 
 import asyncio
+import errno
 from typing import Any
 
 import pytest
@@ -97,6 +98,33 @@ async def test_an_answer_that_takes_too_long_is_a_connection_error() -> None:
         client = JsonClient(peer.url)
         with pytest.raises(ConnectionError, match=r"no answer within 0\.05 s"):
             await client.post("/x", {}, timeout_s=0.05)
+
+
+async def test_a_connection_that_the_kernel_gives_up_is_a_connection_error_also_without_a_time_limit() -> None:
+    asked = asyncio.Event()
+
+    async def wait(_: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with Peer({"/x": wait}) as peer:
+        client = JsonClient(peer.url)
+        asking = asyncio.create_task(client.post("/x", {}))
+        await asked.wait()
+        (link,) = client._busy
+        link.reader.set_exception(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+        with pytest.raises(ConnectionError, match=r"/x: .*Connection timed out"):
+            await asking
+        client.close()
+
+
+async def test_a_connection_that_the_server_says_it_closes_is_not_used_again() -> None:
+    async with Peer({"/x": giving(b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 2\r\n\r\n{}")}) as peer:
+        client = JsonClient(peer.url)
+        for _ in range(3):
+            await client.post("/x", {})
+        assert peer.connections == 3
+        client.close()
 
 
 async def test_a_cancelled_request_hangs_up_and_a_closed_client_ends_what_is_in_flight() -> None:

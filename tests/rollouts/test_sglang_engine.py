@@ -23,12 +23,14 @@ REQUEST = {"rid", "input_ids", "sampling_params", "return_logprob", "lora_path"}
 
 
 @asynccontextmanager
-async def over(*peers: Peer, health_s: float = 60.0) -> AsyncIterator[SGLangEngine]:
+async def over(
+    *peers: Peer, health_s: float = 60.0, stall_s: float = 60.0, wait_s: float = 0.0
+) -> AsyncIterator[SGLangEngine]:
     """An engine over servers in this process; health is checked by request only, but where a test says otherwise."""
     async with AsyncExitStack() as stack:
         for peer in peers:
             await stack.enter_async_context(peer)
-        config = SGLangConfig(health_s=health_s)
+        config = SGLangConfig(health_s=health_s, stall_s=stall_s, server_wait_s=wait_s)
         urls = [peer.url for peer in peers]
         engine = SGLangEngine.attach(*urls, model=MODEL, config=config, tokenizer=ByteTokenizer())
         yield await stack.enter_async_context(engine)

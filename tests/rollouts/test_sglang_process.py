@@ -12,7 +12,7 @@ import pytest
 from agentgym.errors import EngineError
 from agentgym.rollouts.http import JsonClient
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
-from agentgym.rollouts.sglang_process import ServerProcess, free_port
+from agentgym.rollouts.sglang_process import _GRACE_S, ServerProcess, free_port
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 
@@ -63,7 +63,7 @@ async def test_closing_ends_the_process_and_its_children(
     tmp_path: Path, family: tuple[int, list[str]], deaf: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe, command = family
-    process = ServerProcess([*command, *deaf], tmp_path / "log")
+    process = ServerProcess([*command, *deaf], tmp_path / "log", grace_s=0.5 if deaf else 600)
     await process.start()
     await until_up(pipe)
     assert process.pid is not None
@@ -94,6 +94,48 @@ async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_its_la
     await process.start()
     with pytest.raises(EngineError, match=r"(?s)ended while it started: no such model\n\[ended with exit code 3\]"):
         await process.ready(JsonClient(f"http://127.0.0.1:{free_port()}"), startup_s=60, progress=said.append)
+    await process.close()
+
+
+async def test_a_server_has_time_to_tidy_up_before_it_is_killed(tmp_path: Path) -> None:
+    """SGLang looks every 5 s whether it was told to end."""
+    tidies = "import signal; signal.signal(signal.SIGTERM, lambda *_: (print('tidy'), exit()));"
+    process = ServerProcess([sys.executable, "-c", f"{tidies} print('up'); signal.pause()"], tmp_path / "log")
+    await process.start()
+    while "up" not in process.last_words():  # noqa: ASYNC110  a log tells nobody
+        await asyncio.sleep(0.01)
+    await process.close()
+    assert "tidy\n[ended with exit code 0]" in process.last_words()
+    assert _GRACE_S > 5
+
+
+async def test_no_such_program_is_an_engine_error_that_names_it(tmp_path: Path) -> None:
+    engine = SGLangEngine.launch(MODEL, SGLangConfig(command="/no/such/python -m sglang.launch_server"))
+    with pytest.raises(EngineError, match="command: there is no program '/no/such/python'"):
+        await engine.__aenter__()
+
+
+async def test_a_program_that_cannot_run_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    process = ServerProcess([str(broken)], tmp_path / "log")
+    await process.start()
+    with pytest.raises(EngineError, match=r"while it started: \[cannot run .*broken: No such file or directory\]$"):
+        await process.ready(JsonClient(f"http://127.0.0.1:{free_port()}"), startup_s=60, progress=None)
+    await process.close()
+
+
+async def test_a_launched_server_without_ready_is_too_old_and_is_not_waited_for(tmp_path: Path) -> None:
+    serve = "import http.server as h, sys; h.HTTPServer(('127.0.0.1', int(sys.argv[1])), h.SimpleHTTPRequestHandler)"
+    port = free_port()
+    command = [sys.executable, "-c", serve + ".serve_forever()", str(port)]
+    process = ServerProcess(command, tmp_path / "log")
+    await process.start()
+    client = JsonClient(f"http://127.0.0.1:{port}")
+    with pytest.raises(EngineError, match=r"no /ready: it is no SGLang server, or an older one than 0\.5\.23"):
+        await process.ready(client, startup_s=600, progress=None)
+    client.close()
     await process.close()
 
 
@@ -128,7 +170,12 @@ def test_the_command_line_says_what_the_config_says(monkeypatch: pytest.MonkeyPa
     assert SGLangConfig(command="run").launch_command("m", port=1, context_limit=1)[0] == "run"
 
 
-@pytest.mark.parametrize("field", ["servers", "slots", "context_tokens", "health_s"])
+@pytest.mark.parametrize("field", ["servers", "slots", "context_tokens", "health_s", "stall_s"])
 def test_a_config_without_a_meaning_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field}: must be above 0"):
         SGLangConfig(**{field: 0})  # type: ignore[arg-type]
+
+
+def test_a_wait_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="server_wait_s: must be at least 0"):
+        SGLangConfig(server_wait_s=-1)

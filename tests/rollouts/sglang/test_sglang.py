@@ -158,6 +158,19 @@ async def test_an_abort_in_mid_turn_keeps_the_partial_or_drops_it(engine: SGLang
     assert (await say(engine, LOOP, "long", 4, GREEDY)).finish_reason == "length"
 
 
+async def test_an_abort_and_a_cancel_end_one_request_and_no_other(url: str) -> None:
+    """The server ends every request whose id begins with the one it is given; `1` must not end `10` to `19`."""
+    async with SGLangEngine.attach(url, config=SGLangConfig(slots=32)) as engine:
+        turns = [asyncio.create_task(say(engine, LOOP, f"{i}", 200, GREEDY)) for i in range(24)]
+        await say(engine, LOOP, "clock", 8, GREEDY)
+        turns[1].cancel()
+        await engine.abort("2", keep=False)
+        done = await asyncio.gather(*turns, return_exceptions=True)
+        assert isinstance(done[1], asyncio.CancelledError)
+        others = [each for i, each in enumerate(done) if i not in (1, 2)]
+        assert all(isinstance(each, Completion) and each.finish_reason == "length" for each in others)
+
+
 async def test_cancelling_a_turn_ends_its_request_on_the_server(engine: SGLangEngine) -> None:
     async with in_mid_turn(engine) as turn:
         turn.cancel()
@@ -243,7 +256,7 @@ async def test_an_adapter_that_does_not_fit_is_a_value_error_and_changes_nothing
     with pytest.raises(ValueError, match="adapter: "):
         await engine.load_adapter(Adapter(config=dict(trained.config) | {"r": 64}, tensors=wide), version=2)
     assert engine.version == 1
-    np.testing.assert_allclose(await engine.score(SHORT, sampling=WARM), before, atol=1e-6)
+    np.testing.assert_allclose(await engine.score(SHORT, sampling=WARM), before, atol=1e-4)
 
 
 async def test_a_closed_engine_leaves_no_adapter_on_a_server_that_is_not_its_own(url: str, trained: Adapter) -> None:
@@ -262,6 +275,24 @@ def crash(server: Server) -> None:
     assert server.process is not None
     assert server.process.pid is not None
     os.killpg(server.process.pid, signal.SIGKILL)
+
+
+async def names(engine: SGLangEngine) -> set[str]:
+    """The models and adapters that the first server offers."""
+    answer = await engine._fleet.servers[0].client.get("/v1/models")
+    return {model["id"] for model in answer.body["data"]}
+
+
+async def test_closing_right_after_a_swap_with_turns_in_flight_leaves_no_adapter(url: str, trained: Adapter) -> None:
+    async with SGLangEngine.attach(url) as engine:
+        before = await names(engine)
+        await engine.load_adapter(trained, version=1)
+        turns = [asyncio.create_task(say(engine, LOOP, f"{i}", 400, GREEDY)) for i in range(8)]
+        await say(engine, LOOP, "clock", 8, GREEDY)
+        await engine.load_adapter(trained, version=2)
+    await asyncio.gather(*turns, return_exceptions=True)
+    async with SGLangEngine.attach(url) as engine:
+        assert await names(engine) == before
 
 
 async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_rollouts_fail_and_are_counted() -> None:

@@ -21,7 +21,7 @@ from tests.rollouts.peer import HangUp, Peer
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 WARM = Sampling(temperature=0.7, max_tokens=40)
-GET = ("/ready", "/server_info")
+GET = ("/ready", "/server_info", "/health_generate")
 POST = ("/abort_request",)
 
 

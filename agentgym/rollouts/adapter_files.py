@@ -1,0 +1,36 @@
+"""A saved adapter: the folder that PEFT and the trainer write, read back."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from agentgym.extras import needs_extra
+from agentgym.types import Adapter
+
+_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+async def opened_adapter(adapter: Any) -> Adapter | None:
+    """The adapter itself, or the one that a folder holds; ValueError where it is neither."""
+    if adapter is None or isinstance(adapter, Adapter):
+        return adapter
+    if isinstance(adapter, str | Path):
+        return await asyncio.to_thread(read_adapter, adapter)
+    raise ValueError(f"adapter: must be an Adapter, the folder of a saved one, or None, got {type(adapter).__name__}")
+
+
+def read_adapter(folder: str | Path) -> Adapter:
+    """The adapter that PEFT, a trainer or a run wrote into a folder; ValueError that says what is missing there."""
+    folder = Path(folder)
+    missing = [name for name in (_CONFIG, _TENSORS) if not (folder / name).is_file()]
+    if missing:
+        hint = f"; {str(folder / 'adapter')!r} has both" if (folder / "adapter" / _CONFIG).is_file() else ""
+        raise ValueError(f"adapter: {str(folder)!r} has no {' and no '.join(missing)}{hint}")
+    with needs_extra():
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    try:
+        return Adapter(config=json.loads((folder / _CONFIG).read_text()), tensors=load_file(folder / _TENSORS))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"adapter: {str(folder)!r} cannot be read: {type(error).__name__}: {error}") from error

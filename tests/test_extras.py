@@ -1,0 +1,69 @@
+"""Without an optional package, what needs it is one line that says how to get it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentgym.extras import MissingPackage, needs_extra
+
+ROOT = Path(__file__).parents[1]
+TRAIN = "pip install 'agentgym[train]'"
+BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}, None)); import asyncio, agentgym as ag\n"
+HEAVY = ("torch", "transformers", "peft", "safetensors", "tokenizers", "jinja2", "regex", "docker", "requests")
+
+
+def last_line(code: str, *names: str) -> str:
+    """What a program ends with where these packages cannot be imported."""
+    program = BLOCK.format(names=names) + code
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0, done.stdout
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("ag.Trainer", id="trainer"),
+        pytest.param("from agentgym import learn", id="learn"),
+        pytest.param("asyncio.run(ag.LocalEngine('some/model').__aenter__())", id="local_engine"),
+        pytest.param("from agentgym.cli import main; sys.exit(main(['merge', 'a', 'b', '--base', 'c']))", id="merge"),
+    ],
+)
+def test_what_needs_the_train_extra_says_so_in_a_line(code: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    line = last_line(code.replace("'a'", repr(str(folder))), *HEAVY)
+    assert line.endswith(f" is not installed: {TRAIN}")
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_the_package_that_is_missing_is_the_one_that_is_named(package: str) -> None:
+    model = str(ROOT / "recipes" / "checkpoints" / "chase")
+    line = last_line(f"asyncio.run(ag.LocalEngine({model!r}).__aenter__())", package)
+    assert line == f"agentgym.extras.MissingPackage: {package} is not installed: {TRAIN}"
+
+
+def test_a_docker_box_without_its_package_says_so_in_a_line() -> None:
+    code = "async def main():\n    async with ag.Docker().open(1): pass\nasyncio.run(main())"
+    assert last_line(code, *HEAVY).endswith("the docker package is missing: pip install 'agentgym[docker]'")
+
+
+def test_an_attached_engine_without_transformers_says_so_in_a_line() -> None:
+    code = "from agentgym.rollouts.sglang_model import model_facts; model_facts('m', None)"
+    assert last_line(code, *HEAVY).endswith(f"transformers is not installed: {TRAIN}")
+
+
+def test_every_name_is_there_without_any_optional_package_but_what_needs_one() -> None:
+    code = "[getattr(ag, n) for n in ag.__all__ if n not in ('Play', 'Run', 'learn', 'sync', 'Trainer', 'TrainConfig')]"
+    assert last_line(f"{code}; sys.exit('all there')", *HEAVY) == "all there"
+
+
+def test_other_missing_modules_and_other_errors_pass_unchanged() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module") as raised, needs_extra():
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+    assert not isinstance(raised.value, MissingPackage)
+    with pytest.raises(KeyError), needs_extra():
+        raise KeyError("torch")
