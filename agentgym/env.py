@@ -5,20 +5,28 @@ one most people write: typed methods are the tools, other methods are the reward
 """
 
 import importlib
-import inspect
+import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral, Real
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
 
-from agentgym.errors import EnvError, boundary
-from agentgym.tools import ToolResult, dispatch, tools_of
+from agentgym.declarations import check_free, check_made, check_reward, check_target, marked
+from agentgym.errors import AgentGymError, EnvError, boundary
+from agentgym.failures import log_once, place_of, text_of
+from agentgym.threads import Threads, call_method
+from agentgym.tools import ToolResult, declared, dispatch, tools_of
 from agentgym.types import Box, Message, Sandbox, StepResult, StopReason, Task, ToolCall
 
 TaskT = TypeVar("TaskT", bound=Task)
 EnvT = TypeVar("EnvT", bound="type[Env[Any]]")
 F = TypeVar("F", bound=Callable[..., Any])
+
+log = logging.getLogger(__name__)
 
 Split = Literal["train", "test"]
 ForkKind: TypeAlias = Literal["fork", "subagent"]
@@ -42,6 +50,13 @@ class Limits:
     """Fresh attempts after a failure of engine or box, as long as no action has reached the env."""
 
     def __post_init__(self) -> None:
+        for name in ("turns", "context_tokens", "turn_tokens", "tokens", "retries"):
+            value = getattr(self, name)
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not whole and not (name == "tokens" and value is None):
+                raise ValueError(f"{name}: must be a whole number, got {value!r}")
+        if not isinstance(self.seconds, Real) or math.isnan(self.seconds):
+            raise ValueError(f"seconds: must be a number, got {self.seconds!r}")
         for name in ("turns", "seconds", "context_tokens", "turn_tokens", "tokens"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -204,19 +219,34 @@ class Procedural(Sequence[TaskT]):
 class Env(Generic[TaskT]):
     """One attempt at one task; made for a rollout, closed after it, never used twice.
 
-    The runner sets `box` (where `sandbox` declares one) before `reset`, and calls `close` whatever happens.
+    The runner sets `box` (where `sandbox` declares one) before `reset`, and calls `close` whatever happens, when the
+    threads of its plain tools and rewards have ended. A class that declares what cannot work is a ValueError.
     """
 
     sandbox: ClassVar[Sandbox | None] = None
     limits: ClassVar[Limits] = Limits()
     context: ClassVar[Compact | Window | None] = None
+    system: ClassVar[str | None] = None
+    """The system message in front of each task's prompt that has none of its own."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        name = cls.__name__
+        check_made(cls.limits, Limits, f"{name}.limits", "`ag.Limits(...)`")
+        check_made(cls.context, Compact | Window | None, f"{name}.context", "`ag.Compact(...)` or `ag.Window(...)`")
+        check_made(cls.system, str | None, f"{name}.system", "text")
+        if isinstance(cls.sandbox, type):
+            check_made(cls.sandbox, (), f"{name}.sandbox", "a sandbox, such as `ag.AnyBox()`")
 
     def __init__(self, task: TaskT) -> None:
         self.task = task
         self.metrics: dict[str, float] = {}
         """Numbers about this rollout; they are averaged over a batch in the log."""
+        self.tool_failures: Counter[str] = Counter()
+        """By tool: how often its own code raised, ran out of time or returned what nobody can read."""
         self._box: Box | None = None
         self._forks: Forks | None = None
+        self._threads = Threads()
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[TaskT]:
@@ -242,8 +272,11 @@ class Env(Generic[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """The first messages and an info dict; by default the task's prompt."""
-        return list(self.task.prompt), {}
+        """The first messages and an info dict; by default the task's prompt, behind `system` where the class has one."""
+        messages = [message.copy() for message in self.task.prompt]  # The task is shared by all rollouts of its group.
+        if self.system is not None and messages[0]["role"] != "system":
+            messages.insert(0, Message(role="system", content=self.system))
+        return messages, {}
 
     async def step(self, action: Message) -> StepResult:
         """Answer the assistant's message with new messages, a reward and whether it ended here."""
@@ -254,7 +287,11 @@ class Env(Generic[TaskT]):
         return {}
 
     async def close(self) -> None:
-        """Give back what `reset` took; called once, also after an error or a cancellation."""
+        """Give back what `reset` took; called once, also after an error or a cancellation.
+
+        No plain tool or reward of this rollout runs any more, but for one that is inside a call of C which does not
+        return in five seconds; the log names it.
+        """
 
     def fork(
         self,
@@ -302,9 +339,15 @@ def reward(function: F) -> F: ...
 @overload
 def reward(*, weight: float = ...) -> Callable[[F], F]: ...
 def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -> Callable[..., Any]:
-    """Score the finished rollout with a method, async or plain; the rollout's reward is the weighted sum."""
+    """Score the finished rollout with a method, async or plain; the rollout's reward is the weighted sum.
+
+    A plain one runs in a thread of its own, as a plain tool does, and never blocks the loop.
+    """
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+        raise ValueError(f"weight: must be a finite number, got {weight!r}")
 
     def mark(target: F) -> F:
+        check_target(target, "@ag.reward", "write `@ag.reward`, or `@ag.reward(weight=0.5)`")
         target.__agentgym_reward__ = _RewardMark(weight)  # type: ignore[attr-defined]
         return target
 
@@ -314,9 +357,7 @@ def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -
 @cache
 def rewards_of(owner: type) -> dict[str, float]:
     """The weight of each `@reward` method of a class and its bases, by name."""
-    names = dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base))
-    marks = {name: getattr(inspect.getattr_static(owner, name), "__agentgym_reward__", None) for name in names}
-    return {name: mark.weight for name, mark in marks.items() if isinstance(mark, _RewardMark)}
+    return {name: mark.weight for name, mark in marked(owner, "__agentgym_reward__", "@ag.reward")}
 
 
 class ToolEnv(Env[TaskT]):
@@ -325,8 +366,17 @@ class ToolEnv(Env[TaskT]):
     It ends when the model answers without a call (`self.answer` holds the text) or a tool returns `Stop`.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for attribute, name, _ in declared(cls):
+            check_free(attribute, _TAKEN, f"tool {name!r} of {cls.__name__}", f', as in `@ag.tool(name="{name}")`')
+        for name in rewards_of(cls):
+            check_free(name, _TAKEN, f"reward {name!r} of {cls.__name__}", "")
+            check_reward(getattr(cls, name), f"reward {name!r} of {cls.__name__}")
+
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
+        _warn_of_no_reward(type(self))
         self.answer: str | None = None
         self.metrics |= {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
 
@@ -370,15 +420,20 @@ class ToolEnv(Env[TaskT]):
         return messages, None
 
     async def score(self) -> dict[str, float]:
-        """Every `@reward` method's value times its weight, by name."""
-        scores: dict[str, float] = {}
+        """Every `@reward` method's value times its weight, by name; EnvError names one that raised or gave no number."""
         cls: type = type(self)
-        for name, weight in rewards_of(cls).items():
-            value = getattr(self, name)()
-            if inspect.isawaitable(value):
-                value = await value
-            scores[name] = weight * float(value)
-        return scores
+        return {name: weight * await self._value(name) for name, weight in rewards_of(cls).items()}
+
+    async def _value(self, name: str) -> float:
+        where, method = f"{type(self).__name__}: reward {name!r}", getattr(self, name)
+        try:
+            value = await call_method(method, {}, name=f"agentgym-reward {name}", threads=self._threads)
+        except AgentGymError:
+            raise
+        except (Exception, SystemExit) as error:
+            log_once(where, error, method)
+            raise EnvError(f"{where} raised {type(error).__name__}: {text_of(error)}, at {place_of(error)}") from error
+        return _number(value, where)
 
     async def _run(self, call: ToolCall, offered: Collection[str] | None) -> ToolResult:
         function = call["function"]
@@ -386,6 +441,8 @@ class ToolEnv(Env[TaskT]):
         self.metrics["tool_calls"] += not result.malformed
         self.metrics["tool_errors"] += result.error
         self.metrics["malformed_calls"] += result.malformed
+        if result.failed:
+            self.tool_failures[function["name"]] += 1
         return result
 
     async def _end(self, messages: list[Message], reason: str) -> StepResult:
@@ -400,13 +457,47 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
     return message
 
 
+def _number(value: object, where: str) -> float:
+    """The reward as a float; what is no number is refused, never cast."""
+    if not isinstance(value, str | bytes) and not getattr(value, "ndim", 0):
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            pass
+    raise EnvError(f"{where} returned {value!r} ({type(value).__name__}): return a number")
+
+
+@cache
+def _warn_of_no_reward(cls: type[ToolEnv[Any]]) -> None:
+    if not rewards_of(cls) and cls.score is ToolEnv.score and cls.step is ToolEnv.step:
+        log.warning(f"{cls.__name__} has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0")
+
+
+_TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures", "_box", "_forks", "_threads"})
+"""What a tool or a reward may not be called: it would hide, or be hidden by, what Env and ToolEnv use."""
+
+
+async def close(env: Env[Any]) -> None:
+    """Close the env when the threads of its plain tools and rewards have ended, or after a grace, which the log says."""
+    threads: Threads | None = getattr(env, "_threads", None)
+    try:
+        if threads is not None:
+            await threads.ended(type(env).__name__)
+    finally:
+        await env.close()
+
+
 _registry: dict[str, type[Env[Any]]] = {}
 
 
 def register(name: str) -> Callable[[EnvT], EnvT]:
     """Make an env class known by name; two classes of one name are an error."""
+    if not isinstance(name, str):
+        raise TypeError(f'register: needs a name, write `@ag.register("name")`; got {name!r}')
 
     def enter(cls: EnvT) -> EnvT:
+        if not _is_env(cls):
+            raise TypeError(f"register: {name!r} marks an env class, got {cls!r}")
         known = _registry.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"register: {name!r} is already {known.__module__}.{known.__qualname__}")
@@ -424,6 +515,8 @@ def registered() -> Iterator[tuple[str, type[Env[Any]]]]:
 def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     """The env class of a registered name or of "package.module:Class"; ValueError says what is known."""
     if not isinstance(env, str):
+        if not _is_env(env):
+            raise ValueError(f"env: give the name or the class of an env, got {env!r}")
         return env
     if env in _registry:
         return _registry[env]
@@ -433,6 +526,11 @@ def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
         raise ValueError(f"env: {env!r} is not registered (known: {known}); import its module or write 'module:Class'")
     with boundary(EnvError, f"env {env!r}"):
         found = getattr(importlib.import_module(module), attribute)
-    if not (isinstance(found, type) and issubclass(found, Env)):
+    if not _is_env(found):
         raise ValueError(f"env: {env!r} is no Env class")
-    return found
+    made: type[Env[Any]] = found
+    return made
+
+
+def _is_env(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Env)

@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise ImportError("agentgym.bridges.gymnasium needs Gymnasium: pip install 'agentgym[gymnasium]'") from error
 
-from agentgym.env import Env, Limits, Split, ToolEnv, find_env, reward
+from agentgym.env import Env, Limits, Split, ToolEnv, close, find_env, reward
 from agentgym.errors import ToolError
 from agentgym.rollouts.parsing import parse_hermes
 from agentgym.tools import Stop, tool
@@ -161,7 +161,7 @@ class _Player:
         async with AsyncExitStack() as stack:
             if self.cls.sandbox is not None:
                 env.box = await stack.enter_async_context((await self._boxes()).lease())
-            stack.push_async_callback(env.close)
+            stack.push_async_callback(close, env)
             messages, info = await env.reset(seed=seed, options=options)
             self.episode = stack.pop_all()
         self.env, self.turns = env, 0

@@ -6,7 +6,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-from agentgym.env import Env, TaskT, find_env
+from agentgym.env import Env, TaskT, close, find_env
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
 from agentgym.rollouts.chat import Chat
 from agentgym.rollouts.clock import time_limit
@@ -172,4 +172,4 @@ class Episode:
 
     async def _close(self, env: Env[Any]) -> None:
         with boundary(EnvError, f"{self.cls.__name__}.close"):
-            await env.close()
+            await close(env)
