@@ -4,7 +4,9 @@ Only what the class statement itself shows is read here. Annotations stay unread
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any
 
@@ -72,6 +74,20 @@ def check_made(value: object, kind: type | UnionType | tuple[()], where: str, ex
     if not isinstance(value, kind):
         got = f"the class {value.__name__}, without ()" if isinstance(value, type) else repr(value)
         raise ValueError(f"{where}: must be {example}, got {got}")
+
+
+def check_whole(name: str, value: object, *, may_be_none: bool = False) -> None:
+    """ValueError where a setting is no whole number."""
+    if may_be_none and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name}: must be a whole number, got {value!r}")
+
+
+def check_number(name: str, value: object) -> None:
+    """ValueError where a setting is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name}: must be a finite number, got {value!r}")
 
 
 def _check_kind(function: Callable[..., Any], where: str) -> None:

@@ -6,19 +6,17 @@ one most people write: typed methods are the tools, other methods are the reward
 
 import importlib
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
-from numbers import Integral, Real
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
 
-from agentgym.declarations import check_free, check_made, check_reward, check_target, marked
-from agentgym.errors import AgentGymError, EnvError, boundary
-from agentgym.failures import log_once, place_of, text_of
-from agentgym.threads import Threads, call_method
+from agentgym.declarations import check_free, check_made, check_number, check_reward, check_target, check_whole, marked
+from agentgym.errors import EnvError, boundary
+from agentgym.scoring import reward_value
+from agentgym.threads import Threads
 from agentgym.tools import ToolResult, declared, dispatch, tools_of
 from agentgym.types import Box, Message, Sandbox, StepResult, StopReason, Task, ToolCall
 
@@ -51,12 +49,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("turns", "context_tokens", "turn_tokens", "tokens", "retries"):
-            value = getattr(self, name)
-            whole = isinstance(value, Integral) and not isinstance(value, bool)
-            if not whole and not (name == "tokens" and value is None):
-                raise ValueError(f"{name}: must be a whole number, got {value!r}")
-        if not isinstance(self.seconds, Real) or math.isnan(self.seconds):
-            raise ValueError(f"seconds: must be a number, got {self.seconds!r}")
+            check_whole(name, getattr(self, name), may_be_none=name == "tokens")
+        check_number("seconds", self.seconds)
         for name in ("turns", "seconds", "context_tokens", "turn_tokens", "tokens"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -343,8 +337,7 @@ def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -
 
     A plain one runs in a thread of its own, as a plain tool does, and never blocks the loop.
     """
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
-        raise ValueError(f"weight: must be a finite number, got {weight!r}")
+    check_number("weight", weight)
 
     def mark(target: F) -> F:
         check_target(target, "@ag.reward", "write `@ag.reward`, or `@ag.reward(weight=0.5)`")
@@ -422,18 +415,10 @@ class ToolEnv(Env[TaskT]):
     async def score(self) -> dict[str, float]:
         """Every `@reward` method's value times its weight, by name; EnvError names one that raised or gave no number."""
         cls: type = type(self)
-        return {name: weight * await self._value(name) for name, weight in rewards_of(cls).items()}
-
-    async def _value(self, name: str) -> float:
-        where, method = f"{type(self).__name__}: reward {name!r}", getattr(self, name)
-        try:
-            value = await call_method(method, {}, name=f"agentgym-reward {name}", threads=self._threads)
-        except AgentGymError:
-            raise
-        except (Exception, SystemExit) as error:
-            log_once(where, error, method)
-            raise EnvError(f"{where} raised {type(error).__name__}: {text_of(error)}, at {place_of(error)}") from error
-        return _number(value, where)
+        return {
+            name: weight * await reward_value(getattr(self, name), f"{cls.__name__}: reward {name!r}", self._threads)
+            for name, weight in rewards_of(cls).items()
+        }
 
     async def _run(self, call: ToolCall, offered: Collection[str] | None) -> ToolResult:
         function = call["function"]
@@ -457,20 +442,12 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
     return message
 
 
-def _number(value: object, where: str) -> float:
-    """The reward as a float; what is no number is refused, never cast."""
-    if not isinstance(value, str | bytes) and not getattr(value, "ndim", 0):
-        try:
-            return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            pass
-    raise EnvError(f"{where} returned {value!r} ({type(value).__name__}): return a number")
-
-
 @cache
 def _warn_of_no_reward(cls: type[ToolEnv[Any]]) -> None:
     if not rewards_of(cls) and cls.score is ToolEnv.score and cls.step is ToolEnv.step:
-        log.warning(f"{cls.__name__} has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0")
+        log.warning(
+            f"{cls.__name__} has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0"
+        )
 
 
 _TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures", "_box", "_forks", "_threads"})

@@ -51,20 +51,20 @@ def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> N
     if kind in _said:
         return
     _said.add(kind)
-    hint = f" ({_SQLITE})" if type(error).__name__ == "ProgrammingError" and "thread" in text_of(error) else ""
+    hint = f" ({_SQLITE})" if type(error).__name__ == "ProgrammingError" and "thread" in describe(error) else ""
     log.warning(
-        f"{what} raised {type(error).__name__}: {text_of(error)}, at {place or 'an unknown line'}{hint}; "
+        f"{what} raised {describe(error)}, at {place or 'an unknown line'}{hint}; "
         "the same again is counted and not logged",
         exc_info=error,
     )
 
 
-def text_of(error: BaseException) -> str:
-    """What the error says; an error that cannot say it says so."""
+def describe(error: BaseException) -> str:
+    """The error's type and text; one that cannot say its text says so."""
     try:
-        return str(error)
+        return f"{type(error).__name__}: {error}"
     except Exception as worse:
-        return f"(its text raised {type(worse).__name__})"
+        return f"{type(error).__name__}: (its text raised {type(worse).__name__})"
 
 
 def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:

@@ -10,16 +10,17 @@ import json
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_type_hints, overload
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentgym.declarations import check_target, check_tool, marked
+from agentgym.depth import MAX_DEPTH, is_deep
 from agentgym.errors import AgentGymError, EnvError, ToolError
-from agentgym.failures import log_once, text_of
+from agentgym.failures import describe, log_once
 from agentgym.threads import Threads, call_method
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -200,6 +201,8 @@ def _load(text: str) -> Mapping[str, Any]:
     loaded = json.loads(text)
     if not isinstance(loaded, dict):
         raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
+    if is_deep(loaded):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     return loaded
 
 
@@ -231,7 +234,7 @@ async def _call(
 def _failed(made: Tool, function: Callable[..., Any], error: BaseException) -> ToolResult:
     """The failure as the model reads it; the user finds it in the log, once for each line that raises it."""
     log_once(f"tool {made.name!r} of {type(getattr(function, '__self__', function)).__name__}", error, function)
-    text = f"error: tool {made.name!r} failed: {type(error).__name__}: {text_of(error)}"
+    text = f"error: tool {made.name!r} failed: {describe(error)}"
     return ToolResult(content=text, error=True, failed=True)
 
 
@@ -239,15 +242,41 @@ class _Expired(Exception):
     """The limit of `_within` passed."""
 
 
-async def _within(seconds: float, work: Awaitable[T]) -> T:
-    """The work's result; _Expired where it takes longer."""
+async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; _Expired where it takes longer. Work that waits for nothing costs no timer."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
     try:
         async with asyncio.timeout(seconds) as limit:
-            return await work
+            return await _Begun(work, waits_for)
     except TimeoutError:
         if limit.expired():
             raise _Expired from None
         raise
+
+
+class _Begun(Generic[T]):
+    """A coroutine that was run up to its first wait, to be awaited from there."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self.work, self.waits_for = work, waits_for
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        work, waits_for = self.work, self.waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = work.throw(error)
+                else:
+                    waits_for = work.send(sent)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 def _read(returned: object) -> ToolResult:
@@ -256,7 +285,7 @@ def _read(returned: object) -> ToolResult:
             return ToolResult(content=as_text(returned.content), stop=returned.reason)
         return ToolResult(content=as_text(returned))
     except Exception as error:
-        raise TypeError(f"it returned what is neither text nor JSON: {type(error).__name__}: {text_of(error)}") from error
+        raise TypeError(f"it returned what is neither text nor JSON: {describe(error)}") from error
 
 
 def as_text(value: object) -> str:

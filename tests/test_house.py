@@ -15,8 +15,10 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "types errors failures declarations",
-    "threads owners log",
+    "failures declarations depth task_fields",
+    "types errors",
+    "threads owners log task_rows",
+    "scoring",
     "tools",
     "env",
     "rollouts train bridges view samples credit sandboxes testing",

@@ -30,6 +30,7 @@ except ImportError as error:
 from agentgym.env import Env, Limits, Split, ToolEnv, close, find_env, reward
 from agentgym.errors import ToolError
 from agentgym.rollouts.parsing import parse_hermes
+from agentgym.task_rows import as_tasks
 from agentgym.tools import Stop, tool
 from agentgym.types import Boxes, Message, Sandbox, StepResult, StopReason, Task, cut_middle
 
@@ -93,7 +94,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         max_length: int = 16_384,
     ) -> None:
         self.cls = find_env(env)
-        self.tasks = self.cls.tasks(split) if tasks is None else tasks
+        self.tasks: Sequence[Task] = as_tasks(self.cls, self.cls.tasks(split) if tasks is None else tasks)
         if not self.tasks:
             raise ValueError("tasks: empty")
         self.sandbox = self.cls.sandbox if sandbox is None else sandbox

@@ -13,6 +13,7 @@ from agentgym.rollouts.clock import time_limit
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.kid import Forker
 from agentgym.rollouts.strand import Record, Strand
+from agentgym.task_rows import as_task
 from agentgym.types import Boxes, Rollout, Sampling, StopReason
 
 
@@ -34,6 +35,7 @@ async def rollout(
     no action had reached the env.
     """
     cls = find_env(env)
+    task = as_task(cls, task)
     async with AsyncExitStack() as stack:
         if boxes is None and cls.sandbox is not None:
             boxes = await stack.enter_async_context(cls.sandbox.open(1))
