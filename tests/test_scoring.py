@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import agentgym as ag
+from agentgym import failures
 from agentgym.errors import EnvError, SandboxError
 from agentgym.testing import Scripted, say
 
@@ -16,6 +17,11 @@ TASK = ag.Task(id="t", prompt="Go.")
 
 def env(method: Any, **parts: Any) -> type[ag.ToolEnv[ag.Task]]:
     return type("Quiz", (ag.ToolEnv,), {"fixed": ag.reward(method), **parts})
+
+
+@pytest.fixture(autouse=True)
+def _nothing_logged_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_said", set())
 
 
 async def test_a_plain_reward_never_blocks_the_loop() -> None:
