@@ -29,7 +29,8 @@ def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
             yield name, getattr(static, mark)
         elif static is not None and any(hasattr(vars(base).get(name), mark) for base in owner.__mro__):
             raise ValueError(
-                f"{where}: overridden without {decorator}; put the decorator on it, or write `{name} = None` to take it away"
+                f"{where}: overridden without {decorator}; put the decorator on it, "
+                f"or write `{name} = None` to take it away"
             )
 
 

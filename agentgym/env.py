@@ -266,7 +266,7 @@ class Env(Generic[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """The first messages and an info dict; by default the task's prompt, behind `system` where the class has one."""
+        """The first messages and an info dict; by default the task's prompt, behind `system` where that is set."""
         messages = [message.copy() for message in self.task.prompt]  # The task is shared by all rollouts of its group.
         if self.system is not None and messages[0]["role"] != "system":
             messages.insert(0, Message(role="system", content=self.system))
@@ -361,15 +361,17 @@ class ToolEnv(Env[TaskT]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for attribute, name, _ in declared(cls):
+        made: type = cls
+        for attribute, name, _ in declared(made):
             check_free(attribute, _TAKEN, f"tool {name!r} of {cls.__name__}", f', as in `@ag.tool(name="{name}")`')
-        for name in rewards_of(cls):
+        for name in rewards_of(made):
             check_free(name, _TAKEN, f"reward {name!r} of {cls.__name__}", "")
             check_reward(getattr(cls, name), f"reward {name!r} of {cls.__name__}")
 
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
-        _warn_of_no_reward(type(self))
+        cls: type = type(self)
+        _warn_of_no_reward(cls)
         self.answer: str | None = None
         self.metrics |= {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
 
@@ -413,7 +415,7 @@ class ToolEnv(Env[TaskT]):
         return messages, None
 
     async def score(self) -> dict[str, float]:
-        """Every `@reward` method's value times its weight, by name; EnvError names one that raised or gave no number."""
+        """Every `@reward` method's value times its weight, by name; EnvError names one that has no value."""
         cls: type = type(self)
         return {
             name: weight * await reward_value(getattr(self, name), f"{cls.__name__}: reward {name!r}", self._threads)
@@ -443,11 +445,11 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
 
 
 @cache
-def _warn_of_no_reward(cls: type[ToolEnv[Any]]) -> None:
-    if not rewards_of(cls) and cls.score is ToolEnv.score and cls.step is ToolEnv.step:
-        log.warning(
-            f"{cls.__name__} has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0"
-        )
+def _warn_of_no_reward(cls: type) -> None:
+    scored = [getattr(cls, name) is not getattr(ToolEnv, name) for name in ("score", "step")]
+    if not rewards_of(cls) and not any(scored):
+        said = "has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0"
+        log.warning("%s %s", cls.__name__, said)
 
 
 _TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures", "_box", "_forks", "_threads"})
@@ -455,7 +457,7 @@ _TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures",
 
 
 async def close(env: Env[Any]) -> None:
-    """Close the env when the threads of its plain tools and rewards have ended, or after a grace, which the log says."""
+    """Close the env when the threads of its plain tools and rewards have ended, or after a grace, and then say so."""
     threads: Threads | None = getattr(env, "_threads", None)
     try:
         if threads is not None:

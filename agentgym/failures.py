@@ -52,11 +52,8 @@ def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> N
         return
     _said.add(kind)
     hint = f" ({_SQLITE})" if type(error).__name__ == "ProgrammingError" and "thread" in describe(error) else ""
-    log.warning(
-        f"{what} raised {describe(error)}, at {place or 'an unknown line'}{hint}; "
-        "the same again is counted and not logged",
-        exc_info=error,
-    )
+    said = f"{what} raised {describe(error)}, at {place or 'an unknown line'}{hint}"
+    log.warning("%s; the same again is counted and not logged", said, exc_info=error)
 
 
 def describe(error: BaseException) -> str:

@@ -51,12 +51,14 @@ class Threads:
         while len(self) and (left := until - asyncio.get_running_loop().time()) > 0:
             try:
                 await asyncio.wait([worker.future for worker in self._workers], timeout=left)
-                await asyncio.sleep(0)  # The work has returned; its thread has nothing left to do but to end.
+                for worker in self._workers:
+                    if worker.future.done():
+                        worker.thread.join(0.002)  # It has nothing left to do but to end.
             except asyncio.CancelledError:
                 cancelled = True
         for worker in self._workers:
             if worker.thread.is_alive():
-                log.warning(f"{owner} is closed while {worker.described()}")
+                log.warning("%s is closed while %s", owner, worker.described())
         if cancelled:
             raise asyncio.CancelledError
 
@@ -73,7 +75,9 @@ async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", t
     worker.thread.start()
     try:
         await asyncio.wait((worker.future,))
-        while worker.thread.is_alive():  # For the few instructions between its result and its end.
+        while worker.thread.is_alive():
+            # It lacks a few instructions to its end: to wait for them is quicker than to come again for them.
+            worker.thread.join(0.002)
             await asyncio.sleep(0)
     except asyncio.CancelledError:
         worker.future.add_done_callback(_read)
@@ -125,7 +129,7 @@ class _Worker:
 
     def _complain(self) -> None:
         if self.thread.is_alive():
-            log.warning(f"a tool goes on after its limit, inside a call that does not return: {self.described()}")
+            log.warning("a tool goes on after its limit, in a call that does not return: %s", self.described())
             self.interrupt()  # It may have caught the first one.
 
     def _run(self) -> None:

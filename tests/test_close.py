@@ -12,7 +12,7 @@ from agentgym import threads
 from agentgym.env import close
 from agentgym.testing import Scripted, call, say
 
-TASK = ag.Task(id="t", prompt="Go.")  # type: ignore[arg-type]
+TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 class Ward(ag.ToolEnv[ag.Task]):
@@ -20,24 +20,34 @@ class Ward(ag.ToolEnv[ag.Task]):
 
     made: "list[Ward]"
 
+    entered: "asyncio.Future[Ward]"
+    """The first one that is inside its tool."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.made = []
+        cls.entered = asyncio.get_running_loop().create_future()
 
     def __init__(self, task: ag.Task) -> None:
         super().__init__(task)
         self.made.append(self)
         self.diary: list[str] = []
-        self.inside, self.free = asyncio.Event(), threading.Event()
+        self.free, self.answered = threading.Event(), asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
     def work(self) -> str:
         try:
-            self.loop.call_soon_threadsafe(self.inside.set)
+            self.loop.call_soon_threadsafe(self.enter)
             self.free.wait()
-            return "done"
+        except threads.Interrupted:  # It came before the call of C was begun.
+            self.free.wait()
         finally:
             self.diary.append("work ended")
+        return "done"
+
+    def enter(self) -> None:
+        if not self.entered.done():
+            self.entered.set_result(self)
 
     @ag.tool
     def operate(self) -> str:
@@ -56,7 +66,8 @@ class Ward(ag.ToolEnv[ag.Task]):
         return "released"
 
     @ag.reward
-    def healed(self) -> float:
+    async def healed(self) -> float:
+        self.answered.set()
         return 1.0
 
     async def close(self) -> None:
@@ -70,10 +81,7 @@ def ward() -> type[Ward]:
 async def begin(env: type[Ward], script: list[Any]) -> tuple["asyncio.Task[ag.Rollout]", Ward]:
     """A rollout that is inside its plain tool."""
     playing = asyncio.create_task(ag.rollout(env, TASK, Scripted(script)))
-    while not env.made:
-        await asyncio.sleep(0)
-    await env.made[0].inside.wait()
-    return playing, env.made[0]
+    return playing, await env.entered
 
 
 async def turns_of_the_loop(count: int = 50) -> None:
@@ -96,8 +104,7 @@ async def test_a_cancelled_rollout_is_closed_behind_the_thread_of_its_tool(cance
 
 async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_leaks: None) -> None:
     playing, env = await begin(ward(), [call("operate_late"), say("done")])
-    while not (env.answer or playing.done()):
-        await asyncio.sleep(0)
+    await env.answered.wait()
     await turns_of_the_loop()
     assert env.diary == []
     env.free.set()
@@ -120,7 +127,7 @@ async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_clo
     assert env.diary == ["closed"]
     said = [record.getMessage() for record in caplog.records if "is closed while" in record.getMessage()]
     assert len(said) == 1
-    assert said[0].startswith("Ward is closed while its thread 'agentgym-tool operate_late' still runs, at test_close.py:")
+    assert said[0].startswith("Ward is closed while its thread 'agentgym-tool operate_late' still runs, at test_close.")
     assert said[0].endswith(" in work")
     env.free.set()
 

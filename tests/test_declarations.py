@@ -14,7 +14,7 @@ from agentgym.errors import EnvError
 from agentgym.testing import call
 from agentgym.tools import tools_of
 
-TASK = ag.Task(id="t", prompt="Go.")
+TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 class Base(ag.ToolEnv[ag.Task]):
@@ -104,7 +104,8 @@ def test_a_tool_or_reward_that_the_envs_own_attributes_would_hide_is_refused(nam
 
 
 def test_a_tool_may_be_called_answer_when_its_method_is_not() -> None:
-    assert "answer" in tools_of(env(hand_in=tool(plain, name="answer")))
+    made: type = env(hand_in=tool(plain, name="answer"))
+    assert "answer" in tools_of(made)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +144,12 @@ def test_a_reward_that_could_not_be_called_is_refused_when_the_class_is_made(par
 
 
 def test_none_takes_a_tool_or_a_reward_of_a_base_away() -> None:
-    bare = env(look=None, right=None)
+    bare: type = env(look=None, right=None)
     assert (tools_of(bare), rewards_of(bare)) == ({}, {})
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="^tool 'x' of Quiz: the name of two tools, 'a' and 'b'"):
+    with pytest.raises(ValueError, match=r"^tool 'x' of Quiz: the name of two tools, 'a' and 'b'"):
         env(a=tool(plain, name="x"), b=tool(other, name="x"))
 
 
@@ -190,25 +191,25 @@ def test_a_limit_that_counts_is_a_whole_number(field: str, value: Any) -> None:
 
 def test_only_the_limit_of_tokens_may_be_none() -> None:
     assert ag.Limits(tokens=None).tokens is None
-    with pytest.raises(ValueError, match="^turns: must be a whole number, got None"):
+    with pytest.raises(ValueError, match=r"^turns: must be a whole number, got None"):
         ag.Limits(turns=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [None, "3", float("nan")])
 def test_the_limit_of_seconds_is_a_number(value: Any) -> None:
-    with pytest.raises(ValueError, match="^seconds: must be a finite number, got "):
+    with pytest.raises(ValueError, match=r"^seconds: must be a finite number, got "):
         ag.Limits(seconds=value)
 
 
 def test_register_without_a_name_or_on_no_env_says_how_it_is_written() -> None:
     with pytest.raises(TypeError, match=r'^register: needs a name, write `@ag\.register\("name"\)`'):
         ag.register(Base)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="^register: 'fn' marks an env class, got <function"):
+    with pytest.raises(TypeError, match=r"^register: 'fn' marks an env class, got <function"):
         ag.register("fn")(plain)  # type: ignore[type-var]
 
 
 def test_an_instance_is_no_env() -> None:
-    with pytest.raises(ValueError, match="^env: give the name or the class of an env, got "):
+    with pytest.raises(ValueError, match=r"^env: give the name or the class of an env, got "):
         find_env(Base(TASK))  # type: ignore[arg-type]
 
 

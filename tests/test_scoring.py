@@ -12,7 +12,7 @@ from agentgym import failures
 from agentgym.errors import EnvError, SandboxError
 from agentgym.testing import Scripted, say
 
-TASK = ag.Task(id="t", prompt="Go.")
+TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 def env(method: Any, **parts: Any) -> type[ag.ToolEnv[ag.Task]]:

@@ -151,8 +151,8 @@ async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
     release, inside, said = threading.Event(), asyncio.Event(), asyncio.Event()
     lines: list[str] = []
 
-    def warn(line: str) -> None:
-        lines.append(line)
+    def warn(line: str, *parts: str) -> None:
+        lines.append(line % parts)
         said.set()
 
     monkeypatch.setattr(threads.log, "warning", warn)

@@ -15,7 +15,7 @@ from agentgym import failures
 from agentgym.testing import Scripted, call, raw, say
 from agentgym.tools import dispatch
 
-TASK = ag.Task(id="t", prompt="Go.")  # type: ignore[arg-type]
+TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 @pytest.fixture(autouse=True)

@@ -110,7 +110,7 @@ def many(self: object, *xs: int) -> None:
 
 
 def test_the_users_own_names_and_values_are_kept_where_they_are_called_title() -> None:
-    class title(BaseModel):  # noqa: N801
+    class title(BaseModel):
         title: str
 
     def store(self: object, at: title, filed: dict[str, str] = {"title": "none"}) -> None:  # noqa: B006
