@@ -456,12 +456,17 @@ _TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures",
 """What a tool or a reward may not be called: it would hide, or be hidden by, what Env and ToolEnv use."""
 
 
-async def close(env: Env[Any]) -> None:
-    """Close the env when the threads of its plain tools and rewards have ended, or after a grace, and then say so."""
+async def threads_ended(env: Env[Any]) -> None:
+    """Wait until the threads of the env's plain tools and rewards have ended; after a grace the log says which not."""
     threads: Threads | None = getattr(env, "_threads", None)
+    if threads is not None:
+        await threads.ended(type(env).__name__)
+
+
+async def close(env: Env[Any]) -> None:
+    """Close the env when its threads have ended, or after a grace."""
     try:
-        if threads is not None:
-            await threads.ended(type(env).__name__)
+        await threads_ended(env)
     finally:
         await env.close()
 
@@ -495,7 +500,7 @@ def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     """The env class of a registered name or of "package.module:Class"; ValueError says what is known."""
     if not isinstance(env, str):
         if not _is_env(env):
-            raise ValueError(f"env: give the name or the class of an env, got {env!r}")
+            raise ValueError(f"env: must be a class of Env or its name, got {env!r:.200}; pass the class itself")
         return env
     if env in _registry:
         return _registry[env]
