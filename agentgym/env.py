@@ -5,20 +5,26 @@ one most people write: typed methods are the tools, other methods are the reward
 """
 
 import importlib
-import inspect
+import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
 
+from agentgym.declarations import check_free, check_made, check_number, check_reward, check_target, check_whole, marked
 from agentgym.errors import EnvError, boundary
-from agentgym.tools import ToolResult, dispatch, tools_of
+from agentgym.scoring import reward_value
+from agentgym.threads import Threads
+from agentgym.tools import ToolResult, declared, dispatch, tools_of
 from agentgym.types import Box, Message, Sandbox, StepResult, StopReason, Task, ToolCall
 
 TaskT = TypeVar("TaskT", bound=Task)
 EnvT = TypeVar("EnvT", bound="type[Env[Any]]")
 F = TypeVar("F", bound=Callable[..., Any])
+
+log = logging.getLogger(__name__)
 
 Split = Literal["train", "test"]
 ForkKind: TypeAlias = Literal["fork", "subagent"]
@@ -42,6 +48,9 @@ class Limits:
     """Fresh attempts after a failure of engine or box, as long as no action has reached the env."""
 
     def __post_init__(self) -> None:
+        for name in ("turns", "context_tokens", "turn_tokens", "tokens", "retries"):
+            check_whole(name, getattr(self, name), may_be_none=name == "tokens")
+        check_number("seconds", self.seconds)
         for name in ("turns", "seconds", "context_tokens", "turn_tokens", "tokens"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -204,19 +213,34 @@ class Procedural(Sequence[TaskT]):
 class Env(Generic[TaskT]):
     """One attempt at one task; made for a rollout, closed after it, never used twice.
 
-    The runner sets `box` (where `sandbox` declares one) before `reset`, and calls `close` whatever happens.
+    The runner sets `box` (where `sandbox` declares one) before `reset`, and calls `close` whatever happens, when the
+    threads of its plain tools and rewards have ended. A class that declares what cannot work is a ValueError.
     """
 
     sandbox: ClassVar[Sandbox | None] = None
     limits: ClassVar[Limits] = Limits()
     context: ClassVar[Compact | Window | None] = None
+    system: ClassVar[str | None] = None
+    """The system message in front of each task's prompt that has none of its own."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        name = cls.__name__
+        check_made(cls.limits, Limits, f"{name}.limits", "`ag.Limits(...)`")
+        check_made(cls.context, Compact | Window | None, f"{name}.context", "`ag.Compact(...)` or `ag.Window(...)`")
+        check_made(cls.system, str | None, f"{name}.system", "text")
+        if isinstance(cls.sandbox, type):
+            check_made(cls.sandbox, (), f"{name}.sandbox", "a sandbox, such as `ag.AnyBox()`")
 
     def __init__(self, task: TaskT) -> None:
         self.task = task
         self.metrics: dict[str, float] = {}
         """Numbers about this rollout; they are averaged over a batch in the log."""
+        self.tool_failures: Counter[str] = Counter()
+        """By tool: how often its own code raised, ran out of time or returned what nobody can read."""
         self._box: Box | None = None
         self._forks: Forks | None = None
+        self._threads = Threads()
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[TaskT]:
@@ -242,8 +266,11 @@ class Env(Generic[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """The first messages and an info dict; by default the task's prompt."""
-        return list(self.task.prompt), {}
+        """The first messages and an info dict; by default the task's prompt, behind `system` where that is set."""
+        messages = [message.copy() for message in self.task.prompt]  # The task is shared by all rollouts of its group.
+        if self.system is not None and messages[0]["role"] != "system":
+            messages.insert(0, Message(role="system", content=self.system))
+        return messages, {}
 
     async def step(self, action: Message) -> StepResult:
         """Answer the assistant's message with new messages, a reward and whether it ended here."""
@@ -254,7 +281,11 @@ class Env(Generic[TaskT]):
         return {}
 
     async def close(self) -> None:
-        """Give back what `reset` took; called once, also after an error or a cancellation."""
+        """Give back what `reset` took; called once, also after an error or a cancellation.
+
+        No plain tool or reward of this rollout runs any more, but for one that is inside a call of C which does not
+        return in five seconds; the log names it.
+        """
 
     def fork(
         self,
@@ -302,9 +333,14 @@ def reward(function: F) -> F: ...
 @overload
 def reward(*, weight: float = ...) -> Callable[[F], F]: ...
 def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -> Callable[..., Any]:
-    """Score the finished rollout with a method, async or plain; the rollout's reward is the weighted sum."""
+    """Score the finished rollout with a method, async or plain; the rollout's reward is the weighted sum.
+
+    A plain one runs in a thread of its own, as a plain tool does, and never blocks the loop.
+    """
+    check_number("weight", weight)
 
     def mark(target: F) -> F:
+        check_target(target, "@ag.reward", "write `@ag.reward`, or `@ag.reward(weight=0.5)`")
         target.__agentgym_reward__ = _RewardMark(weight)  # type: ignore[attr-defined]
         return target
 
@@ -314,9 +350,7 @@ def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -
 @cache
 def rewards_of(owner: type) -> dict[str, float]:
     """The weight of each `@reward` method of a class and its bases, by name."""
-    names = dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base))
-    marks = {name: getattr(inspect.getattr_static(owner, name), "__agentgym_reward__", None) for name in names}
-    return {name: mark.weight for name, mark in marks.items() if isinstance(mark, _RewardMark)}
+    return {name: mark.weight for name, mark in marked(owner, "__agentgym_reward__", "@ag.reward")}
 
 
 class ToolEnv(Env[TaskT]):
@@ -325,8 +359,19 @@ class ToolEnv(Env[TaskT]):
     It ends when the model answers without a call (`self.answer` holds the text) or a tool returns `Stop`.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        made: type = cls
+        for attribute, name, _ in declared(made):
+            check_free(attribute, _TAKEN, f"tool {name!r} of {cls.__name__}", f', as in `@ag.tool(name="{name}")`')
+        for name in rewards_of(made):
+            check_free(name, _TAKEN, f"reward {name!r} of {cls.__name__}", "")
+            check_reward(getattr(cls, name), f"reward {name!r} of {cls.__name__}")
+
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
+        cls: type = type(self)
+        _warn_of_no_reward(cls)
         self.answer: str | None = None
         self.metrics |= {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
 
@@ -370,15 +415,12 @@ class ToolEnv(Env[TaskT]):
         return messages, None
 
     async def score(self) -> dict[str, float]:
-        """Every `@reward` method's value times its weight, by name."""
-        scores: dict[str, float] = {}
+        """Every `@reward` method's value times its weight, by name; EnvError names one that has no value."""
         cls: type = type(self)
-        for name, weight in rewards_of(cls).items():
-            value = getattr(self, name)()
-            if inspect.isawaitable(value):
-                value = await value
-            scores[name] = weight * float(value)
-        return scores
+        return {
+            name: weight * await reward_value(getattr(self, name), f"{cls.__name__}: reward {name!r}", self._threads)
+            for name, weight in rewards_of(cls).items()
+        }
 
     async def _run(self, call: ToolCall, offered: Collection[str] | None) -> ToolResult:
         function = call["function"]
@@ -386,6 +428,8 @@ class ToolEnv(Env[TaskT]):
         self.metrics["tool_calls"] += not result.malformed
         self.metrics["tool_errors"] += result.error
         self.metrics["malformed_calls"] += result.malformed
+        if result.failed:
+            self.tool_failures[function["name"]] += 1
         return result
 
     async def _end(self, messages: list[Message], reason: str) -> StepResult:
@@ -400,13 +444,44 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
     return message
 
 
+@cache
+def _warn_of_no_reward(cls: type) -> None:
+    scored = [getattr(cls, name) is not getattr(ToolEnv, name) for name in ("score", "step")]
+    if not rewards_of(cls) and not any(scored):
+        said = "has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0"
+        log.warning("%s %s", cls.__name__, said)
+
+
+_TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures", "_box", "_forks", "_threads"})
+"""What a tool or a reward may not be called: it would hide, or be hidden by, what Env and ToolEnv use."""
+
+
+async def threads_ended(env: Env[Any]) -> None:
+    """Wait until the threads of the env's plain tools and rewards have ended; after a grace the log says which not."""
+    threads: Threads | None = getattr(env, "_threads", None)
+    if threads is not None:
+        await threads.ended(type(env).__name__)
+
+
+async def close(env: Env[Any]) -> None:
+    """Close the env when its threads have ended, or after a grace."""
+    try:
+        await threads_ended(env)
+    finally:
+        await env.close()
+
+
 _registry: dict[str, type[Env[Any]]] = {}
 
 
 def register(name: str) -> Callable[[EnvT], EnvT]:
     """Make an env class known by name; two classes of one name are an error."""
+    if not isinstance(name, str):
+        raise TypeError(f'register: needs a name, write `@ag.register("name")`; got {name!r}')
 
     def enter(cls: EnvT) -> EnvT:
+        if not _is_env(cls):
+            raise TypeError(f"register: {name!r} marks an env class, got {cls!r}")
         known = _registry.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"register: {name!r} is already {known.__module__}.{known.__qualname__}")
@@ -424,6 +499,8 @@ def registered() -> Iterator[tuple[str, type[Env[Any]]]]:
 def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     """The env class of a registered name or of "package.module:Class"; ValueError says what is known."""
     if not isinstance(env, str):
+        if not _is_env(env):
+            raise ValueError(f"env: must be a class of Env or its name, got {env!r:.200}; pass the class itself")
         return env
     if env in _registry:
         return _registry[env]
@@ -433,6 +510,11 @@ def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
         raise ValueError(f"env: {env!r} is not registered (known: {known}); import its module or write 'module:Class'")
     with boundary(EnvError, f"env {env!r}"):
         found = getattr(importlib.import_module(module), attribute)
-    if not (isinstance(found, type) and issubclass(found, Env)):
+    if not _is_env(found):
         raise ValueError(f"env: {env!r} is no Env class")
-    return found
+    made: type[Env[Any]] = found
+    return made
+
+
+def _is_env(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Env)

@@ -6,6 +6,8 @@ Users raise plain Python in their environments and tools; `boundary` names the c
 from types import TracebackType
 from typing import Literal
 
+from agentgym.failures import describe, place_of
+
 
 class AgentGymError(Exception):
     """The base of every error agentgym raises on purpose; bad arguments stay ValueError."""
@@ -24,7 +26,7 @@ class ToolError(AgentGymError):
 
 
 class EnvError(AgentGymError):
-    """The user's environment raised; the cause is chained."""
+    """The user's environment raised; the cause is chained, and the line of the user's code is named."""
 
 
 class ContextOverflow(AgentGymError):
@@ -50,5 +52,6 @@ class boundary:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         if isinstance(error, Exception) and not isinstance(error, AgentGymError):
-            raise self.kind(f"{self.where}: {type(error).__name__}: {error}") from error
+            place = place_of(error) if self.kind is EnvError else ""
+            raise self.kind(f"{self.where}: {describe(error)}{f', at {place}' if place else ''}") from error
         return False

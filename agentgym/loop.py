@@ -37,6 +37,7 @@ from agentgym.rollouts.schedule import Scheduler
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
 from agentgym.samples import Credit, Estimator, samples
 from agentgym.sandboxes.choose import AnyBox, Kind
+from agentgym.task_rows import as_tasks
 from agentgym.train.config import TrainConfig
 from agentgym.train.trainer import Trainer
 from agentgym.types import Boxes, Sampling
@@ -186,7 +187,7 @@ class Play:
 
     async def evaluate(self, count: int) -> float:
         """Mean reward over the first `count` held-out tasks, one rollout each."""
-        groups = await self.collect(self.env.tasks("test")[:count], n=1, seed=0)
+        groups = await self.collect(as_tasks(self.env, self.env.tasks("test"))[:count], n=1, seed=0)
         return groups.metrics()["reward"]
 
 

@@ -7,6 +7,8 @@ and a time-out each become a tool message. A box's failure (SandboxError) is not
 import asyncio
 import inspect
 import json
+import math
+import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +17,11 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from agentgym.errors import AgentGymError, ToolError
-from agentgym.threads import in_own_thread
+from agentgym.declarations import check_target, check_tool, marked
+from agentgym.depth import MAX_DEPTH, is_deep
+from agentgym.errors import AgentGymError, EnvError, ToolError
+from agentgym.failures import describe, log_once
+from agentgym.threads import Threads, call_method
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -41,6 +46,8 @@ class ToolResult:
     content: str
     error: bool = False
     malformed: bool = False
+    failed: bool = False
+    """The tool's own code raised (no ToolError), ran out of time, or returned what nobody can read."""
     stop: str | None = None
     seconds: float = 0.0
 
@@ -63,10 +70,11 @@ def tool(
     Async or plain; a plain one runs in a thread of its own and never blocks the loop. Past `timeout_s`
     seconds the model reads that it timed out.
     """
-    if timeout_s <= 0:
+    if timeout_s <= 0 or math.isnan(timeout_s):
         raise ValueError(f"timeout_s: must be positive, got {timeout_s}")
 
     def mark(target: F) -> F:
+        check_target(target, "@ag.tool", 'write `@ag.tool`, or `@ag.tool(name="look", timeout_s=60)`')
         target.__agentgym_tool__ = _Mark(timeout_s, name)  # type: ignore[attr-defined]
         return target
 
@@ -82,7 +90,6 @@ class Tool:
     timeout_s: float
     arguments: type[BaseModel]
     schema: dict[str, Any]
-    is_async: bool
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The validated keyword arguments; ValidationError names the field."""
@@ -93,59 +100,63 @@ class Tool:
 @cache
 def tools_of(owner: type) -> dict[str, Tool]:
     """Every method of a class (and its bases) marked with `@tool`, by the name the model uses."""
-    return {made.name: made for made in _marked(owner)}
+    return {name: _describe(owner, attribute, name, mark) for attribute, name, mark in declared(owner)}
 
 
-def _marked(owner: type) -> Iterator[Tool]:
-    for attribute in dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base)):
-        mark = getattr(inspect.getattr_static(owner, attribute), "__agentgym_tool__", None)
-        if isinstance(mark, _Mark):
-            yield _describe(owner, attribute, mark)
+def declared(owner: type) -> Iterator[tuple[str, str, _Mark]]:
+    """Each tool's attribute, the name the model uses and its mark; ValueError where one could not be called.
+
+    Annotations stay unread, so a class can be checked while what they name is not yet defined.
+    """
+    names: dict[str, str] = {}
+    for attribute, mark in marked(owner, "__agentgym_tool__", "@ag.tool"):
+        name = mark.name or attribute
+        where = f"tool {name!r} of {owner.__name__}"
+        if name in names:
+            raise ValueError(f"{where}: the name of two tools, {names[name]!r} and {attribute!r}")
+        names[name] = attribute
+        check_tool(getattr(owner, attribute), where)
+        yield attribute, name, mark
 
 
-def _describe(owner: type, attribute: str, mark: _Mark) -> Tool:
+def _describe(owner: type, attribute: str, name: str, mark: _Mark) -> Tool:
     function = getattr(owner, attribute)
-    name = mark.name or attribute
-    where = f"tool {name!r} of {owner.__name__}"
-    description = inspect.getdoc(function)
-    if not description:
-        raise ValueError(f"{where}: needs a docstring, the model reads it")
-    arguments = _arguments_model(function, name, where)
+    arguments = _arguments_model(function, name)
     parameters = _without_titles(arguments.model_json_schema())
     parameters.pop("additionalProperties", None)
-    function_schema = {"name": name, "description": description, "parameters": parameters}
-    schema = {"type": "function", "function": function_schema}
-    is_async = inspect.iscoroutinefunction(function)
-    return Tool(name, attribute, mark.timeout_s, arguments, schema, is_async)
+    function_schema = {"name": name, "description": inspect.getdoc(function), "parameters": parameters}
+    return Tool(name, attribute, mark.timeout_s, arguments, {"type": "function", "function": function_schema})
 
 
-def _arguments_model(function: Callable[..., Any], name: str, where: str) -> type[BaseModel]:
+def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ValueError(f"{where}: parameter {parameter.name!r} must be named, the model passes arguments by name")
-        if parameter.name not in hints:
-            raise ValueError(f"{where}: parameter {parameter.name!r} needs a type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
         # Under an alias: a parameter may be called like a method of BaseModel, or begin with "_".
         fields[f"p_{parameter.name}"] = (Annotated[hints[parameter.name], Field(alias=parameter.name)], default)
     return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
 
 
+_BY_NAME = ("properties", "$defs")
+"""Their keys are the user's own names, "title" among them."""
+_VALUES = ("default", "const", "enum", "examples")
+"""They hold the user's own values, which are no schemas."""
+
+
 def _without_titles(schema: Any) -> Any:
     """The same schema without pydantic's generated titles, which only cost tokens."""
-    if isinstance(schema, dict):
-        return {
-            key: {name: _without_titles(value) for name, value in inner.items()}
-            if key == "properties"
-            else _without_titles(inner)
-            for key, inner in schema.items()
-            if not (key == "title" and isinstance(inner, str))
-        }
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]
-    return schema
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _kept(key, inner) for key, inner in schema.items() if key != "title"}
+
+
+def _kept(key: str, inner: Any) -> Any:
+    if key in _BY_NAME:
+        return {name: _without_titles(value) for name, value in inner.items()}
+    return inner if key in _VALUES else _without_titles(inner)
 
 
 async def dispatch(
@@ -180,13 +191,18 @@ async def _dispatch(
         bound = tools[name].bind(given)
     except ValidationError as error:
         return _malformed(f"wrong arguments for tool {name!r}: {_explain(error)}")
-    return await _call(tools[name], getattr(owner, tools[name].attribute), bound)
+    function = getattr(owner, tools[name].attribute)
+    if not callable(function):
+        raise EnvError(f"tool {name!r} of {cls.__name__}: hidden by self.{tools[name].attribute} = {function!r}")
+    return await _call(tools[name], function, bound, getattr(owner, "_threads", None))
 
 
 def _load(text: str) -> Mapping[str, Any]:
     loaded = json.loads(text)
     if not isinstance(loaded, dict):
         raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
+    if is_deep(loaded):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     return loaded
 
 
@@ -198,23 +214,28 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors())
 
 
-async def _call(made: Tool, function: Callable[..., Any], arguments: dict[str, Any]) -> ToolResult:
+async def _call(
+    made: Tool, function: Callable[..., Any], arguments: dict[str, Any], threads: Threads | None
+) -> ToolResult:
     try:
-        if made.is_async:
-            returned = await _within(made.timeout_s, function(**arguments))
-        else:
-            returned = await _within(made.timeout_s, in_own_thread(lambda: function(**arguments)))
+        work = call_method(function, arguments, name=f"agentgym-tool {made.name}", threads=threads)
+        return _read(await _within(made.timeout_s, work))
     except _Expired:
-        return ToolResult(content=f"error: tool {made.name!r} timed out after {made.timeout_s:g} s", error=True)
+        text = f"error: tool {made.name!r} timed out after {made.timeout_s:g} s"
+        return ToolResult(content=text, error=True, failed=True)
     except ToolError as error:
         return ToolResult(content=f"error: {error}", error=True)
     except AgentGymError:
         raise
     except (Exception, SystemExit) as error:  # a tool that calls sys.exit() must not end the training
-        return ToolResult(content=f"error: tool {made.name!r} failed: {type(error).__name__}: {error}", error=True)
-    if isinstance(returned, Stop):
-        return ToolResult(content=returned.content, stop=returned.reason)
-    return ToolResult(content=as_text(returned))
+        return _failed(made, function, error)
+
+
+def _failed(made: Tool, function: Callable[..., Any], error: BaseException) -> ToolResult:
+    """The failure as the model reads it; the user finds it in the log, once for each line that raises it."""
+    log_once(f"tool {made.name!r} of {type(getattr(function, '__self__', function)).__name__}", error, function)
+    text = f"error: tool {made.name!r} failed: {describe(error)}"
+    return ToolResult(content=text, error=True, failed=True)
 
 
 class _Expired(Exception):
@@ -258,12 +279,37 @@ class _Begun(Generic[T]):
             return result
 
 
+def _read(returned: object) -> ToolResult:
+    try:
+        if isinstance(returned, Stop):
+            return ToolResult(content=as_text(returned.content), stop=returned.reason)
+        return ToolResult(content=as_text(returned))
+    except Exception as error:
+        raise TypeError(f"it returned what is neither text nor JSON: {describe(error)}") from error
+
+
 def as_text(value: object) -> str:
-    """A tool's return value as the model reads it: text as it is, None as nothing, the rest as JSON."""
+    """A tool's return value as the model reads it: text as it is, None as nothing, the rest as JSON.
+
+    TypeError for what has no text but its address in memory, which no two runs share.
+    """
     if isinstance(value, str):
         return value
     if value is None:
         return ""
     if isinstance(value, BaseModel):
         return value.model_dump_json()
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+
+
+def _plain(value: object) -> object:
+    """What stands for a value that JSON does not know."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    text = str(value)
+    if _ADDRESS.search(text):
+        raise TypeError(f"a {type(value).__name__}")
+    return text

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Protocol, Required, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Required, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from agentgym.task_fields import as_id, as_messages
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -56,12 +58,15 @@ class Message(TypedDict, total=False):
 
 
 class Task(BaseModel):
-    """One row of a data set: frozen, validated by field name; `id` is the group key of its rollouts."""
+    """One row of a data set: frozen, validated by field name; `id` is the group key of its rollouts.
+
+    `prompt` also takes text (one user message) and any sequence of messages, `id` also a whole number.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str = Field(min_length=1)
-    prompt: tuple[Message, ...] = Field(min_length=1)
+    id: Annotated[str, BeforeValidator(as_id)] = Field(min_length=1)
+    prompt: Annotated[tuple[Message, ...], BeforeValidator(as_messages)] = Field(min_length=1)
 
 
 class Sampling(BaseModel):

@@ -16,7 +16,10 @@ def test_there_are_six_errors_of_one_base() -> None:
 
 
 def test_a_foreign_exception_is_named_once_with_where_and_cause() -> None:
-    with pytest.raises(EnvError, match=r"^Bugfix\.step: KeyError: 'x'$") as raised, boundary(EnvError, "Bugfix.step"):
+    with (
+        pytest.raises(EnvError, match=r"^Bugfix\.step: KeyError: 'x', at test_errors\.py:\d+ in ") as raised,
+        boundary(EnvError, "Bugfix.step"),
+    ):
         raise KeyError("x")
     assert isinstance(raised.value.__cause__, KeyError)
 

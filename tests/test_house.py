@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "types errors extras threads owners log",
+    "failures declarations depth task_fields",
+    "types errors",
+    "threads owners log task_rows extras",
+    "scoring",
     "tools",
     "env",
     "rollouts train bridges view samples credit sandboxes testing",

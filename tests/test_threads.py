@@ -1,7 +1,9 @@
 """Blocking work: the loop goes on, and what nobody waits for is interrupted."""
 
 import asyncio
+import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,12 +80,68 @@ async def test_a_cancelled_caller_ends_the_work(no_leaks: None) -> None:
     await ended(found[0])
 
 
-async def test_work_that_returned_is_not_interrupted() -> None:
-    worker = threads._Worker(lambda: 7, asyncio.get_running_loop(), "t")
+async def test_work_that_returned_is_not_interrupted_while_its_thread_still_tells_it() -> None:
+    loop, returned, go_on = asyncio.get_running_loop(), threading.Event(), threading.Event()
+
+    class Slow:
+        """A loop that takes its time to hear of a result."""
+
+        def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+            returned.set()
+            go_on.wait()
+            loop.call_soon_threadsafe(callback)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+    told: list[BaseException | None] = []
+
+    class Watched(threads._Worker):
+        def _tell(self, set_it: Callable[[Any], None], value: object) -> None:
+            try:
+                super()._tell(set_it, value)
+                told.append(None)
+            except BaseException as error:
+                told.append(error)
+
+    worker = Watched(lambda: 7, Slow(), "t")  # type: ignore[arg-type]
     worker.thread.start()
-    assert await worker.future == 7
+    await asyncio.to_thread(returned.wait)
     worker.interrupt()
+    go_on.set()
     await ended(worker.thread)
+    assert told == [None]
+    assert await worker.future == 7
+
+
+async def test_the_thread_of_a_call_is_gone_when_the_call_returns() -> None:
+    before = set(threading.enumerate())
+    for _ in range(300):
+        await in_own_thread(lambda: None)
+        assert set(threading.enumerate()) <= before
+
+
+async def test_work_that_caught_its_interruption_is_interrupted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "GRACE_S", 0.01)
+    begun, loop = asyncio.Event(), asyncio.get_running_loop()
+    found: list[threading.Thread] = []
+
+    def spin() -> None:
+        found.append(threading.current_thread())
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            while True:
+                pass
+        except BaseException:
+            while True:
+                pass
+
+    working = asyncio.create_task(in_own_thread(spin))
+    await begun.wait()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    await ended(found[0])
 
 
 async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
@@ -93,8 +151,8 @@ async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
     release, inside, said = threading.Event(), asyncio.Event(), asyncio.Event()
     lines: list[str] = []
 
-    def warn(line: str) -> None:
-        lines.append(line)
+    def warn(line: str, *parts: str) -> None:
+        lines.append(line % parts)
         said.set()
 
     monkeypatch.setattr(threads.log, "warning", warn)
@@ -112,6 +170,7 @@ async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
         await working
     await said.wait()
     assert "goes on after its limit" in lines[0]
+    assert re.search(r"its thread 'agentgym-tool' still runs, at test_threads\.py:\d+ in wait$", lines[0])
     release.set()
     await ended(found[0])
 

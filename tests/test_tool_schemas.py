@@ -45,8 +45,7 @@ class Wider(Desk):
     def close(self) -> None:
         """Shut the desk."""
 
-    def greet(self) -> None:
-        """No tool here: it is not marked."""
+    greet = None  # type: ignore[assignment]
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def test_a_tool_may_have_a_name_of_its_own_and_the_order_is_that_of_the_class() 
     assert list(tools_of(Desk)) == ["search", "plot", "greet", "submit"]
 
 
-def test_tools_are_inherited_and_a_method_without_the_mark_takes_one_away() -> None:
+def test_tools_are_inherited_and_none_takes_one_away() -> None:
     assert list(tools_of(Wider)) == ["search", "plot", "submit", "close"]
 
 
@@ -108,6 +107,26 @@ def untyped(self: object, x) -> None:  # type: ignore[no-untyped-def]
 
 def many(self: object, *xs: int) -> None:
     """Take many."""
+
+
+def test_the_users_own_names_and_values_are_kept_where_they_are_called_title() -> None:
+    class title(BaseModel):
+        title: str
+
+    def store(self: object, at: title, filed: dict[str, str] = {"title": "none"}) -> None:  # noqa: B006
+        """Store."""
+
+    store.__annotations__["at"] = title
+    owner = type("Owner", (), {"store": ag.tool(store)})
+    assert tools_of(owner)["store"].schema["function"]["parameters"] == {
+        "$defs": {"title": {"type": "object", "required": ["title"], "properties": {"title": {"type": "string"}}}},
+        "type": "object",
+        "required": ["at"],
+        "properties": {
+            "at": {"$ref": "#/$defs/title"},
+            "filed": {"type": "object", "additionalProperties": {"type": "string"}, "default": {"title": "none"}},
+        },
+    }
 
 
 @pytest.mark.parametrize(

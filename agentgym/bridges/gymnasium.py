@@ -27,9 +27,10 @@ try:
 except ImportError as error:
     raise ImportError("agentgym.bridges.gymnasium needs Gymnasium: pip install 'agentgym[gymnasium]'") from error
 
-from agentgym.env import Env, Limits, Split, ToolEnv, find_env, reward
+from agentgym.env import Env, Limits, Split, ToolEnv, close, find_env, reward
 from agentgym.errors import ToolError
 from agentgym.rollouts.parsing import parse_hermes
+from agentgym.task_rows import as_tasks
 from agentgym.tools import Stop, tool
 from agentgym.types import Boxes, Message, Sandbox, StepResult, StopReason, Task, cut_middle
 
@@ -93,7 +94,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         max_length: int = 16_384,
     ) -> None:
         self.cls = find_env(env)
-        self.tasks = self.cls.tasks(split) if tasks is None else tasks
+        self.tasks: Sequence[Task] = as_tasks(self.cls, self.cls.tasks(split) if tasks is None else tasks)
         if not self.tasks:
             raise ValueError("tasks: empty")
         self.sandbox = self.cls.sandbox if sandbox is None else sandbox
@@ -161,7 +162,7 @@ class _Player:
         async with AsyncExitStack() as stack:
             if self.cls.sandbox is not None:
                 env.box = await stack.enter_async_context((await self._boxes()).lease())
-            stack.push_async_callback(env.close)
+            stack.push_async_callback(close, env)
             messages, info = await env.reset(seed=seed, options=options)
             self.episode = stack.pop_all()
         self.env, self.turns = env, 0

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Generic
 
 from agentgym.env import Env, TaskT, find_env
+from agentgym.task_rows import as_tasks
 
 
 def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int) -> Iterator[list[TaskT]]:
@@ -17,7 +18,8 @@ def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int)
 
     No task comes twice before all were seen, but for the few that were left over when they fill no whole batch.
     """
-    tasks = find_env(env).tasks("train")
+    cls = find_env(env)
+    tasks = as_tasks(cls, cls.tasks("train"))
     if prompts > len(tasks):
         raise ValueError(f"prompts: {prompts} in a batch, and the env has {len(tasks)} training tasks")
     rng = random.Random(seed)

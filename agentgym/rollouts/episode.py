@@ -6,13 +6,14 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-from agentgym.env import Env, TaskT, find_env
+from agentgym.env import Env, TaskT, close, find_env
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
 from agentgym.rollouts.chat import Chat
 from agentgym.rollouts.clock import time_limit
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.kid import Forker
 from agentgym.rollouts.strand import Record, Strand
+from agentgym.task_rows import as_task
 from agentgym.types import Boxes, Rollout, Sampling, StopReason
 
 
@@ -34,6 +35,7 @@ async def rollout(
     no action had reached the env.
     """
     cls = find_env(env)
+    task = as_task(cls, task)
     async with AsyncExitStack() as stack:
         if boxes is None and cls.sandbox is not None:
             boxes = await stack.enter_async_context(cls.sandbox.open(1))
@@ -174,4 +176,4 @@ class Episode:
 
     async def _close(self, env: Env[Any]) -> None:
         with boundary(EnvError, f"{self.cls.__name__}.close"):
-            await env.close()
+            await close(env)

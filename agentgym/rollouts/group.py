@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from agentgym.env import Env, TaskT
+from agentgym.env import Env, TaskT, find_env
 from agentgym.rollouts.account import Groups, unique
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.schedule import Scheduler
+from agentgym.task_rows import as_tasks
 from agentgym.types import Boxes, Rollout, Sampling
 
 __all__ = ["Groups", "run_groups"]
@@ -29,6 +30,7 @@ async def run_groups(
     raised: nothing could be learned from going on. Cancelling cancels them all. For more rollouts than are needed,
     or batch after batch, see `Scheduler`.
     """
+    tasks = as_tasks(find_env(env), tasks)
     unique([task.id for task in tasks])
     scheduler = Scheduler(
         env,

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from agentgym.depth import MAX_DEPTH, is_deep
 from agentgym.types import Message, ToolCall
 
 _HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
@@ -64,9 +65,11 @@ def parse_hermes(text: str) -> Message:
 
 def _loaded(body: str) -> object:
     try:
-        return json.loads(body)
+        loaded = json.loads(body)
     except (ValueError, RecursionError):
         return body
+    # A template that writes the call again would end in a RecursionError. Counting first costs a tenth.
+    return body if body.count("[") + body.count("{") > MAX_DEPTH and is_deep(loaded) else loaded
 
 
 def raw_call(text: str) -> ToolCall:
@@ -90,6 +93,6 @@ def _tool_call(function: object) -> ToolCall:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return raw_call(function if isinstance(function, str) else json.dumps(function))
     arguments = function.get("arguments")
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) or is_deep(arguments):
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return ToolCall(type="function", function={"name": function["name"], "arguments": arguments})

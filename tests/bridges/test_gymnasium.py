@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from types import ModuleType
@@ -16,6 +17,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env as check_gymnasium_env
 
 import agentgym as ag
+from agentgym import threads
 from agentgym.bridges import gymnasium as bridge
 from agentgym.bridges.gymnasium import CHARSET, ExportedEnv, GymnasiumTask, GymnasiumToolEnv, register_gymnasium
 from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, say
@@ -464,3 +466,33 @@ async def test_actions_that_are_not_discrete_are_an_error() -> None:
     played = await ag.rollout(GymnasiumToolEnv, task, Scripted([]))
     assert played.error is not None
     assert "Pendulum-v1: only Discrete actions" in played.error
+
+
+def test_an_exported_env_is_closed_behind_the_thread_of_its_tool() -> None:
+    diary, free = list[str](), threading.Event()
+
+    class Slow(ag.ToolEnv[ag.Task]):
+        @ag.tool(timeout_s=0.01)
+        def work(self) -> None:
+            """Work for longer than it may."""
+            try:
+                free.wait()
+            except threads.Interrupted:  # It came before the call of C was begun.
+                free.wait()
+            finally:
+                diary.append("work ended")
+
+        @ag.reward
+        def done(self) -> float:
+            return 1.0
+
+        async def close(self) -> None:
+            diary.append("closed")
+
+    exported = ExportedEnv(Slow, tasks=[ag.Task.model_validate({"id": "t", "prompt": "Go."})])
+    exported.reset(seed=0)
+    text, *_ = exported.step('<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call>')
+    assert "timed out" in text
+    threading.Timer(0.1, free.set).start()
+    exported.close()
+    assert diary == ["work ended", "closed"]

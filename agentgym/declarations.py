@@ -1,0 +1,104 @@
+"""What an env class declares, checked when the class is made: a mistake is refused by name, never found in a rollout.
+
+Only what the class statement itself shows is read here. Annotations stay unread: they may name what is defined later.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any
+
+
+def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
+    """Each method of a class and its bases that carries `mark`, in the order of their definition: name and mark.
+
+    ValueError where one is no method, or was overridden without its decorator: `name = None` takes one away.
+    """
+    for name in dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base)):
+        static = inspect.getattr_static(owner, name)
+        where = f"{name!r} of {owner.__name__}"
+        if isinstance(static, property | staticmethod | classmethod):
+            inner = static.fget if isinstance(static, property) else static.__func__
+            if hasattr(inner, mark):
+                raise ValueError(f"{where}: {decorator} marks a method, and this is a {type(static).__name__}")
+        if isinstance(static, type):
+            continue
+        if hasattr(static, mark):
+            yield name, getattr(static, mark)
+        elif static is not None and any(hasattr(vars(base).get(name), mark) for base in owner.__mro__):
+            raise ValueError(
+                f"{where}: overridden without {decorator}; put the decorator on it, "
+                f"or write `{name} = None` to take it away"
+            )
+
+
+def check_target(target: object, decorator: str, use: str) -> None:
+    """TypeError where a decorator is put on anything but a function; `use` shows how it is written."""
+    if not inspect.isfunction(target):
+        shown = repr(target) if isinstance(target, str | int | float) else f"a {type(target).__name__}"
+        raise TypeError(f"{decorator}: marks a method, got {shown}; {use}")
+
+
+def check_tool(function: Callable[..., Any], where: str) -> None:
+    """ValueError where the model could not call it: what it takes must be named and typed, and come from one call."""
+    if not inspect.getdoc(function):
+        raise ValueError(f"{where}: needs a docstring, the model reads it")
+    _check_kind(function, where)
+    for parameter in _parameters(function, where):
+        named = f"{where}: parameter {parameter.name!r}"
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(f"{named} must be named, the model passes arguments by name")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ValueError(f"{named} is positional-only, the model passes arguments by name: take away the `/`")
+        if parameter.annotation is parameter.empty:
+            raise ValueError(f"{named} needs a type annotation")
+
+
+def check_reward(function: Callable[..., Any], where: str) -> None:
+    """ValueError where it cannot be called with `self` alone, or yields."""
+    _check_kind(function, where)
+    for parameter in _parameters(function, where):
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+            raise ValueError(f"{where}: is called with self alone, and parameter {parameter.name!r} has no default")
+
+
+def check_free(name: str, taken: frozenset[str], where: str, decorator: str) -> None:
+    """ValueError where the library itself uses the method's name."""
+    if name in taken:
+        raise ValueError(f"{where}: agentgym's own classes use {name!r}; give the method another name{decorator}")
+
+
+def check_made(value: object, kind: type | UnionType | tuple[()], where: str, example: str) -> None:
+    """ValueError where a class attribute holds anything but an instance of `kind`: mostly the class, without `()`."""
+    if not isinstance(value, kind):
+        got = f"the class {value.__name__}, without ()" if isinstance(value, type) else repr(value)
+        raise ValueError(f"{where}: must be {example}, got {got}")
+
+
+def check_whole(name: str, value: object, *, may_be_none: bool = False) -> None:
+    """ValueError where a setting is no whole number."""
+    if may_be_none and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name}: must be a whole number, got {value!r}")
+
+
+def check_number(name: str, value: object) -> None:
+    """ValueError where a setting is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name}: must be a finite number, got {value!r}")
+
+
+def _check_kind(function: Callable[..., Any], where: str) -> None:
+    inner = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise ValueError(f"{where}: is a generator; return one value instead of yielding several")
+
+
+def _parameters(function: Callable[..., Any], where: str) -> list[inspect.Parameter]:
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise ValueError(f"{where}: needs `self` as its first parameter")
+    return parameters[1:]

@@ -1,0 +1,56 @@
+"""Tasks from rows: dicts, or a data set of them, become the env's own tasks, one by one, when they are asked for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, overload
+
+from agentgym.types import Task
+
+
+def task_type(env: type) -> type[Task]:
+    """The `Task` that an env class is written for: MyTask for `class MyEnv(ag.ToolEnv[MyTask])`."""
+    for base in env.__mro__:
+        for written in vars(base).get("__orig_bases__", ()):
+            for argument in get_args(written):
+                if isinstance(argument, type) and issubclass(argument, Task):
+                    return argument
+    return Task
+
+
+def as_task(env: type, row: Any) -> Any:
+    """A row as the env's task; a task as it is. ValidationError names the field, ValueError what is no row."""
+    if isinstance(row, Mapping):
+        return task_type(env).model_validate(dict(row))
+    if not hasattr(row, "id"):
+        kind = task_type(env).__name__
+        raise ValueError(f"task: {env.__name__} takes a {kind} or a dict of its fields, got {row!r:.80}")
+    return row
+
+
+def as_tasks(env: type, tasks: Any) -> Any:
+    """A sequence of rows as one of the env's tasks, validated when they are asked for; one of tasks as it is."""
+    if isinstance(tasks, Task):
+        raise ValueError(f"tasks: give a list of tasks, got the one task {tasks.id!r}")
+    if isinstance(tasks, Mapping):
+        raise ValueError(f"tasks: give one sequence of tasks, got a mapping with the keys {', '.join(map(str, tasks))}")
+    if hasattr(tasks, "__getitem__") and len(tasks) and isinstance(tasks[0], Mapping):
+        return TaskRows(env, tasks, range(len(tasks)))
+    return tasks
+
+
+class TaskRows(Sequence[Any]):
+    """A data set as tasks; it need not know slices itself. The same index gives the same task."""
+
+    def __init__(self, env: type, rows: Any, indices: range) -> None:
+        self.env, self.rows, self.indices = env, rows, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> "TaskRows": ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return TaskRows(self.env, self.rows, self.indices[index])
+        return as_task(self.env, self.rows[self.indices[index]])
