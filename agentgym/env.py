@@ -6,8 +6,10 @@ one most people write: typed methods are the tools, other methods are the reward
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
@@ -42,6 +44,12 @@ class Limits:
     """Fresh attempts after a failure of engine or box, as long as no action has reached the env."""
 
     def __post_init__(self) -> None:
+        for name in ("turns", "context_tokens", "turn_tokens", "tokens", "retries"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and (name, value) != ("tokens", None):
+                raise ValueError(f"{name}: must be a whole number, got {value!r}")
+        if not isinstance(self.seconds, int | float) or math.isnan(self.seconds):
+            raise ValueError(f"seconds: must be a number, got {self.seconds!r}")
         for name in ("turns", "seconds", "context_tokens", "turn_tokens", "tokens"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -242,15 +250,23 @@ class Env(Generic[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """The first messages and an info dict; by default the task's prompt."""
-        return list(self.task.prompt), {}
+        """The first messages and an info dict; by default a copy of the task's prompt."""
+        return deepcopy(list(self.task.prompt)), {}
 
     async def step(self, action: Message) -> StepResult:
-        """Answer the assistant's message with new messages, a reward and whether it ended here."""
+        """Answer the assistant's message with new messages, a reward and whether it ended here.
+
+        The reward counts for this turn. In the step that ends the rollout, `info["stop_reason"]` may say why, and
+        `info["rewards"]` may give the outcome by name; then `score` is not asked.
+        """
         raise NotImplementedError(f"{type(self).__name__}.step(action)")
 
     async def score(self) -> dict[str, float]:
-        """Outcome rewards by name, their weights applied; asked for once, when a limit ended the rollout."""
+        """Outcome rewards by name, their weights applied; they are added to the rewards of the steps.
+
+        Asked for once, when the rollout has ended, by itself or by a limit; not where its last step gave the outcome
+        in `info["rewards"]`.
+        """
         return {}
 
     async def close(self) -> None:
@@ -341,17 +357,18 @@ class ToolEnv(Env[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        await self.setup()
+        with boundary(EnvError, f"{type(self).__name__}.setup"):
+            await self.setup()
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Message) -> StepResult:
         calls = action.get("tool_calls")
         if not calls:
             self.answer = action["content"]
-            return await self._end([], StopReason.ANSWER)
+            return _end([], StopReason.ANSWER)
         messages, stop = await self.obey(calls)
         if stop is not None:
-            return await self._end(messages, stop)
+            return _end(messages, stop)
         return StepResult(messages, 0.0, False, False, {})
 
     async def obey(
@@ -374,10 +391,11 @@ class ToolEnv(Env[TaskT]):
         scores: dict[str, float] = {}
         cls: type = type(self)
         for name, weight in rewards_of(cls).items():
-            value = getattr(self, name)()
-            if inspect.isawaitable(value):
-                value = await value
-            scores[name] = weight * float(value)
+            with boundary(EnvError, f"{cls.__name__}: reward {name!r}"):
+                value = getattr(self, name)()
+                if inspect.isawaitable(value):
+                    value = await value
+                scores[name] = weight * float(value)
         return scores
 
     async def _run(self, call: ToolCall, offered: Collection[str] | None) -> ToolResult:
@@ -388,9 +406,10 @@ class ToolEnv(Env[TaskT]):
         self.metrics["malformed_calls"] += result.malformed
         return result
 
-    async def _end(self, messages: list[Message], reason: str) -> StepResult:
-        scores = await self.score()
-        return StepResult(messages, sum(scores.values()), True, False, {"stop_reason": reason, "rewards": scores})
+
+def _end(messages: list[Message], reason: str) -> StepResult:
+    """The rollout ends here; whoever plays it asks for the score."""
+    return StepResult(messages, 0.0, True, False, {"stop_reason": reason})
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:
@@ -424,6 +443,8 @@ def registered() -> Iterator[tuple[str, type[Env[Any]]]]:
 def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     """The env class of a registered name or of "package.module:Class"; ValueError says what is known."""
     if not isinstance(env, str):
+        if not (isinstance(env, type) and issubclass(env, Env)):
+            raise ValueError(f"env: must be a class of Env or its name, got {env!r:.200}; pass the class itself")
         return env
     if env in _registry:
         return _registry[env]

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from agentgym.errors import AgentGymError, ToolError
+from agentgym.errors import AgentGymError, ToolError, is_stray
 from agentgym.threads import in_own_thread
+from agentgym.time_limits import TimeLimit
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -210,6 +211,11 @@ async def _call(made: Tool, function: Callable[..., Any], arguments: dict[str, A
         return ToolResult(content=f"error: {error}", error=True)
     except AgentGymError:
         raise
+    except asyncio.CancelledError as error:
+        if not is_stray(error):
+            raise
+        said = "something that it waited for was cancelled"
+        return ToolResult(content=f"error: tool {made.name!r} failed: CancelledError: {said}", error=True)
     except (Exception, SystemExit) as error:  # a tool that calls sys.exit() must not end the training
         return ToolResult(content=f"error: tool {made.name!r} failed: {type(error).__name__}: {error}", error=True)
     if isinstance(returned, Stop):
@@ -223,18 +229,19 @@ class _Expired(Exception):
 
 async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """The work's result; _Expired where it takes longer. Work that waits for nothing costs no timer."""
-    try:
-        waits_for = work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await _Begun(work, waits_for)
-    except TimeoutError:
-        if limit.expired():
-            raise _Expired from None
-        raise
+    with TimeLimit(seconds) as limit:  # Before the first step: tasks that are started in it must know the limit.
+        try:
+            waits_for = work.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        try:
+            async with limit.running():
+                return await _Begun(work, waits_for)
+        except TimeoutError:
+            if limit.expired():
+                raise _Expired from None
+            raise
 
 
 class _Begun(Generic[T]):

@@ -97,7 +97,7 @@ async def test_every_rollout_that_was_started_finished_or_failed() -> None:
     numbers = groups.metrics()
     assert (numbers["rollouts/started"], numbers["rollouts/finished"], numbers["rollouts/failed"]) == (6, 4, 2)
     assert groups[2].scored == ()
-    assert [r.error for r in groups[2].rollouts] == ["EnvError: Say.reset: ValueError: bad is broken"] * 2
+    assert [r.error for r in groups[2].rollouts] == ["EnvError: Say.setup: ValueError: bad is broken"] * 2
 
 
 async def test_means_are_taken_over_the_finished_rollouts_only() -> None:
