@@ -64,7 +64,7 @@ _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 
 @asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[TimeLimit]:
-    """At most so many seconds for the block, but for the time that is spent `off_the_clock`; TimeoutError after them."""
+    """At most so many seconds for the block, but for those spent `off_the_clock`; TimeoutError after them."""
     with TimeLimit(seconds) as limit:
         async with limit.running():
             yield limit

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Generic, Self
 
 from agentgym.env import Env, TaskT, find_env
 from agentgym.rollouts.account import Account, Counts, Groups

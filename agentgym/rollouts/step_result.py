@@ -47,7 +47,9 @@ def read_reset(result: Any, where: str) -> list[Message]:
     """The first messages that `reset` returned."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise EnvError(f"{where}: must return (messages, info), got {type(result).__name__}")
-    return read_messages(result[0], where)
+    if not (first := read_messages(result[0], where)):
+        raise EnvError(f"{where}: messages must not be empty, the model needs a prompt")
+    return first
 
 
 def read_messages(given: Any, where: str) -> list[Message]:

@@ -19,7 +19,6 @@ from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.step_result import read_messages
 from agentgym.types import Completion, Message, Sampling, SegmentKind, StopReason
 
-
 SUMMARY_SHARE = 0.1
 """Of the context, or a turn's own limit where that is less: what must be left for the next summary."""
 
