@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
@@ -266,18 +267,26 @@ class Env(Generic[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """The first messages and an info dict; by default the task's prompt, behind `system` where that is set."""
-        messages = [message.copy() for message in self.task.prompt]  # The task is shared by all rollouts of its group.
+        """The first messages and an info dict; by default a copy of the task's prompt, behind `system` if that is set."""
+        messages = deepcopy(list(self.task.prompt))
         if self.system is not None and messages[0]["role"] != "system":
             messages.insert(0, Message(role="system", content=self.system))
         return messages, {}
 
     async def step(self, action: Message) -> StepResult:
-        """Answer the assistant's message with new messages, a reward and whether it ended here."""
+        """Answer the assistant's message with new messages, a reward and whether it ended here.
+
+        The reward counts for this turn. In the step that ends the rollout, `info["stop_reason"]` may say why, and
+        `info["rewards"]` may give the outcome by name; then `score` is not asked.
+        """
         raise NotImplementedError(f"{type(self).__name__}.step(action)")
 
     async def score(self) -> dict[str, float]:
-        """Outcome rewards by name, their weights applied; asked for once, when a limit ended the rollout."""
+        """Outcome rewards by name, their weights applied; they are added to the rewards of the steps.
+
+        Asked for once, when the rollout has ended, by itself or by a limit; not where its last step gave the outcome
+        in `info["rewards"]`.
+        """
         return {}
 
     async def close(self) -> None:
@@ -386,17 +395,18 @@ class ToolEnv(Env[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        await self.setup()
+        with boundary(EnvError, f"{type(self).__name__}.setup"):
+            await self.setup()
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Message) -> StepResult:
         calls = action.get("tool_calls")
         if not calls:
             self.answer = action["content"]
-            return await self._end([], StopReason.ANSWER)
+            return _end([], StopReason.ANSWER)
         messages, stop = await self.obey(calls)
         if stop is not None:
-            return await self._end(messages, stop)
+            return _end(messages, stop)
         return StepResult(messages, 0.0, False, False, {})
 
     async def obey(
@@ -432,9 +442,10 @@ class ToolEnv(Env[TaskT]):
             self.tool_failures[function["name"]] += 1
         return result
 
-    async def _end(self, messages: list[Message], reason: str) -> StepResult:
-        scores = await self.score()
-        return StepResult(messages, sum(scores.values()), True, False, {"stop_reason": reason, "rewards": scores})
+
+def _end(messages: list[Message], reason: str) -> StepResult:
+    """The rollout ends here; whoever plays it asks for the score."""
+    return StepResult(messages, 0.0, True, False, {"stop_reason": reason})
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:
@@ -456,12 +467,17 @@ _TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures",
 """What a tool or a reward may not be called: it would hide, or be hidden by, what Env and ToolEnv use."""
 
 
-async def close(env: Env[Any]) -> None:
-    """Close the env when the threads of its plain tools and rewards have ended, or after a grace, and then say so."""
+async def threads_ended(env: Env[Any]) -> None:
+    """Wait until the threads of the env's plain tools and rewards have ended; after a grace the log says which not."""
     threads: Threads | None = getattr(env, "_threads", None)
+    if threads is not None:
+        await threads.ended(type(env).__name__)
+
+
+async def close(env: Env[Any]) -> None:
+    """Close the env when its threads have ended, or after a grace."""
     try:
-        if threads is not None:
-            await threads.ended(type(env).__name__)
+        await threads_ended(env)
     finally:
         await env.close()
 
@@ -495,7 +511,7 @@ def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     """The env class of a registered name or of "package.module:Class"; ValueError says what is known."""
     if not isinstance(env, str):
         if not _is_env(env):
-            raise ValueError(f"env: give the name or the class of an env, got {env!r}")
+            raise ValueError(f"env: must be a class of Env or its name, got {env!r:.200}; pass the class itself")
         return env
     if env in _registry:
         return _registry[env]

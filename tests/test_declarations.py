@@ -209,7 +209,7 @@ def test_register_without_a_name_or_on_no_env_says_how_it_is_written() -> None:
 
 
 def test_an_instance_is_no_env() -> None:
-    with pytest.raises(ValueError, match=r"^env: give the name or the class of an env, got "):
+    with pytest.raises(ValueError, match=r"^env: must be a class of Env or its name, got "):
         find_env(Base(TASK))  # type: ignore[arg-type]
 
 
