@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
@@ -266,18 +267,26 @@ class Env(Generic[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """The first messages and an info dict; by default the task's prompt, behind `system` where that is set."""
-        messages = [message.copy() for message in self.task.prompt]  # The task is shared by all rollouts of its group.
+        """The first messages and an info dict; by default a copy of the task's prompt, behind `system` if that is set."""
+        messages = deepcopy(list(self.task.prompt))
         if self.system is not None and messages[0]["role"] != "system":
             messages.insert(0, Message(role="system", content=self.system))
         return messages, {}
 
     async def step(self, action: Message) -> StepResult:
-        """Answer the assistant's message with new messages, a reward and whether it ended here."""
+        """Answer the assistant's message with new messages, a reward and whether it ended here.
+
+        The reward counts for this turn. In the step that ends the rollout, `info["stop_reason"]` may say why, and
+        `info["rewards"]` may give the outcome by name; then `score` is not asked.
+        """
         raise NotImplementedError(f"{type(self).__name__}.step(action)")
 
     async def score(self) -> dict[str, float]:
-        """Outcome rewards by name, their weights applied; asked for once, when a limit ended the rollout."""
+        """Outcome rewards by name, their weights applied; they are added to the rewards of the steps.
+
+        Asked for once, when the rollout has ended, by itself or by a limit; not where its last step gave the outcome
+        in `info["rewards"]`.
+        """
         return {}
 
     async def close(self) -> None:
@@ -386,17 +395,18 @@ class ToolEnv(Env[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        await self.setup()
+        with boundary(EnvError, f"{type(self).__name__}.setup"):
+            await self.setup()
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Message) -> StepResult:
         calls = action.get("tool_calls")
         if not calls:
             self.answer = action["content"]
-            return await self._end([], StopReason.ANSWER)
+            return _end([], StopReason.ANSWER)
         messages, stop = await self.obey(calls)
         if stop is not None:
-            return await self._end(messages, stop)
+            return _end(messages, stop)
         return StepResult(messages, 0.0, False, False, {})
 
     async def obey(
@@ -432,9 +442,10 @@ class ToolEnv(Env[TaskT]):
             self.tool_failures[function["name"]] += 1
         return result
 
-    async def _end(self, messages: list[Message], reason: str) -> StepResult:
-        scores = await self.score()
-        return StepResult(messages, sum(scores.values()), True, False, {"stop_reason": reason, "rewards": scores})
+
+def _end(messages: list[Message], reason: str) -> StepResult:
+    """The rollout ends here; whoever plays it asks for the score."""
+    return StepResult(messages, 0.0, True, False, {"stop_reason": reason})
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:

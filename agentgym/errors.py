@@ -3,6 +3,7 @@
 Users raise plain Python in their environments and tools; `boundary` names the crossing once.
 """
 
+import asyncio
 from types import TracebackType
 from typing import Literal
 
@@ -37,8 +38,27 @@ class WireError(AgentGymError):
     """The other end of a wire sent what the protocol does not allow."""
 
 
+def is_stray(error: BaseException | None) -> bool:
+    """Whether it is a CancelledError although nobody cancelled the task that met it.
+
+    Code that awaits a future or a task which somebody else cancelled meets one. Let through, it would end this task as
+    cancelled, and nobody would hear of that.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # No event loop runs here.
+        return False
+    return task is not None and not task.cancelling()
+
+
 class boundary:
-    """Turn any foreign exception into `kind`, chained and saying where; ours pass through unchanged."""
+    """Turn any foreign exception into `kind`, chained and saying where; ours pass through unchanged.
+
+    SystemExit, a stray CancelledError and a ToolError outside of a tool are foreign too; KeyboardInterrupt and the
+    cancellation of the running task pass.
+    """
 
     __slots__ = ("kind", "where")
 
@@ -51,7 +71,17 @@ class boundary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if isinstance(error, Exception) and not isinstance(error, AgentGymError):
+        if error is not None and _is_foreign(error):
+            stray = is_stray(error) and not str(error)
+            said = "CancelledError: nobody cancelled the rollout" if stray else describe(error)
             place = place_of(error) if self.kind is EnvError else ""
-            raise self.kind(f"{self.where}: {describe(error)}{f', at {place}' if place else ''}") from error
+            raise self.kind(f"{self.where}: {said}{f', at {place}' if place else ''}") from error
         return False
+
+
+def _is_foreign(error: BaseException) -> bool:
+    if isinstance(error, AgentGymError):
+        return isinstance(error, ToolError)
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is None
+    return isinstance(error, Exception | SystemExit) or is_stray(error)

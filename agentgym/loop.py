@@ -27,10 +27,10 @@ from agentgym.env import Env, find_env
 from agentgym.errors import EngineError
 from agentgym.log import Log
 from agentgym.progress import Saver, begin
-from agentgym.rollouts.account import Account
+from agentgym.rollouts.account import Account, raise_if_all_failed
 from agentgym.rollouts.draw import Draw, Place, handed_on
 from agentgym.rollouts.engine import Engine
-from agentgym.rollouts.group import Groups, run_groups
+from agentgym.rollouts.group import Groups, play_groups
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample
 from agentgym.rollouts.schedule import Scheduler
@@ -131,7 +131,7 @@ class Play:
     async def collect(self, tasks: Sequence[Any], *, n: int, seed: int) -> Groups:
         """`n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
         mine = tasks[self.trainer.rank :: self.trainer.world]
-        groups = await run_groups(
+        groups = await play_groups(
             self.env,
             mine,
             self.engine,
@@ -142,7 +142,9 @@ class Play:
             seed=seed,
         )
         found = {group.group_id: group for group in self.trainer.gather(list(groups))}
-        return Groups([found[task.id] for task in tasks])
+        whole = Groups([found[task.id] for task in tasks])
+        raise_if_all_failed(whole)
+        return whole
 
     @asynccontextmanager
     async def schedule(
@@ -207,7 +209,9 @@ class Rollouts:
         shares = self.trainer.gather([(mine.groups, mine.account)])
         rows = zip_longest(*(groups for groups, _ in shares))
         accounts = [account for _, account in shares if account is not None]
-        return Groups([group for row in rows for group in row if group is not None], sum(accounts, start=Account()))
+        whole = Groups([group for row in rows for group in row if group is not None], sum(accounts, start=Account()))
+        raise_if_all_failed(whole)
+        return whole
 
     def places(self) -> tuple[Place, ...]:
         """Where every process's rollouts stand, on every process; between two batches."""

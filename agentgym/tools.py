@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentgym.declarations import check_target, check_tool, marked
 from agentgym.depth import MAX_DEPTH, is_deep
-from agentgym.errors import AgentGymError, EnvError, ToolError
+from agentgym.errors import AgentGymError, EnvError, ToolError, is_stray
 from agentgym.failures import describe, log_once
 from agentgym.threads import Threads, call_method
+from agentgym.time_limits import TimeLimit
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -227,6 +228,11 @@ async def _call(
         return ToolResult(content=f"error: {error}", error=True)
     except AgentGymError:
         raise
+    except asyncio.CancelledError as error:
+        if not is_stray(error):
+            raise
+        said = "something that it waited for was cancelled"
+        return ToolResult(content=f"error: tool {made.name!r} failed: CancelledError: {said}", error=True, failed=True)
     except (Exception, SystemExit) as error:  # a tool that calls sys.exit() must not end the training
         return _failed(made, function, error)
 
@@ -244,18 +250,19 @@ class _Expired(Exception):
 
 async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """The work's result; _Expired where it takes longer. Work that waits for nothing costs no timer."""
-    try:
-        waits_for = work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await _Begun(work, waits_for)
-    except TimeoutError:
-        if limit.expired():
-            raise _Expired from None
-        raise
+    with TimeLimit(seconds) as limit:  # Before the first step: tasks that are started in it must know the limit.
+        try:
+            waits_for = work.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        try:
+            async with limit.running():
+                return await _Begun(work, waits_for)
+        except TimeoutError:
+            if limit.expired():
+                raise _Expired from None
+            raise
 
 
 class _Begun(Generic[T]):

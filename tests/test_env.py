@@ -50,11 +50,12 @@ async def test_rewards_plain_and_async_are_weighted_and_inherited() -> None:
     assert await Quiz(TASK).score() == {"plain": 1.0, "slow": 1.5, "errors": 0.0}
 
 
-async def test_an_answer_without_a_call_ends_and_is_scored() -> None:
+async def test_an_answer_without_a_call_ends_the_rollout_and_leaves_the_score_to_who_plays_it() -> None:
     env = Quiz(TASK)
     messages, reward, terminated, truncated, info = await env.step(say("42"))
-    assert (messages, reward, terminated, truncated) == ([], 2.5, True, False)
-    assert info == {"stop_reason": "answer", "rewards": {"plain": 1.0, "slow": 1.5, "errors": 0.0}}
+    assert (messages, reward, terminated, truncated) == ([], 0.0, True, False)
+    assert info == {"stop_reason": "answer"}
+    assert await env.score() == {"plain": 1.0, "slow": 1.5, "errors": 0.0}
     assert env.answer == "42"
 
 
@@ -90,6 +91,22 @@ async def test_the_tools_are_shown_and_the_prompt_is_the_task() -> None:
     env = Quiz(TASK)
     assert [tool["function"]["name"] for tool in env.tools] == ["look", "submit"]
     assert await env.reset(seed=1) == (list(TASK.prompt), {})
+
+
+async def test_what_a_reset_writes_into_the_prompt_stays_with_its_rollout() -> None:
+    first, _ = await Quiz(TASK).reset()
+    first[0]["content"] += " Think first."
+    again, _ = await Quiz(TASK).reset()
+    assert again == list(TASK.prompt)
+    assert "Think" not in again[0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("turns", None), ("turns", 2.5), ("seconds", float("nan")), ("seconds", None), ("tokens", "9")]
+)
+def test_a_limit_that_is_no_number_names_its_field(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: must be a"):
+        ag.Limits(**{field: value})
 
 
 async def test_the_lower_floor_has_no_tools_no_score_and_asks_for_a_step() -> None:

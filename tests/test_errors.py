@@ -31,10 +31,53 @@ def test_our_own_errors_cross_a_boundary_unchanged() -> None:
     assert raised.value is dead
 
 
-@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt])
 def test_what_ends_the_program_is_never_turned_into_an_error(kind: type[BaseException]) -> None:
     with pytest.raises(kind), boundary(EnvError, "step"):
         raise kind
+
+
+def test_an_exit_inside_a_users_code_is_an_error_of_that_code() -> None:
+    with pytest.raises(EnvError, match=r"^step: SystemExit: 2, at test_errors"), boundary(EnvError, "step"):
+        raise SystemExit(2)
+
+
+def test_a_tool_error_outside_of_a_tool_says_where_it_was_raised() -> None:
+    with pytest.raises(EnvError, match=r"^reward: ToolError: no, at test_errors"), boundary(EnvError, "reward"):
+        raise ToolError("no")
+
+
+@pytest.mark.parametrize(
+    ("raised", "kept"),
+    [
+        (ExceptionGroup("g", [ValueError("v")]), False),
+        (BaseExceptionGroup("g", [SystemExit(1)]), False),
+        (BaseExceptionGroup("g", [KeyboardInterrupt()]), True),
+    ],
+)
+def test_a_group_of_errors_is_an_error_where_none_of_them_ends_the_program(raised: BaseException, kept: bool) -> None:
+    with pytest.raises(type(raised) if kept else EnvError), boundary(EnvError, "step"):
+        raise raised
+
+
+async def test_a_cancelled_error_is_foreign_where_nobody_cancelled_the_task() -> None:
+    shared = asyncio.get_running_loop().create_future()
+    shared.cancel()
+    with pytest.raises(EnvError, match=r"^step: CancelledError: nobody cancelled") as met, boundary(EnvError, "step"):
+        await shared
+    assert isinstance(met.value.__cause__, asyncio.CancelledError)
+
+
+async def test_the_cancellation_of_the_task_passes_every_boundary() -> None:
+    async def wait() -> None:
+        with boundary(EnvError, "step"):
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 def test_nothing_raised_means_nothing_done() -> None:

@@ -182,10 +182,10 @@ class _Player:
         self.turns += 1
         result = await self._limited(env, action)
         rewards: dict[str, float] = dict(result.info.get("rewards") or {})
-        earned = float(result.reward) if result.info.get("rewards") is None else sum(rewards.values())
+        earned = sum(rewards.values()) if rewards else float(result.reward)
         if not (result.terminated or result.truncated):
             return result._replace(reward=earned)
-        if not result.terminated:
+        if not rewards:
             async with asyncio.timeout(self.cls.limits.seconds):
                 scores = await env.score()
             earned, rewards = earned + sum(scores.values()), rewards | scores

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from agentgym.errors import AgentGymError
 from agentgym.types import Group, Rollout
 
 
@@ -132,6 +133,16 @@ class Groups(Sequence[Group]):
         if self.account is not None:
             numbers = self.account.metrics()
         return numbers | _means(scored) if scored else numbers
+
+
+def raise_if_all_failed(groups: Groups) -> None:
+    """Raise the first rollout's error where none of them has a score: nothing could be learned from going on.
+
+    For a whole batch. Where several processes play one, a share of it may fail altogether.
+    """
+    rollouts = groups.rollouts
+    if rollouts and all(r.reward is None for r in rollouts):
+        raise AgentGymError(f"all {len(rollouts)} rollouts failed; the first one: {rollouts[0].error}")
 
 
 def unique(ids: Sequence[str]) -> None:

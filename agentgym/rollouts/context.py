@@ -95,9 +95,11 @@ class OpenSegment:
         )
 
 
-def is_due(policy: Compact | Window | None, segment: OpenSegment) -> bool:
-    """Whether the policy cuts the context before the next turn."""
-    if policy is None:
-        return False
-    full = policy.at is not None and len(segment.token_ids) >= policy.at * segment.context_tokens
+def is_due(policy: Compact | Window, segment: OpenSegment, held: int, reserve: int) -> bool:
+    """Whether the policy cuts the context before the next turn, where the segment would hold `held` ids before it.
+
+    Also where less than `reserve` would be left: past the context nothing could be cut any more.
+    """
+    full = policy.at is not None and held >= policy.at * segment.context_tokens
+    full = full or held + reserve > segment.context_tokens
     return full or (policy.turns is not None and len(segment.turns) >= policy.turns)

@@ -3,18 +3,21 @@
 import asyncio
 import math
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from agentgym.env import Env, TaskT, close, find_env
+from agentgym.env import Env, TaskT, find_env, threads_ended
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
 from agentgym.rollouts.chat import Chat
 from agentgym.rollouts.clock import time_limit
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.kid import Forker
+from agentgym.rollouts.step_result import read_metrics, read_reset, read_rewards, read_step
 from agentgym.rollouts.strand import Record, Strand
 from agentgym.task_rows import as_task
-from agentgym.types import Boxes, Rollout, Sampling, StopReason
+from agentgym.time_limits import TimeLimit
+from agentgym.types import Box, Boxes, Rollout, Sampling, StopReason
 
 
 async def rollout(
@@ -54,9 +57,12 @@ class Episode:
     def __init__(
         self, cls: type[Env[Any]], task: Any, engine: Engine, sampling: Sampling, seed: int, rollout_id: str
     ) -> None:
-        self.cls, self.task = cls, task
+        self.cls, self.task, self.name = cls, task, cls.__name__
+        self.closed = False
+        self.cancellations = 0
+        """Of the running task, when the attempt began."""
         self.record = Record(
-            name=cls.__name__,
+            name=self.name,
             rollout_id=rollout_id,
             engine=engine,
             sampling=sampling,
@@ -74,23 +80,26 @@ class Episode:
         """The whole attempt, from the lease of its box to its return."""
         start = time.perf_counter()
         digest: str | None = None
-        record = self.record
+        record, running = self.record, asyncio.current_task()
+        assert running is not None
+        self.cancellations = running.cancelling()
         try:
             async with AsyncExitStack() as stack:
-                stack.push_async_callback(self._release)
-                with boundary(EnvError, f"{self.cls.__name__}(task)"):
+                self._at_exit(stack, EngineError, "release", lambda: record.release(f"{record.rollout_id}/"))
+                with boundary(EnvError, f"{self.name}(task)"):
                     env = self.cls(self.task)
+                self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
                 if self.cls.sandbox is not None and boxes is not None:
-                    with boundary(SandboxError, "lease"):
-                        env.box = await stack.enter_async_context(boxes.lease())
+                    env.box = await self._lease(stack, boxes)
                     digest = env.box.digest
-                stack.push_async_callback(self._close, env)
+                    # Once more, for it is called once: before the box goes back.
+                    self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
                 stop_reason, error = await self._play_and_score(env), None
         except AgentGymError as failure:
-            running = asyncio.current_task()
-            if running is not None and running.cancelling():
+            if running.cancelling() > self.cancellations:
                 raise asyncio.CancelledError from failure  # what failed on the way out must not keep it in
-            stop_reason, error = StopReason.ERROR, f"{type(failure).__name__}: {failure}"
+            said = "; ".join([str(failure), *getattr(failure, "__notes__", ())])
+            stop_reason, error = StopReason.ERROR, f"{type(failure).__name__}: {said}"
             self.may_be_retried = not self.touched and isinstance(failure, EngineError | SandboxError)
         record.metrics["seconds"] = time.perf_counter() - start
         record.metrics["turns"] = record.turns
@@ -109,71 +118,123 @@ class Episode:
         )
 
     async def _play_and_score(self, env: Env[Any]) -> str:
+        """Play within the limit, then score once, within as long again; the stop reason."""
+        seconds = self.cls.limits.seconds
         try:
-            async with time_limit(self.cls.limits.seconds) as deadline:
-                stop_reason, terminated = await self._play(env)
+            async with time_limit(seconds) as deadline:
+                stop_reason, is_scored = await self._play(env, deadline)
         except TimeoutError:
-            if not deadline.expired():
-                raise EnvError(f"{self.cls.__name__}: TimeoutError") from None
-            stop_reason, terminated = StopReason.SECONDS, False
-        if not terminated:
-            with boundary(EnvError, f"{self.cls.__name__}.score"):
-                async with asyncio.timeout(self.cls.limits.seconds):
-                    self._credit(0.0, await env.score())
-        self.record.metrics |= env.metrics
+            stop_reason, is_scored = StopReason.SECONDS, False
+        if not is_scored:
+            async with self._within(f"{self.name}.score"):
+                scores = await env.score()
+            self._credit(0.0, read_rewards(scores, f"{self.name}.score"))
+        self.record.metrics |= read_metrics(env.metrics, f"{self.name}.metrics")
         return stop_reason
 
-    async def _play(self, env: Env[Any]) -> tuple[str, bool]:
-        """Turn after turn; the stop reason, and whether the env itself ended it (and scored it)."""
-        with boundary(EnvError, f"{self.cls.__name__}.reset"):
-            first, _ = await env.reset(seed=self.record.seed)
-        with boundary(EnvError, f"{self.cls.__name__}: first prompt"):
+    async def _play(self, env: Env[Any], deadline: TimeLimit) -> tuple[str, bool]:
+        """Turn after turn; the stop reason, and whether the last step gave the outcome, so that none is asked for."""
+        with boundary(EnvError, f"{self.name}.reset"):
+            answer = await env.reset(seed=self.record.seed)
+        first = read_reset(answer, f"{self.name}.reset")
+        with boundary(EnvError, f"{self.name}: first prompt"):
             strand = Strand(self.record, Chat(self.record.engine.tokenizer, env.tools, first), first)
             strand.open("root", strand.chat.prompt_ids(), None)
         if strand.segment.room <= 0:
             limit = strand.segment.context_tokens
             engines = self.record.engine.context_tokens < self.cls.limits.context_tokens
             whose = "the engine's context_tokens" if engines else "limits.context_tokens"
-            raise ContextOverflow(f"{self.cls.__name__}: the first prompt fills the {limit} tokens of {whose}")
+            raise ContextOverflow(f"{self.name}: the first prompt fills the {limit} tokens of {whose}")
         env._forks = Forker(strand)
         while not strand.out_of_turns():
-            ended = await self._turn(env, strand)
+            ended = await self._turn(env, strand, deadline)
             if ended is not None:
                 return ended
         return StopReason.TURNS, False
 
-    async def _turn(self, env: Env[Any], strand: Strand) -> tuple[str, bool] | None:
+    async def _turn(self, env: Env[Any], strand: Strand, deadline: TimeLimit) -> tuple[str, bool] | None:
         """One turn of the policy and the env's answer; None: the next turn may be sampled."""
         message = await strand.sample()
         if isinstance(message, StopReason):
             return message, False
         self.touched = True
-        with boundary(EnvError, f"{self.cls.__name__}.step"):
-            messages, reward, terminated, truncated, info = await env.step(message)
-        rewards = info.get("rewards")
-        if rewards is None:
-            self._credit(reward, {})
-            strand.segment.credit(reward)
-        else:
-            self._credit(0.0, rewards)
-        if terminated or truncated:
-            return info.get("stop_reason", StopReason.DONE), terminated
+        with boundary(EnvError, f"{self.name}.step"):
+            answer = await env.step(message)
+        step = read_step(answer, f"{self.name}.step")
+        self._credit(step.reward, step.rewards)
+        strand.segment.credit(step.reward)
+        if step.terminated or step.truncated:
+            return step.stop_reason, bool(step.rewards)
         if strand.out_of_turns():
             return StopReason.TURNS, False
-        ended = await strand.answer(messages)
+        if deadline.expired():  # a tool has swallowed it, by a bare `except`
+            return StopReason.SECONDS, False
+        self._raise_if_cancelled()
+        ended = await strand.answer(step.messages)
         return None if ended is None else (ended, False)
+
+    def _raise_if_cancelled(self) -> None:
+        """A cancellation that a tool has swallowed holds all the same."""
+        running = asyncio.current_task()
+        if running is not None and running.cancelling() > self.cancellations:
+            raise asyncio.CancelledError
 
     def _credit(self, reward: float, rewards: dict[str, float]) -> None:
         self.reward += reward + sum(rewards.values())
         if not math.isfinite(self.reward):
-            raise EnvError(f"{self.cls.__name__}: the reward is {self.reward}, {rewards}")
-        self.rewards |= rewards
+            raise EnvError(f"{self.name}: the reward is {self.reward}, {rewards}")
+        for name, value in rewards.items():
+            self.rewards[name] = self.rewards.get(name, 0.0) + value
 
-    async def _release(self) -> None:
-        with boundary(EngineError, "release"):
-            for segment in self.record.segments:
-                await self.record.engine.release(segment.session)
+    async def _lease(self, stack: AsyncExitStack, boxes: Boxes) -> Box:
+        """A box until the stack is left."""
+        with boundary(SandboxError, "lease"):
+            lease = boxes.lease()
+            box = await lease.__aenter__()
+
+        async def give_back(*error: Any) -> bool | None:
+            with boundary(SandboxError, "the return of the box"):
+                return await lease.__aexit__(*error)
+
+        stack.push_async_exit(give_back)
+        return box
 
     async def _close(self, env: Env[Any]) -> None:
-        with boundary(EnvError, f"{self.cls.__name__}.close"):
-            await close(env)
+        if not self.closed:
+            self.closed = True
+            try:
+                await threads_ended(env)
+            finally:
+                async with self._within(f"{self.name}.close"):
+                    await env.close()
+
+    @asynccontextmanager
+    async def _within(self, where: str) -> AsyncIterator[None]:
+        """The env's own work behind the last answer: EnvError where it takes longer than `limits.seconds`."""
+        seconds = self.cls.limits.seconds
+        with boundary(EnvError, where):
+            try:
+                async with time_limit(seconds) as limit:
+                    yield
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise TimeoutError(f"not done after {seconds:g} s, which is limits.seconds") from error
+
+    @staticmethod
+    def _at_exit(
+        stack: AsyncExitStack, kind: type[AgentGymError], where: str, work: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Do this whatever happens; where it fails behind another failure, that one stays and this is added to it."""
+
+        async def leave(_: object, error: BaseException | None, __: object) -> bool:
+            try:
+                with boundary(kind, where):
+                    await work()
+            except AgentGymError as failure:
+                if not isinstance(error, AgentGymError):
+                    raise
+                error.add_note(str(failure))
+            return False
+
+        stack.push_async_exit(leave)

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from agentgym.env import Env, TaskT, find_env
-from agentgym.rollouts.account import Groups, unique
+from agentgym.rollouts.account import Groups, raise_if_all_failed, unique
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.schedule import Scheduler
 from agentgym.task_rows import as_tasks
 from agentgym.types import Boxes, Rollout, Sampling
 
-__all__ = ["Groups", "run_groups"]
+__all__ = ["Groups", "play_groups", "run_groups"]
 
 
 async def run_groups(
@@ -30,6 +30,34 @@ async def run_groups(
     raised: nothing could be learned from going on. Cancelling cancels them all. For more rollouts than are needed,
     or batch after batch, see `Scheduler`.
     """
+    groups = await play_groups(
+        env,
+        tasks,
+        engine,
+        n=n,
+        boxes=boxes,
+        concurrency=concurrency,
+        sampling=sampling,
+        seed=seed,
+        on_rollout=on_rollout,
+    )
+    raise_if_all_failed(groups)
+    return groups
+
+
+async def play_groups(
+    env: str | type[Env[TaskT]],
+    tasks: Sequence[TaskT],
+    engine: Engine,
+    *,
+    n: int,
+    boxes: Boxes | None = None,
+    concurrency: int = 64,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    on_rollout: Callable[[Rollout], None] | None = None,
+) -> Groups:
+    """`run_groups` for a share of a batch: it raises nothing where all of its rollouts failed."""
     tasks = as_tasks(find_env(env), tasks)
     unique([task.id for task in tasks])
     scheduler = Scheduler(

@@ -6,8 +6,9 @@ from copy import copy
 from typing import Any
 
 from agentgym.env import Env, ForkKind, ToolEnv
-from agentgym.errors import EngineError, EnvError, boundary
+from agentgym.errors import EnvError, boundary
 from agentgym.rollouts.chat import Chat
+from agentgym.rollouts.step_result import read_messages
 from agentgym.rollouts.strand import Strand
 from agentgym.types import Message, StopReason
 
@@ -37,19 +38,20 @@ class Forker:
             twin._forks = Forker(strand)
             if box:
                 twin.box = await stack.enter_async_context(await env.box.fork())
-            stack.push_async_callback(_release, strand)
+            stack.push_async_callback(strand.record.release, f"{strand.record.rollout_id}/{strand.name}")
             yield Kid(twin, strand, tools)
 
     def _strand(
         self, env: Env[Any], kind: ForkKind, messages: Sequence[Message], tools: Sequence[str] | None, turns: int | None
     ) -> Strand:
         parent = self.strand
+        messages = read_messages(messages, f"{parent.record.name}.fork")
         name = f"{parent.segment.session.removeprefix(parent.record.rollout_id + '/')}.{parent.kids}."
         parent.kids += 1
         if kind == "subagent":
             chat = Chat(parent.chat.tokenizer, _schemas(env, tools or ()), messages)
             with boundary(EnvError, f"{parent.record.name}: the messages of fork"):
-                prompt, first = chat.prompt_ids(), list(messages)
+                prompt, first = chat.prompt_ids(), messages
         else:
             (chat, prompt), first = parent.carried(messages), parent.first
         strand = Strand(parent.record, chat, first, name, turns)
@@ -107,18 +109,9 @@ class Kid:
         """Answer its last turn, with the next `turn`."""
         if self.strand.reply is None:
             raise EnvError("tell: the kid has no turn that is unanswered")
-        self._answer = [*(self._answer or ()), *messages]
+        self._answer = [*(self._answer or ()), *read_messages(messages, f"{self.strand.record.name}: tell")]
 
 
 def _schemas(env: Env[Any], names: Sequence[str]) -> list[dict[str, Any]]:
     found = {schema["function"]["name"]: schema for schema in env.tools}
     return [found[name] for name in names]
-
-
-async def _release(strand: Strand) -> None:
-    record = strand.record
-    own = f"{record.rollout_id}/{strand.name}"
-    with boundary(EngineError, "release"):
-        for segment in record.segments:
-            if segment.session.startswith(own):
-                await record.engine.release(segment.session)

@@ -6,7 +6,7 @@ from typing import Generic
 
 from agentgym.env import TaskT
 from agentgym.rollouts.turnstile import Meter
-from agentgym.types import Group, Rollout
+from agentgym.types import Group, Rollout, StopReason
 
 
 class GroupPlay(Generic[TaskT]):
@@ -22,6 +22,21 @@ class GroupPlay(Generic[TaskT]):
         self.closed = 0
         """As how many'th of all groups it was closed; 0 while it is open."""
         self._jobs: list[asyncio.Task[None]] = []
+
+    def name(self, index: int) -> str:
+        """The id of one of its rollouts."""
+        return f"{self.task.id}/{index}"
+
+    def lost(self, index: int, why: str) -> Rollout:
+        """What stands for a rollout that ended without a word: a failed one."""
+        return Rollout(
+            rollout_id=self.name(index),
+            group_id=self.task.id,
+            segments=(),
+            reward=None,
+            stop_reason=StopReason.ERROR,
+            error=why,
+        )
 
     def meter(self) -> Meter:
         """A meter for the next rollout."""

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Generic, Self
 
 from agentgym.env import Env, TaskT, find_env
-from agentgym.errors import AgentGymError
 from agentgym.rollouts.account import Account, Counts, Groups
 from agentgym.rollouts.draw import Place
 from agentgym.rollouts.engine import Engine
@@ -75,6 +74,8 @@ class Scheduler(Generic[TaskT]):
         self._started, self._resumed, self._batches = self._left.started, self._left.resumed, self._left.batches
         self._changed = asyncio.Event()
         self._deadline: _Deadline | None = None
+        self._broken = False
+        """An error that is nobody's rollout came out of a job; it ends all of them."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -98,9 +99,9 @@ class Scheduler(Generic[TaskT]):
         """The next `wanted` groups, in the order of their tasks; fewer at a deadline or where the tasks have run out.
 
         A group that failures have made smaller counts as well. More than `wanted` come only where the engine's version
-        has risen by more than one, and they would be too old for the next batch. Where all rollouts failed the first
-        one's error is raised: nothing could be learned from going on. `to_come` is how many batches will follow, where
-        that is known: no more than those are played ahead.
+        has risen by more than one, and they would be too old for the next batch. `to_come` is how many batches will
+        follow, where that is known: no more than those are played ahead. Where all rollouts failed the groups hold
+        their errors; `raise_if_all_failed(groups)` raises the first one, once the batches of all processes are joined.
         """
         if wanted < 1:
             raise ValueError(f"wanted: must be at least 1, got {wanted}")
@@ -122,7 +123,6 @@ class Scheduler(Generic[TaskT]):
         if self._staleness:
             self._target = ahead
             self._fill()
-        _raise_if_all_failed(groups)
         return groups
 
     def _pause(self) -> None:
@@ -168,22 +168,34 @@ class Scheduler(Generic[TaskT]):
         )
 
     async def _play(self, group: GroupPlay[TaskT], index: int, meter: Meter) -> None:
+        try:
+            self._ended(group, index, meter, await self._played(group, index, meter))
+        except asyncio.CancelledError:
+            if not self._broken:  # Whoever cancelled it without dropping it still waits for its end.
+                self._ended(group, index, meter, group.lost(index, "its task was cancelled from outside"))
+            raise
+        except BaseException:
+            self._broken = True
+            raise
+
+    async def _played(self, group: GroupPlay[TaskT], index: int, meter: Meter) -> Rollout:
         playing.set(meter)
-        loop = asyncio.get_running_loop()
         async with self._places:
-            meter.began = loop.time()
-            done = await rollout(
+            meter.began = asyncio.get_running_loop().time()
+            return await rollout(
                 self._cls,
                 group.task,
                 self._turnstile,
                 boxes=self._boxes,
                 sampling=self._sampling,
                 seed=group.seed,
-                rollout_id=f"{group.task.id}/{index}",
+                rollout_id=group.name(index),
             )
+
+    def _ended(self, group: GroupPlay[TaskT], index: int, meter: Meter, done: Rollout) -> None:
         if group.closed or meter.dropped:  # it ended while it was being cancelled
             return
-        group.ended[index], meter.stopped = done, loop.time()
+        group.ended[index], meter.stopped = done, asyncio.get_running_loop().time()
         if self._on_rollout is not None:
             self._on_rollout(done)
         if self._deadline is not None:
@@ -329,9 +341,3 @@ class _Deadline:
         """It will not pass any more."""
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _raise_if_all_failed(groups: Groups) -> None:
-    rollouts: list[Any] = groups.rollouts
-    if rollouts and all(r.reward is None for r in rollouts):
-        raise AgentGymError(f"all {len(rollouts)} rollouts failed; the first one: {rollouts[0].error}")

@@ -3,6 +3,7 @@
 The root is a strand, and so is every fork and sub-agent; all of them write to one record and draw on its limits.
 """
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -15,7 +16,11 @@ from agentgym.rollouts.chat import Chat
 from agentgym.rollouts.context import OpenSegment, is_due
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.reconcile import Drift, reconcile
+from agentgym.rollouts.step_result import read_messages
 from agentgym.types import Completion, Message, Sampling, SegmentKind, StopReason
+
+SUMMARY_SHARE = 0.1
+"""Of the context, or a turn's own limit where that is less: what must be left for the next summary."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,21 +37,44 @@ class Record:
     context: Compact | Window | None
     segments: list[OpenSegment] = field(default_factory=list)
     turns: int = 0
-    """Turns of the policy so far, summaries not counted."""
+    """Turns of the policy that were asked for so far, summaries not counted."""
     answers: int = 0
     """Turns and summaries so far."""
     tokens: int = 0
     """Sampled ids so far."""
+    asked: int = 0
+    """Ids that the turns in flight may still sample."""
     metrics: dict[str, float] = field(default_factory=dict)
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     def budget(self, room: int) -> int:
-        """The most ids that the next turn may sample into a context with this much room."""
+        """The most ids that a turn may sample into a context with this much room, by its own limits."""
         budget = min(self.limits.turn_tokens, room)
-        if self.sampling.max_tokens is not None:
-            budget = min(budget, self.sampling.max_tokens)
+        return budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
+
+    async def take(self, room: int) -> int:
+        """Ids for a turn that is asked for now, to be handed back by `give_back`; 0 where none are left.
+
+        Strands that play at once share `limits.tokens`: where too few are left beside the turns in flight, it waits
+        for what those do not use.
+        """
+        budget = self.budget(room)
         if self.limits.tokens is not None:
+            while self.asked and self.limits.tokens - self.tokens - self.asked < budget:
+                self._waiting.append(asyncio.get_running_loop().create_future())
+                await self._waiting[-1]
             budget = min(budget, self.limits.tokens - self.tokens)
+        self.asked += budget
         return budget
+
+    def give_back(self, budget: int, used: int) -> None:
+        """A turn that was given so many ids has ended, and has sampled `used` of them."""
+        self.asked -= budget
+        self.tokens += used
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     def out_of(self, room: int) -> StopReason | None:
         """Which limit lets no further id be sampled."""
@@ -59,6 +87,19 @@ class Record:
     def count(self, what: str) -> None:
         """One more of something, in the rollout's metrics."""
         self.metrics[what] = self.metrics.get(what, 0.0) + 1
+
+    async def release(self, sessions: str) -> None:
+        """Let the engine forget every session whose name begins so, also where that fails for one of them."""
+        failed: BaseException | None = None
+        for segment in self.segments:
+            if segment.session.startswith(sessions):
+                try:
+                    with boundary(EngineError, "release"):
+                        await self.engine.release(segment.session)
+                except (EngineError, asyncio.CancelledError) as error:
+                    failed = failed if isinstance(failed, asyncio.CancelledError) else error
+        if failed is not None:
+            raise failed
 
 
 class Strand:
@@ -90,33 +131,57 @@ class Strand:
         self.record.segments.append(self.segment)
 
     async def sample(self, *, counts: bool = True) -> Message | StopReason:
-        """One turn into the open segment; StopReason where none could be finished."""
+        """One turn into the open segment; StopReason where none could be finished.
+
+        The turn counts from when it is asked for, and a cancelled one does not count: so the limits hold for all
+        strands of a rollout, also for those that play at once.
+        """
         record, segment = self.record, self.segment
         out = record.out_of(segment.room)
         if out is not None:
             return out
-        start, budget = time.perf_counter(), record.budget(segment.room)
-        with boundary(EngineError, "generate"):
-            completion = await record.engine.generate(
-                segment.token_ids,
-                session=segment.session,
-                max_tokens=budget,
-                sampling=record.sampling,
-                seed=self._seed(),
-            )
-            ids = _checked(completion, budget)
+        self._count(counts)
+        start, sampled = time.perf_counter(), False
+        try:
+            budget = await record.take(segment.room)
+            if not budget:
+                return StopReason.TOKENS
+            completion, ids = await self._generate(budget)
+            sampled = True
+        finally:
+            if not sampled:
+                self._count(-counts)
         message = self.chat.parse(ids, stopped=completion.finish_reason == "stop")
         # Whatever was parsed: a malformed call was sampled too, and must be trained on.
         segment.append(completion, ids, message, seconds=time.perf_counter() - start, number=record.answers)
         record.answers += 1
-        record.turns += counts
-        record.tokens += len(ids)
-        if self.turns_left is not None:
-            self.turns_left -= counts
         if completion.finish_reason == "length":
             return record.out_of(segment.room) or StopReason.LENGTH
         self.reply = (ids, message)
         return message
+
+    def _count(self, turns: int) -> None:
+        self.record.turns += turns
+        if self.turns_left is not None:
+            self.turns_left -= turns
+
+    async def _generate(self, budget: int) -> tuple[Completion, list[int]]:
+        """What the engine samples next, and its ids as a list."""
+        record, segment, used = self.record, self.segment, 0
+        try:
+            with boundary(EngineError, "generate"):
+                completion = await record.engine.generate(
+                    segment.token_ids,
+                    session=segment.session,
+                    max_tokens=budget,
+                    sampling=record.sampling,
+                    seed=self._seed(),
+                )
+                ids = _checked(completion, budget)
+            used = len(ids)
+        finally:
+            record.give_back(budget, used)
+        return completion, ids
 
     def out_of_turns(self) -> bool:
         """Whether the rollout, or this strand of it, has had all its turns."""
@@ -125,18 +190,35 @@ class Strand:
     async def answer(self, new: Sequence[Message]) -> StopReason | None:
         """Go on from the last turn with its answer; StopReason where no further turn can be sampled."""
         policy = self.record.context
-        if policy is None or not is_due(policy, self.segment):
+        if policy is None:
             return self.extend(new)
+        chat, reply = self.chat.branch(), self.reply
+        delta = self._move(new, "the messages of step")
+        held = self._length(delta)
+        if not is_due(policy, self.segment, held, self._summary_room):
+            return self._append(delta)
         if isinstance(policy, Window):
-            return self._slide(policy, new)
+            return self._slide(policy, delta)
+        self.chat, self.reply = chat, reply
         return await self._compact(policy, new)
 
-    def extend(self, new: Sequence[Message]) -> StopReason | None:
+    def extend(self, new: Sequence[Message], what: str = "the messages of step") -> StopReason | None:
         """Append what the template puts behind the turn, in this segment or, if it rewrote that, in a new one."""
-        delta = self._move(new)
+        return self._append(self._move(new, what))
+
+    def _append(self, delta: list[int] | None) -> StopReason | None:
         if delta is None:
             return self._rerender()
         return None if self.segment.extend(delta) else StopReason.CONTEXT
+
+    def _length(self, delta: list[int] | None) -> int:
+        """How many ids the context holds once this is appended to it."""
+        return len(self.chat.prompt_ids()) if delta is None else len(self.segment.token_ids) + len(delta)
+
+    @property
+    def _summary_room(self) -> int:
+        """Ids that are kept free for a summary."""
+        return self.record.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
 
     def carried(self, new: Sequence[Message]) -> tuple[Chat, list[int]]:
         """This conversation as if it had been answered with `new`: for a fork, which leaves it as it is."""
@@ -148,10 +230,10 @@ class Strand:
             delta = chat.extend(*self.reply, new)
         return chat, chat.prompt_ids() if delta is None else [*self.segment.token_ids, *delta]
 
-    def _move(self, new: Sequence[Message]) -> list[int] | None:
+    def _move(self, new: Sequence[Message], what: str) -> list[int] | None:
         assert self.reply is not None
         reply, self.reply = self.reply, None
-        with boundary(EnvError, f"{self.record.name}: the messages of step"):
+        with boundary(EnvError, f"{self.record.name}: {what}"):
             return self.chat.extend(*reply, new)
 
     def _rerender(self) -> StopReason | None:
@@ -169,33 +251,48 @@ class Strand:
         return StopReason.CONTEXT if self.segment.room <= 0 else None
 
     async def _compact(self, policy: Compact, new: Sequence[Message]) -> StopReason | None:
-        """Let the model summarise, then go on from what the policy keeps."""
-        ended = self.extend([*new, Message(role="user", content=policy.instruction)])
+        """Let the model summarise, then go on from what the policy keeps.
+
+        The summary is asked for behind `new`. Where `new` does not fit, it is asked for behind the turn before it, and
+        that turn and `new` follow what is kept: an answer that is too long for this segment is read in the next.
+        """
+        assert self.reply is not None
+        chat, reply, what = self.chat.branch(), self.reply, "the instruction of Compact"
+        ask, carried = Message(role="user", content=policy.instruction), list[Message]()
+        delta = self._move([*new, ask], what)
+        if self._length(delta) + self._summary_room > self.segment.context_tokens:
+            self.chat, self.reply = chat, reply
+            delta = self._move([ask], what)
+            carried = [self.chat.messages[-2], *new]
+            self.record.count("answers_carried")
+        ended = self._append(delta)
         if ended is not None:
             return ended
-        since = self.chat.messages[len(self.first) : -1]
+        since = self.chat.messages[len(self.first) : -2 if carried else -1]
         summary = await self.sample(counts=False)
         if isinstance(summary, StopReason):
             return summary
         with boundary(EnvError, f"{self.record.name}: keep"):
             kept = policy.keep(self.first, since, summary["content"])
         self.record.count("compactions")
-        self._restart("compaction", kept)
-        return None
+        return self._restart("compaction", [*read_messages(kept, f"{self.record.name}: keep"), *carried])
 
-    def _slide(self, policy: Window, new: Sequence[Message]) -> StopReason | None:
-        self._move(new)
-        kept = [*self.first, *last_turns(self.chat.messages[len(self.first) :], policy.keep)]
+    def _slide(self, policy: Window, delta: list[int] | None) -> StopReason | None:
+        """Go on from the first prompt and the last turns; in this segment where that is all there is."""
+        since = self.chat.messages[len(self.first) :]
+        last = last_turns(since, policy.keep)
+        if len(last) == len(since):
+            return self._append(delta)
         self.record.count("slides")
-        self._restart("rerender", kept)
-        return StopReason.CONTEXT if self.segment.room <= 0 else None
+        return self._restart("rerender", [*self.first, *last])
 
-    def _restart(self, kind: SegmentKind, messages: Sequence[Message]) -> None:
+    def _restart(self, kind: SegmentKind, messages: Sequence[Message]) -> StopReason | None:
         self.reply = None
         self.chat = Chat(self.chat.tokenizer, self.chat.tools, messages)
         with boundary(EnvError, f"{self.record.name}: the messages kept"):
             prompt = self.chat.prompt_ids()
         self.open(kind, prompt, self.segment.index)
+        return StopReason.CONTEXT if self.segment.room <= 0 else None
 
     def _seed(self) -> int:
         """A seed of this turn alone, so that its draws do not depend on any other turn or rollout."""

@@ -20,6 +20,7 @@ import agentgym as ag
 from agentgym import threads
 from agentgym.bridges import gymnasium as bridge
 from agentgym.bridges.gymnasium import CHARSET, ExportedEnv, GymnasiumTask, GymnasiumToolEnv, register_gymnasium
+from agentgym.errors import EnvError
 from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, say
 from agentgym.types import Boxes
 from envs.chase.env import Chase, ChaseTask
@@ -235,7 +236,7 @@ class NoStart(Chase):
 @pytest.mark.usefixtures("no_leaks")
 def test_a_failed_reset_gives_its_box_back(boxes: FakeBoxes) -> None:
     with closing(ExportedEnv(NoStart, tasks=[TASK], boxes=boxes)) as env:
-        with pytest.raises(OSError, match="no disk"):
+        with pytest.raises(EnvError, match=r"setup: OSError: .*no disk"):
             env.reset()
         assert (len(boxes.made), len(boxes.leased)) == (1, 0)
 

@@ -1,0 +1,131 @@
+"""What an env's methods return, read field by field: EnvError names the first field that is not what it must be."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentgym.errors import EnvError
+from agentgym.types import Message, StopReason
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Step(NamedTuple):
+    """A StepResult whose fields are what they must be."""
+
+    messages: list[Message]
+    reward: float
+    """What the step gave for its turn; 0.0 where `rewards` name what it gave."""
+    rewards: dict[str, float]
+    terminated: bool
+    truncated: bool
+    stop_reason: str
+
+
+def read_step(result: Any, where: str) -> Step:
+    """The five values that `step` returned."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        raise EnvError(f"{where}: must return StepResult(messages, reward, terminated, truncated, info), got {got}")
+    messages, reward, terminated, truncated, info = result
+    if not isinstance(info, Mapping):
+        raise EnvError(f"{where}: info must be a dict, got {type(info).__name__}")
+    given, named = _rewards(reward, info.get("rewards"), where)
+    return Step(
+        read_messages(messages, where),
+        given,
+        named,
+        _flag(terminated, f"{where}: terminated"),
+        _flag(truncated, f"{where}: truncated"),
+        _word(info.get("stop_reason", StopReason.DONE), f"{where}: info['stop_reason']"),
+    )
+
+
+def read_reset(result: Any, where: str) -> list[Message]:
+    """The first messages that `reset` returned."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise EnvError(f"{where}: must return (messages, info), got {type(result).__name__}")
+    if not (first := read_messages(result[0], where)):
+        raise EnvError(f"{where}: messages must not be empty, the model needs a prompt")
+    return first
+
+
+def read_messages(given: Any, where: str) -> list[Message]:
+    """A list of text messages; images and other parts are refused, for a template may drop them without a word."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise EnvError(f"{where}: messages must be a list of messages, got {type(given).__name__}")
+    for i, message in enumerate(given):
+        if not isinstance(message, Mapping):
+            raise EnvError(f"{where}: messages[{i}] must be a dict, got {type(message).__name__}")
+        if message.get("role") not in ROLES:
+            raise EnvError(
+                f"{where}: messages[{i}].role must be one of {', '.join(ROLES)}, got {message.get('role')!r}"
+            )
+        content = message.get("content")
+        if not isinstance(content, str):
+            raise EnvError(f"{where}: messages[{i}].content must be text, got {type(content).__name__}")
+    return list(given)
+
+
+def read_rewards(given: Any, where: str) -> dict[str, float]:
+    """Finite numbers by name."""
+    if not isinstance(given, Mapping):
+        raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
+    for name in given:
+        if not isinstance(name, str):
+            raise EnvError(f"{where}: a name must be text, got {name!r}")
+    return {name: _finite(value, f"{where}[{name!r}]") for name, value in given.items()}
+
+
+def read_metrics(given: Any, where: str) -> dict[str, float]:
+    """Numbers by name, not all of them finite."""
+    if not isinstance(given, Mapping):
+        raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
+    return {str(name): _number(value, f"{where}[{name!r}]") for name, value in given.items()}
+
+
+def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, float]]:
+    """What the step gave, either as one number for its turn or by name; never both, and never something else."""
+    number = _finite(reward, f"{where}: reward")
+    if not named and (named is None or isinstance(named, Mapping)):
+        return number, {}
+    rewards = read_rewards(named, f"{where}: info['rewards']")
+    total = sum(rewards.values())
+    if number and not math.isclose(number, total, rel_tol=1e-6, abs_tol=1e-9):
+        raise EnvError(
+            f"{where}: reward is {number:g}, and info['rewards'] {rewards} sum to {total:g}; "
+            "give one of the two, or the same in both"
+        )
+    return 0.0, rewards
+
+
+def _finite(value: Any, where: str) -> float:
+    number = _number(value, where)
+    if not math.isfinite(number):
+        raise EnvError(f"{where} must be finite, got {number}")
+    return number
+
+
+def _number(value: Any, where: str) -> float:
+    if type(value) is float:
+        return value
+    if not isinstance(value, str | bytes) and getattr(value, "shape", ()) == ():
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            pass  # It is refused below, with its field.
+    raise EnvError(f"{where} must be a number, got {value!r:.200}")
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise EnvError(f"{where} must be True or False, got {value!r:.200}")
+    return bool(value)
+
+
+def _word(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise EnvError(f"{where} must be a word, got {value!r:.200}")
+    return value

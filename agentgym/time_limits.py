@@ -1,0 +1,83 @@
+"""Time limits that stand still while a rollout is held up by the scheduler."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Self
+
+
+class TimeLimit:
+    """`asyncio.timeout(seconds)`, but for the time that its task and the tasks started in it spend `off_the_clock`.
+
+    `with limit:` makes it known to the code inside; `async with limit.running():` inside of that starts the clock.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left, self._pauses = seconds, 0
+        self._timeout: asyncio.Timeout | None = None
+        self._running = False
+
+    def __enter__(self) -> Self:
+        self._token = _limits.set((*_limits.get(), self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _limits.reset(self._token)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The time runs in this block; TimeoutError where it runs out."""
+        async with asyncio.timeout(None if self._pauses else self._left) as self._timeout:
+            self._running = True
+            try:
+                yield
+            finally:
+                self._running = False
+
+    def expired(self) -> bool:
+        """Whether the time has run out."""
+        return self._timeout is not None and self._timeout.expired()
+
+    def pause(self) -> None:
+        """Stop the clock; it goes on when everybody who stopped it has called `resume`."""
+        self._pauses += 1
+        if self._timeout is not None and self._is_open() and (when := self._timeout.when()) is not None:
+            self._left = when - asyncio.get_running_loop().time()
+            self._timeout.reschedule(None)
+
+    def resume(self) -> None:
+        """Let the clock go on, with the time that was left."""
+        self._pauses -= 1
+        if self._timeout is not None and self._is_open() and not self._pauses:
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
+
+    def _is_open(self) -> bool:
+        return self._running and not self.expired()
+
+
+_limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
+
+
+@asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[TimeLimit]:
+    """At most so many seconds for the block, but for those spent `off_the_clock`; TimeoutError after them."""
+    with TimeLimit(seconds) as limit:
+        async with limit.running():
+            yield limit
+
+
+@contextmanager
+def off_the_clock() -> Iterator[None]:
+    """No time limit around this block runs on, or runs out, inside it."""
+    held = _limits.get()
+    for limit in held:
+        limit.pause()
+    try:
+        yield
+    finally:
+        for limit in held:
+            limit.resume()

@@ -1,0 +1,140 @@
+"""What an env returns: each field is read, and one that is not what it must be fails its rollout by name."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.testing import Scripted, say
+from agentgym.types import Message, StepResult
+
+GOOD, BAD = (ag.Task(id=name, prompt=(ag.Message(role="user", content="Go."),)) for name in ("good", "bad"))
+IMAGE = {"role": "user", "content": [{"type": "image", "image": "x"}]}
+
+
+class Desk(ag.Env[ag.Task]):
+    """Worth 1.0 after one turn."""
+
+    limits = ag.Limits(turns=2)
+
+    async def step(self, action: Message) -> Any:
+        return StepResult([], 1.0, True, False, {})
+
+
+def returning(**given: Any) -> Any:
+    """A `step` whose result has these fields, and one that ends the rollout in all others."""
+    fields = {"messages": [], "reward": 1.0, "terminated": True, "truncated": False, "info": {}, **given}
+
+    async def step(self: Desk, action: Message) -> Any:
+        return StepResult(**fields) if self.task.id == "bad" else await Desk.step(self, action)
+
+    return {"step": step}
+
+
+def resetting(value: Any) -> Any:
+    async def reset(self: Desk, **given: Any) -> Any:
+        return value if self.task.id == "bad" else await Desk.reset(self, **given)
+
+    return {"reset": reset}
+
+
+def measuring(value: Any) -> Any:
+    async def step(self: Desk, action: Message) -> Any:
+        if self.task.id == "bad":
+            self.metrics = value
+        return await Desk.step(self, action)
+
+    return {"step": step}
+
+
+def scoring(value: Any) -> Any:
+    async def score(self: Desk) -> Any:
+        return value if self.task.id == "bad" else {}
+
+    return {"score": score}
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        (returning(reward=None), "step: reward must be a number, got None"),
+        (returning(reward="1"), "step: reward must be a number, got '1'"),
+        (returning(reward=np.array([1.0])), "step: reward must be a number, got array"),
+        (returning(reward=math.nan), "step: reward must be finite, got nan"),
+        (returning(terminated=None), "step: terminated must be True or False, got None"),
+        (returning(truncated="no"), "step: truncated must be True or False, got 'no'"),
+        (returning(info=None), "step: info must be a dict, got NoneType"),
+        (returning(info={"stop_reason": None}), r"step: info\['stop_reason'\] must be a word, got None"),
+        (returning(info={"stop_reason": ""}), r"step: info\['stop_reason'\] must be a word, got ''"),
+        (returning(info={"rewards": [1.0]}), r"step: info\['rewards'\]: must be a dict of numbers by name, got list"),
+        (returning(info={"rewards": {"a": None}}), r"step: info\['rewards'\]\['a'\] must be a number, got None"),
+        (returning(info={"rewards": {0: 1, 1: -1}}), r"step: info\['rewards'\]: a name must be text, got 0"),
+        (returning(info={"rewards": {"a": 0.5}}), r"step: reward is 1, and info\['rewards'\] .* sum to 0.5; give one"),
+        (returning(messages="hi", terminated=False), "step: messages must be a list of messages, got str"),
+        (returning(messages=["hi"]), r"step: messages\[0\] must be a dict, got str"),
+        (returning(messages=[IMAGE]), r"step: messages\[0\].content must be text, got list"),
+        (
+            returning(messages=[{"role": "user", "content": None}]),
+            r"step: messages\[0\].content must be text, got None",
+        ),
+        (returning(messages=[{"role": "developer", "content": ""}]), r"step: messages\[0\].role must be one of system"),
+        (resetting(None), r"reset: must return \(messages, info\), got NoneType"),
+        (resetting(([IMAGE], {})), r"reset: messages\[0\].content must be text, got list"),
+        (resetting(([], {})), "reset: messages must not be empty"),
+        (measuring(None), "metrics: must be a dict of numbers by name, got NoneType"),
+        (measuring({"why": "because"}), r"metrics\['why'\] must be a number, got 'because'"),
+        (scoring(None), "score: must be a dict of numbers by name, got NoneType"),
+        (scoring({"a": None}), r"score\['a'\] must be a number, got None"),
+    ],
+)
+async def test_what_an_env_returns_wrongly_fails_its_rollout_by_the_name_of_the_field(parts: Any, error: str) -> None:
+    groups = await ag.run_groups(type("Broken", (Desk,), parts), [BAD, GOOD], Scripted([say("hi")] * 2), n=1)
+    bad, good = groups.rollouts
+    assert (bad.reward, good.reward) == (None, 1.0)
+    assert re.match(rf"EnvError: Broken\.{error}", bad.error or "")
+    assert groups.metrics()["reward"] == 1.0
+
+
+@pytest.mark.parametrize("reward", [1, True, np.float32(1.0), np.array(1.0), np.int64(1)])
+async def test_every_kind_of_number_is_a_reward(reward: Any) -> None:
+    played = await ag.rollout(type("Desk", (Desk,), returning(reward=reward)), BAD, Scripted([say("hi")]))
+    assert (played.reward, type(played.reward)) == (1.0, float)
+
+
+@pytest.mark.parametrize("rewards", [None, {}])
+async def test_rewards_that_name_nothing_replace_nothing(rewards: Any) -> None:
+    env = type("Desk", (Desk,), returning(info={"rewards": rewards}))
+    played = await ag.rollout(env, BAD, Scripted([say("hi")]))
+    assert (played.reward, played.segments[0].turns[0].reward) == (1.0, 1.0)
+
+
+async def test_an_env_that_ends_by_itself_is_asked_for_its_score() -> None:
+    env = type("Desk", (Desk,), scoring({"won": 2.0}))
+    played = await ag.rollout(env, BAD, Scripted([say("hi")]))
+    assert (played.reward, played.rewards, played.stop_reason) == (3.0, {"won": 2.0}, "done")
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+async def test_a_last_step_that_names_its_rewards_is_not_scored_again(end: str) -> None:
+    ends = {"terminated": False, "truncated": False, end: True}
+    parts = returning(reward=0.5, info={"rewards": {"won": 0.5}}, **ends) | scoring({"won": 2.0})
+    played = await ag.rollout(type("Desk", (Desk,), parts), BAD, Scripted([say("hi")]))
+    assert (played.reward, played.rewards) == (0.5, {"won": 0.5})
+
+
+async def test_an_instance_in_the_place_of_the_class_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^env: must be a class of Env or its name, got .*pass the class itself"):
+        await ag.rollout(Desk(GOOD), GOOD, Scripted([]))  # type: ignore[arg-type]
+
+
+async def test_a_sub_agents_messages_are_read_as_those_of_a_step() -> None:
+    class Asks(Desk):
+        async def step(self, action: Message) -> Any:
+            async with self.fork("subagent", [IMAGE]):  # type: ignore[list-item]
+                raise AssertionError
+
+    played = await ag.rollout(Asks, GOOD, Scripted([say("hi")]))
+    assert played.error == "EnvError: Asks.fork: messages[0].content must be text, got list"

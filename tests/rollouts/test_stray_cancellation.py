@@ -1,0 +1,224 @@
+"""A CancelledError that nobody sent to a rollout is an error of what raised it, and no rollout ends without a word."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.rollouts.schedule import Scheduler
+from agentgym.testing import FakeBoxes, Scripted, call, say
+from agentgym.types import Completion, Rollout
+
+SCRIPT = [call("look"), say("done")]
+
+
+def tasks(*names: str) -> list[ag.Task]:
+    return [ag.Task(id=name, prompt=(ag.Message(role="user", content="Go."),)) for name in names]
+
+
+async def cancelled_elsewhere() -> str:
+    """Wait for something that rollouts share and that somebody else has cancelled."""
+    shared: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    shared.cancel()
+    return await shared
+
+
+class Desk(ag.ToolEnv[ag.Task]):
+    @ag.tool
+    async def look(self) -> str:
+        """Look around."""
+        return await self.see()
+
+    async def see(self) -> str:
+        return "nothing"
+
+    @ag.reward
+    async def graded(self) -> float:
+        return 1.0
+
+
+def broken(name: str) -> type[Desk]:
+    """A Desk one of whose methods meets a stray CancelledError, for the task "bad"."""
+    sound = getattr(Desk, name)
+
+    async def method(self: Desk, *args: Any, **given: Any) -> Any:
+        return await (cancelled_elsewhere() if self.task.id == "bad" else sound(self, *args, **given))
+
+    return type("Broken", (Desk,), {name: method})
+
+
+@pytest.mark.parametrize("where", ["setup", "step", "score", "close"])
+async def test_a_stray_cancelled_error_fails_only_its_rollout(where: str) -> None:
+    groups = await ag.run_groups(broken(where), tasks("bad", "good"), Scripted(SCRIPT), n=1)
+    bad, good = groups.rollouts
+    assert (bad.reward, good.reward) == (None, 1.0)
+    assert bad.error == f"EnvError: Broken.{where}: CancelledError: nobody cancelled the rollout"
+
+
+async def test_a_stray_cancelled_error_in_a_tool_is_an_answer_the_model_reads() -> None:
+    groups = await ag.run_groups(broken("see"), tasks("bad"), Scripted(SCRIPT), n=1)
+    (played,) = groups.rollouts
+    assert (played.reward, played.stop_reason, played.metrics["tool_errors"]) == (1.0, "answer", 1)
+
+
+async def test_a_stray_cancelled_error_of_the_engine_is_an_engine_error() -> None:
+    class Shared(Scripted):
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+            if session.startswith("bad"):
+                await cancelled_elsewhere()
+            return await super().generate(token_ids, session=session, **given)
+
+    bad, good = (await ag.run_groups(Desk, tasks("bad", "good"), Shared(SCRIPT), n=1)).rollouts
+    assert (bad.reward, good.reward) == (None, 1.0)
+    assert (bad.error or "").startswith("EngineError: generate: CancelledError")
+
+
+async def test_a_stray_cancelled_error_in_the_lease_of_a_box_is_a_sandbox_error() -> None:
+    class Boxed(Desk):
+        sandbox = ag.AnyBox()
+
+    class Busy(FakeBoxes):
+        def lease(self) -> Any:
+            return Never()
+
+    class Never:
+        async def __aenter__(self) -> Any:
+            await cancelled_elsewhere()
+
+        async def __aexit__(self, *error: object) -> None:
+            raise AssertionError
+
+    played = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), boxes=Busy())
+    assert (played.error or "").startswith("SandboxError: lease: CancelledError")
+
+
+async def test_a_box_that_cannot_be_given_back_fails_its_rollout_only() -> None:
+    class Boxed(Desk):
+        sandbox = ag.AnyBox()
+
+    class Stuck:
+        async def __aenter__(self) -> Any:
+            return FakeBoxes().make()
+
+        async def __aexit__(self, *error: object) -> None:
+            raise OSError("the wire broke")
+
+    class Pool(FakeBoxes):
+        def lease(self) -> Any:
+            return Stuck()
+
+    played = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), boxes=Pool())
+    assert played.error == "SandboxError: the return of the box: OSError: the wire broke"
+
+
+async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_and_the_batch_ends() -> None:
+    class Selfish(Desk):
+        async def see(self) -> str:
+            task = asyncio.current_task()
+            if self.task.id == "bad" and task is not None:
+                task.cancel()
+            await asyncio.sleep(0)
+            return "nothing"
+
+    seen: list[Rollout] = []
+    async with Scheduler(Selfish, tasks("bad", "good"), Scripted(SCRIPT), n=1, on_rollout=seen.append) as scheduler:
+        groups = await scheduler.collect(2)
+    assert [r.error for r in groups.rollouts] == ["its task was cancelled from outside", None]
+    assert groups.account is not None
+    assert (groups.account.rollouts.failed, groups.account.rollouts.finished, len(seen)) == (1, 1, 2)
+
+
+class Guarded(Desk):
+    """Its tool swallows whatever comes, as a bare `except` does."""
+
+    limits = ag.Limits(turns=50, seconds=0.01)
+
+    async def see(self) -> str:
+        try:
+            await asyncio.Event().wait()
+        except BaseException:
+            return "something went wrong"
+        raise AssertionError
+
+
+async def test_a_tool_that_swallows_the_time_limit_does_not_switch_it_off() -> None:
+    played = await ag.rollout(Guarded, tasks("t")[0], Scripted(lambda text: call("look")))
+    assert (played.stop_reason, played.reward, played.metrics["turns"]) == ("seconds", 1.0, 1)
+
+
+async def test_a_tool_that_swallows_a_cancellation_does_not_keep_the_rollout_alive() -> None:
+    reached = asyncio.Event()
+
+    class Patient(Guarded):
+        limits = ag.Limits(turns=50)
+
+        async def see(self) -> str:
+            reached.set()
+            return await super().see()
+
+    playing = asyncio.create_task(ag.rollout(Patient, tasks("t")[0], Scripted(lambda text: call("look"))))
+    await reached.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+
+async def test_a_close_that_hangs_ends_at_the_limit() -> None:
+    class Hangs(Desk):
+        limits = ag.Limits(seconds=0.01)
+
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    played = await ag.rollout(Hangs, tasks("t")[0], Scripted([say("done")]))
+    assert played.error == "EnvError: Hangs.close: TimeoutError: not done after 0.01 s, which is limits.seconds"
+
+
+class Releasing(Scripted):
+    """The first release waits until it is cancelled, or fails."""
+
+    def __init__(self, replies: Any, first: Any) -> None:
+        super().__init__(replies)
+        self.first, self.reached, self.released = first, asyncio.Event(), list[str]()
+
+    async def release(self, session: str) -> None:
+        first, self.first = self.first, None
+        if first is not None:
+            self.reached.set()
+            await first()
+        self.released.append(session)
+
+
+class Forking(Desk):
+    context = ag.Compact(at=None, turns=1)
+
+
+async def test_a_cancellation_in_a_release_leaves_no_other_session_behind() -> None:
+    engine = Releasing([call("look"), say("so far"), say("done")], asyncio.Event().wait)
+    playing = asyncio.create_task(ag.rollout(Forking, tasks("t")[0], engine))
+    await engine.reached.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert engine.released == ["t/0/1"]
+
+
+async def test_a_release_that_fails_leaves_no_other_session_behind() -> None:
+    engine = Releasing([call("look"), say("so far"), say("done")], cancelled_elsewhere)
+    played = await ag.rollout(Forking, tasks("t")[0], engine)
+    assert (played.error or "").startswith("EngineError: release: CancelledError")
+    assert engine.released == ["t/0/1"]
+
+
+async def test_the_first_failure_stays_and_those_behind_it_are_added_to_it() -> None:
+    class Twice(Desk):
+        async def setup(self) -> None:
+            raise ValueError("first")
+
+        async def close(self) -> None:
+            raise ValueError("second")
+
+    played = await ag.rollout(Twice, tasks("t")[0], Scripted(SCRIPT))
+    assert played.error == "EnvError: Twice.setup: ValueError: first; Twice.close: ValueError: second"
