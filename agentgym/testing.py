@@ -436,7 +436,7 @@ async def _check_cancel_in_step(
             stepping.set()
             result = await super().step(action)
             current = asyncio.current_task()
-            # The runner ends a rollout that swallowed its cancellation; the step should not have ended as if nothing was.
+            # The runner ends such a rollout all the same; the fault is that the step returned at all.
             went_on.append(current is not None and current.cancelling() > 0)
             return result
 
