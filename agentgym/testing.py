@@ -434,7 +434,11 @@ async def _check_cancel_in_step(
     class Stepping(cls):  # type: ignore[misc, valid-type]
         async def step(self, action: Message) -> Any:
             stepping.set()
-            return await super().step(action)
+            result = await super().step(action)
+            current = asyncio.current_task()
+            # The runner ends such a rollout all the same; the fault is that the step returned at all.
+            went_on.append(current is not None and current.cancelling() > 0)
+            return result
 
     class Once(Scripted):
         async def generate(self, *args: Any, **kwargs: Any) -> Completion:

@@ -2,22 +2,25 @@
 
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import agentgym as ag
 from agentgym.env import Split
-from agentgym.errors import EngineError
+from agentgym.errors import AgentGymError, EngineError
 from agentgym.log import Log
-from agentgym.loop import Play, sync
+from agentgym.loop import Play, Rollouts, sync
 from agentgym.rollouts.draw import Draw, batches
+from agentgym.rollouts.group import play_groups
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample
-from agentgym.testing import FakeBoxes
+from agentgym.rollouts.schedule import Scheduler
+from agentgym.testing import FakeBoxes, Scripted, say
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Adapter, Floats, Sampling
 from envs.chase.env import Chase, ChaseCompaction, ChaseTask
@@ -170,3 +173,43 @@ def test_a_step_is_on_disk_when_it_is_logged(tmp_path: Path) -> None:
         log(0, {"reward": 0.5, "rollouts/started": 4, "rollouts/finished": 3, "rollout/tool_calls": 2.0})
         assert '"step": 0' in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert log.summary() == {"reward_first": 0.5, "reward_last": 0.5, "steps": 1, "rollouts": 4, "tool_calls": 6}
+
+
+class Share:
+    """What `Play` asks of a trainer where two processes collect: this one's share, and what the other one has."""
+
+    rank, world = 0, 2
+
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+    def gather(self, mine: list[Any]) -> list[Any]:
+        return [*mine, *self.other(mine)]
+
+
+class Halves(ag.ToolEnv[ag.Task]):
+    async def setup(self) -> None:
+        if self.task.id != "sound":
+            raise ValueError("broken")
+
+    @ag.reward
+    def one(self) -> float:
+        return 1.0
+
+
+def named(*names: str) -> list[ag.Task]:
+    return [ag.Task(id=name, prompt=(ag.Message(role="user", content="Go."),)) for name in names]
+
+
+@pytest.mark.parametrize("other", ["sound", "broken"])
+async def test_a_share_of_a_batch_may_fail_altogether_and_the_whole_batch_may_not(other: str) -> None:
+    theirs = await play_groups(Halves, named(other), Scripted([say("1")]), n=2)
+    trainer: Any = Share(lambda mine: [(theirs.groups, None)] if isinstance(mine[0], tuple) else list(theirs))
+    play = Play(Halves, Scripted([say("1")]), trainer, None, ag.Sampling())
+    judged = nullcontext() if other == "sound" else pytest.raises(AgentGymError, match="all 4 rollouts failed")
+    with judged:
+        groups = await play.collect(named("bad", other), n=2, seed=0)
+        assert [len(group.scored) for group in groups] == [0, 2]
+    async with Scheduler(Halves, named("bad"), Scripted([say("1")]), n=2) as scheduler:
+        with nullcontext() if other == "sound" else pytest.raises(AgentGymError, match="all 4 rollouts failed"):
+            await Rollouts(scheduler, cast("Any", None), trainer, wanted=1).collect()

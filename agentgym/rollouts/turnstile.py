@@ -99,12 +99,12 @@ class Turnstile:
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
         meter = playing.get()
-        if not self._open.is_set():
+        if not self._open.is_set() and not meter.dropped:
             await self._pass(meter)
+        if meter.dropped:  # it went on although it was cancelled: nobody will open the door for it
+            raise EngineError("the rollout was dropped")
         if meter.oldest is None:
             meter.oldest = self.engine.version
-        if meter.dropped:
-            raise EngineError("the rollout was dropped")
         self._seen["started"] += 1
         meter.running += 1
         outcome = "failed"

@@ -1,5 +1,6 @@
 """What is kept when a context is cut, and which limits end or repeat a rollout."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import agentgym as ag
 from agentgym.env import KeepLast, KeepPrompt, Limits, Window, last_turns
 from agentgym.errors import EngineError, SandboxError
 from agentgym.rollouts.context import OpenSegment
-from agentgym.testing import ByteTokenizer, FakeBox, FakeBoxes, Scripted, say
+from agentgym.testing import ByteTokenizer, FakeBox, FakeBoxes, Scripted, call, say
 from agentgym.types import Box, Completion, Message, Rollout, Segment
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
@@ -73,6 +74,66 @@ async def test_any_function_can_be_the_policy_and_its_failure_is_the_envs() -> N
     assert str(failed.error).startswith(
         "EnvError: Desk: keep: IndexError: list index out of range, at test_context.py:"
     )
+
+
+class Loud(ag.ToolEnv[ag.Task]):
+    """Its tool's answer takes so much of the context."""
+
+    limits = Limits(turns=9, context_tokens=2000)
+    size = 0
+
+    @ag.tool
+    def look(self) -> str:
+        """Look."""
+        return "x" * self.size
+
+    @ag.reward
+    def one(self) -> float:
+        return 1.0
+
+
+def looks(text: str) -> Message:
+    return say("nothing yet") if "Summarise" in text[-200:] else call("look")
+
+
+@pytest.mark.parametrize("policy", [ag.Compact(), ag.Compact(at=None, turns=50), Window(keep=1)])
+@pytest.mark.parametrize("size", [200, 300, 400, 500, 600, 900])
+async def test_answers_of_any_part_of_the_context_are_cut_before_they_overflow_it(policy: Any, size: int) -> None:
+    env = type("Loud", (Loud,), {"context": policy, "size": size})
+    played = await ag.rollout(env, TASK, Scripted(looks))
+    assert (played.stop_reason, played.metrics["turns"]) == ("turns", 9)
+    assert max(len(s.token_ids) for s in played.segments) <= 2000
+    assert played.metrics.get("compactions", 0) + played.metrics.get("slides", 0) > 0
+
+
+async def test_an_answer_that_does_not_fit_is_read_behind_the_summary_with_the_turn_that_asked_for_it() -> None:
+    limits = Limits(turns=3, context_tokens=2000)
+    env = type("Loud", (Loud,), {"context": ag.Compact(keep=KeepLast(1)), "size": 700, "limits": limits})
+    played = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), say("so far"), call("look")]))
+    first, second = played.segments
+    assert [turn.message["content"] for turn in first.turns] == ["", "", "so far"]
+    assert "Go.\nso far" in shown(second)
+    assert (shown(second).count('"look"'), shown(second).count("x" * 700)) == (2 + 1, 2)  # the tool's schema, two calls
+    assert (played.metrics["compactions"], played.metrics["answers_carried"]) == (1, 1)
+    assert int(second.sampled.sum()) == second.turns[-1].stop - second.turns[0].start
+
+
+async def test_a_window_that_holds_all_there_is_stays_where_it_is() -> None:
+    env = type("Loud", (Loud,), {"context": Window(at=0.1, keep=1), "size": 300, "limits": Limits(turns=2)})
+    played = await ag.rollout(env, TASK, Scripted(looks))
+    assert (len(played.segments), played.metrics.get("slides")) == (1, None)
+
+
+async def test_a_refusal_of_the_template_names_the_messages_that_it_refused() -> None:
+    class Strict(ByteTokenizer):
+        def render(self, messages: Sequence[Message], tools: Any, *, generation: bool) -> str:
+            if any(a["role"] == b["role"] == "user" for a, b in itertools.pairwise(messages)):
+                raise ValueError("roles must alternate")
+            return super().render(messages, tools, generation=generation)
+
+    engine = Scripted([say("a"), say("sum")], tokenizer=Strict())
+    played = await play(engine, context=ag.Compact(at=None, turns=1))
+    assert played.error == "EnvError: Desk: the instruction of Compact: ValueError: roles must alternate"
 
 
 def test_the_prompt_is_kept_with_the_summary_behind_its_last_user_message() -> None:

@@ -55,6 +55,28 @@ def test_a_long_drift_is_a_new_row() -> None:
     assert [mask for _, mask in rows(made)] == [[0, 1, 1, 1, 1], [0, 0, 0, 1]]
 
 
+@pytest.mark.parametrize(("threshold", "realigned"), [(2, 1), (1, 0)])
+def test_as_many_ids_as_may_be_given_up_are_given_up(threshold: int, realigned: int) -> None:
+    made = transcript(([1], [5, 6, 7]), ([1, 5, 9], [30]), realign_tokens=threshold)
+    assert made.counts[Drift.REALIGN] == realigned
+
+
+def test_a_row_that_goes_on_is_chosen_before_one_that_shares_more_and_drifts() -> None:
+    made = transcript(([1], [5]), ([1, 5, 2, 3], [6, 7]))
+    assert len(made.close()) == 1
+    made = transcript(([1, 2, 3, 4], [5, 6]), ([1, 2], [3]))
+    made.add([1, 2, 3, 4, 5, 9], sampled(30), say(""))
+    assert [ids for ids, _ in rows(made)] == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 9, 30]]
+
+
+def test_a_row_that_drifts_is_chosen_before_a_new_one_that_shares_more() -> None:
+    made = transcript(([1, 2, 3, 4, 9], [8]), ([1], [2, 3, 5]))
+    assert len(made.close()) == 2
+    made.add([1, 2, 3, 4, 7], sampled(30), say(""))
+    assert [ids for ids, _ in rows(made)] == [[1, 2, 3, 4, 9, 8], [1, 2, 3, 4, 7, 30]]
+    assert made.counts == {Drift.CLEAN: 0, Drift.REALIGN: 1, Drift.FORK: 1}
+
+
 def test_a_response_of_which_nothing_is_left_keeps_its_row() -> None:
     assert len(transcript(FIRST, ([1, 2, 3, 12], [30])).close()) == 2
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.rollouts.account import Account, Counts, Groups
+from agentgym.errors import AgentGymError
+from agentgym.rollouts.account import Account, Counts, Groups, raise_if_all_failed
 from agentgym.rollouts.local import LocalConfig, LocalEngine
 from agentgym.rollouts.oversample import Oversample, share_of
 from agentgym.rollouts.schedule import Scheduler
@@ -228,7 +229,11 @@ async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
     ):
         for _ in range(3):
             groups = await scheduler.collect(1)
-            assert account(groups).requests.dropped == account(groups).rollouts.dropped == 3
+            counts = account(groups)
+            assert counts.rollouts.dropped == 3
+            # A request may have ended in the same tick as the one that made the batch whole.
+            assert counts.requests.finished + counts.requests.dropped == 4
+            assert counts.requests.finished >= 1
             await settle()
             await engine.score([1, 2], sampling=sampling)  # answered behind what was asked before
             assert not engine._opened().busy
@@ -628,3 +633,130 @@ async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_sto
     async with Scheduler(Seeded, map(task, [2, 3]), Scripted([say("1")]), n=1, seed=5, left=place) as scheduler:
         await scheduler.collect(2)
     assert seeds == [5, 5, 6, 6, 6, 6]
+
+
+# Cancelling
+
+
+class Stubborn(Say):
+    """Its rollouts, but for task t0, end only when they are let go, although they were cancelled."""
+
+    let: asyncio.Event
+    closing: set[str]
+
+    async def close(self) -> None:
+        if self.task.id != "t0":
+            self.closing.add(self.task.id)
+            try:
+                await self.let.wait()
+            except asyncio.CancelledError:
+                await self.let.wait()
+
+
+def stubborn() -> type[Stubborn]:
+    return type("Stubborn", (Stubborn,), {"let": asyncio.Event(), "closing": set()})
+
+
+async def test_a_rollout_that_ends_while_it_is_being_cancelled_does_not_count() -> None:
+    env, seen = stubborn(), list[str]()
+    engine = Scripted([say("1")])
+    async with Scheduler(
+        env,
+        tasks(),
+        engine,
+        n=1,
+        oversample=cut(extra_groups=1),
+        on_rollout=lambda done: seen.append(done.rollout_id),
+    ) as scheduler:
+        groups = await scheduler.collect(1)
+        env.let.set()
+        await settle()
+        assert (ids(groups), seen, env.closing) == (["t0"], ["t0/0"], {"t1"})
+        assert account(groups).rollouts == Counts(started=2, finished=1, dropped=1)
+
+
+async def test_a_task_is_not_drawn_again_while_its_cancelled_rollout_closes() -> None:
+    env = stubborn()
+    names = map(task, [0, 1, 1, 2, 3])
+    async with Scheduler(env, names, Scripted([say("1")]), n=1, oversample=cut(extra_groups=1)) as scheduler:
+        assert ids(await scheduler.collect(1)) == ["t0"]
+        second = asyncio.create_task(scheduler.collect(1))
+        await settle()
+        assert [group.task.id for group in scheduler._groups] == ["t2", "t3"]  # t1 still closes
+        env.let.set()
+        assert ids(await second) == ["t2"]
+
+
+async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
+    asked: list[str] = []
+
+    class Spy(Held):
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+            asked.append(session)
+            return await super().generate(token_ids, session=session, **given)
+
+    class Deaf(Say):
+        """Does not hear that it was cancelled in its tool."""
+
+        @ag.tool
+        async def look(self) -> str:
+            """Look until somebody cancels."""
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                async with self.fork("subagent", [ag.Message(role="user", content="?")]) as kid:
+                    await kid.run()
+            return "seen"
+
+    class Mixed(Spy):
+        def _next(self, token_ids: Sequence[int], session: str) -> Any:
+            return call("look") if session.startswith("t0") else say("1")
+
+    engine = Mixed(lambda name, turn: False)
+    async with Scheduler(Deaf, tasks(), engine, n=1, oversample=cut(extra_groups=1)) as scheduler:
+        groups = await scheduler.collect(1)
+        await settle()
+    assert (ids(groups), asked) == (["t1"], ["t0/0/0", "t1/0/0"])
+    assert account(groups).requests == Counts(started=2, finished=2)
+
+
+def test_the_time_at_the_shut_door_is_no_time_of_play() -> None:
+    class Slow(Scripted):
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+            await asyncio.sleep(4 if session.startswith("t0") else 1)
+            return await super().generate(token_ids, session=session, **given)
+
+    async def play() -> Groups:
+        engine = Slow([call("look"), say("1")])
+        async with Scheduler(Say, tasks(), engine, n=1, oversample=cut(extra_groups=1, carry=1)) as scheduler:
+            await scheduler.collect(1)
+            await asyncio.sleep(1000)
+            await engine.load_adapter(None, version=1)
+            return await scheduler.collect(1)
+
+    groups = run_in_virtual_time(play())
+    assert (ids(groups), account(groups).kept_s) == (["t0"], pytest.approx(8.0))
+
+
+async def test_more_groups_come_than_were_wanted_where_they_would_be_too_old_for_the_next_batch() -> None:
+    engine = Held(lambda name, turn: False)
+    async with Scheduler(Say, tasks(), engine, n=1, staleness=2) as scheduler:
+        assert ids(await scheduler.collect(1)) == ["t0"]
+        await settle()  # two more are ready, sampled under version 0
+        await engine.load_adapter(None, version=2)
+        second = await scheduler.collect(1)
+    assert ids(second) == ["t1", "t2"]
+    assert second.metrics()["staleness/max"] == 2
+
+
+async def test_a_batch_in_which_all_fail_is_left_to_the_caller_to_judge() -> None:
+    class Bad(Say):
+        async def setup(self) -> None:
+            raise ValueError("broken")
+
+    async with Scheduler(Bad, tasks(), Scripted([]), n=2) as scheduler:
+        groups = await scheduler.collect(1)
+    assert account(groups).rollouts == Counts(started=2, failed=2)
+    with pytest.raises(AgentGymError, match=r"^all 2 rollouts failed; the first one: EnvError: Bad.setup: ValueError"):
+        raise_if_all_failed(groups)
+    raise_if_all_failed(Groups([]))

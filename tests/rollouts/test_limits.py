@@ -1,0 +1,315 @@
+"""Limits hold for a rollout with all that it starts, at once or in turn, and stand still while it is held up."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.rollouts.account import Groups
+from agentgym.rollouts.oversample import Oversample
+from agentgym.rollouts.schedule import Scheduler
+from agentgym.testing import ByteTokenizer, Scripted, call, say
+from agentgym.time_limits import TimeLimit, off_the_clock, time_limit
+from agentgym.types import Completion, Message
+from recipes.bench.virtual import run_in_virtual_time
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
+DECODE = ByteTokenizer().decode
+HELPERS = 8
+
+
+class Boss(ag.ToolEnv[ag.Task]):
+    """Asks eight sub-agents at once."""
+
+    @ag.tool
+    async def ask(self) -> str:
+        """Ask all of them."""
+        async with asyncio.TaskGroup() as group:
+            jobs = [group.create_task(self.one(number)) for number in range(HELPERS)]
+        return " ".join(job.result() for job in jobs)
+
+    async def one(self, number: int) -> str:
+        async with self.fork("subagent", [Message(role="user", content=f"SUB {number}")]) as kid:
+            text = await kid.run()
+        return f"{kid.stop_reason}:{len(text)}"
+
+    @ag.reward
+    def one_point(self) -> float:
+        return 1.0
+
+
+class Waiting(Scripted):
+    """Answers a turn later, as any engine does, and knows how much was asked of it at once."""
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(lambda text: say(reply) if "SUB" in text else call("ask"))
+        self.running = self.most = self.asked = 0
+
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, **given: Any) -> Completion:
+        self.running += 1
+        self.asked += max_tokens
+        self.most = max(self.most, self.asked)
+        try:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return await super().generate(token_ids, max_tokens=max_tokens, **given)
+        finally:
+            self.running -= 1
+            self.asked -= max_tokens
+
+
+def limited(base: type[Any] = Boss, **limits: Any) -> type[Any]:
+    return type("Limited", (base,), {"limits": ag.Limits(**limits)})
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 9, 10])
+async def test_the_limit_of_turns_holds_for_sub_agents_that_run_at_once(turns: int) -> None:
+    played = await ag.rollout(limited(turns=turns), TASK, Waiting("ok"))
+    assert (played.stop_reason, played.metrics["turns"], len(played.messages)) == ("turns", turns, turns)
+
+
+async def test_the_limit_of_tokens_holds_for_sub_agents_that_run_at_once() -> None:
+    engine = Waiting("y" * 200)
+    played = await ag.rollout(limited(tokens=400), TASK, engine)
+    assert (played.stop_reason, played.sampled_tokens, played.reward) == ("tokens", 400, 1.0)
+    assert engine.most <= 400
+
+
+async def test_what_one_sub_agent_leaves_of_its_tokens_another_may_use() -> None:
+    played = await ag.rollout(limited(tokens=400), TASK, Waiting("ok"))
+    answers = DECODE(played.segments[0].token_ids.tolist())
+    assert " ".join(["answer:2"] * HELPERS) in answers
+
+
+async def test_tokens_suffice_for_turns_at_once_and_none_of_them_waits() -> None:
+    engine = Waiting("ok")
+    await ag.rollout(limited(tokens=10_000, turns=9, turn_tokens=100), TASK, engine)
+    assert engine.most == HELPERS * 100
+
+
+async def test_a_turn_that_was_cancelled_counts_neither_turns_nor_tokens() -> None:
+    class Impatient(Boss):
+        @ag.tool(timeout_s=0.01)
+        async def ask(self) -> str:
+            """Ask one that never answers."""
+            return await self.one(0)
+
+    class Silent(Scripted):
+        async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+            if "SUB" in DECODE(token_ids):
+                await asyncio.Event().wait()
+            return await super().generate(token_ids, **given)
+
+    played = await ag.rollout(limited(Impatient, turns=2, tokens=1000), TASK, Silent([call("ask"), say("done")]))
+    assert (played.stop_reason, played.metrics["turns"]) == ("answer", 2)
+
+
+async def test_a_summary_is_no_turn_of_a_kid() -> None:
+    class Asks(Boss):
+        context = ag.Compact(at=None, turns=1)
+
+        @ag.tool
+        async def look(self) -> str:
+            """Look."""
+            return "seen"
+
+        @ag.tool
+        async def ask(self) -> str:
+            """Ask a sub-agent that has two turns."""
+            ask = [Message(role="user", content="SUB")]
+            async with self.fork("subagent", ask, tools=[self.look], turns=2) as kid:
+                return await kid.run()
+
+    played = await ag.rollout(
+        Asks, TASK, Scripted([call("ask"), call("look"), say("summary"), say("kid"), say("summary"), say("done")])
+    )
+    assert (played.stop_reason, played.metrics["turns"]) == ("answer", 4)
+    assert DECODE(played.segments[0].token_ids.tolist()).count("kid<|im_end|>") == 1
+
+
+async def test_what_is_told_twice_before_a_turn_is_read_in_that_order() -> None:
+    class Tells(Boss):
+        @ag.tool
+        async def ask(self) -> str:
+            """Tell a sub-agent two things."""
+            async with self.fork("subagent", [Message(role="user", content="SUB")]) as kid:
+                await kid.turn()
+                kid.tell([Message(role="user", content="first word")])
+                kid.tell([Message(role="user", content="second word")])
+                await kid.turn()
+                return DECODE(kid.strand.segment.token_ids)  # type: ignore[attr-defined]
+
+    played = await ag.rollout(Tells, TASK, Scripted([call("ask"), say("yes"), say("ok"), say("done")]))
+    kid = DECODE(played.segments[1].token_ids.tolist())
+    assert kid.index("yes") < kid.index("first word") < kid.index("second word") < kid.index("ok")
+
+
+async def test_a_kid_that_a_tool_has_stopped_samples_no_more() -> None:
+    seen: list[Any] = []
+
+    class Stops(Boss):
+        @ag.tool
+        async def halt(self) -> ag.Stop:
+            """Stop."""
+            return ag.Stop("halted", "bye")
+
+        @ag.tool
+        async def ask(self) -> str:
+            """Ask a sub-agent that stops itself."""
+            ask = [Message(role="user", content="SUB")]
+            async with self.fork("subagent", ask, tools=[self.halt]) as kid:
+                seen.extend([await kid.run(), kid.stop_reason, await kid.turn()])
+            return ""
+
+    await ag.rollout(Stops, TASK, Scripted([call("ask"), call("halt"), say("done")]))
+    assert seen == ["bye", "halted", None]
+
+
+# Time
+
+
+class Judged(ag.ToolEnv[ag.Task]):
+    limits = ag.Limits(seconds=10.0)
+    needs = 7.0
+    begun = 0
+
+    @ag.reward
+    async def judged(self) -> float:
+        type(self).begun += 1
+        await asyncio.sleep(self.needs)
+        return 1.0
+
+
+class Pondering(Scripted):
+    async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+        await asyncio.sleep(5.0)
+        return await super().generate(token_ids, **given)
+
+
+def test_an_env_that_ended_in_time_is_graded_once_and_may_take_as_long_again() -> None:
+    env = type("Judged", (Judged,), {"begun": 0})
+    played = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
+    assert (played.stop_reason, played.reward, env.begun) == ("answer", 1.0, 1)
+
+
+def test_a_grader_that_takes_longer_than_the_limit_fails_the_rollout_by_its_name() -> None:
+    env = type("Judged", (Judged,), {"begun": 0, "needs": 11.0})
+    played = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
+    assert played.error == "EnvError: Judged.score: TimeoutError: not done after 10 s, which is limits.seconds"
+    assert (env.begun, played.reward) == (1, None)
+
+
+class Research(Boss):
+    """Its tool has less time than the trainer works."""
+
+    limits = ag.Limits(seconds=20.0)
+
+    @ag.tool(timeout_s=10.0)
+    async def ask(self) -> str:
+        """Ask a sub-agent twice."""
+        async with asyncio.TaskGroup() as group:
+            job = group.create_task(self.twice())
+        return job.result()
+
+    async def twice(self) -> str:
+        async with self.fork("subagent", [Message(role="user", content="SUB")]) as kid:
+            await kid.turn()
+            kid.tell([Message(role="user", content="go on")])
+            return await kid.run()
+
+
+def held_at_the_door(seconds: float) -> Groups:
+    """A carried rollout whose tool's sub-agent waits at the door while the trainer works; each turn takes so long."""
+
+    class Slow(Scripted):
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+            await asyncio.sleep(seconds if session.startswith("slow") else 1.0)
+            return await super().generate(token_ids, session=session, **given)
+
+    def reply(text: str) -> Message:
+        if "SUB" in text:
+            return say("found")
+        return say("done") if "quick" in text or "found" in text or "error" in text else call("ask")
+
+    names = ["slow", *(f"quick{number}" for number in range(9))]
+    tasks = [ag.Task(id=name, prompt=(Message(role="user", content=name),)) for name in names]
+
+    async def play() -> Groups:
+        engine, cut = Slow(reply), Oversample(stop="target", extra_groups=1, carry=2)
+        async with Scheduler(Research, tasks, engine, n=1, oversample=cut) as scheduler:
+            await scheduler.collect(1)
+            await asyncio.sleep(1000.0)
+            await engine.load_adapter(None, version=1)
+            await asyncio.wait_for(scheduler.collect(1), 100.0)
+            await asyncio.sleep(1000.0)
+            await engine.load_adapter(None, version=2)
+            return await scheduler.collect(1)
+
+    return run_in_virtual_time(play())
+
+
+def test_a_tools_own_limit_stands_still_at_the_shut_door() -> None:
+    (played,) = held_at_the_door(4.0).rollouts
+    assert (played.group_id, played.stop_reason, played.metrics["tool_errors"]) == ("slow", "answer", 0)
+
+
+def test_a_limit_goes_on_after_the_door_with_the_time_that_was_left() -> None:
+    async def play() -> float:
+        loop = asyncio.get_running_loop()
+        with suppress(TimeoutError):
+            async with time_limit(10.0):
+                await asyncio.sleep(4.0)
+                with off_the_clock():
+                    await asyncio.sleep(100.0)
+                await asyncio.sleep(1000.0)
+        return loop.time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(110.0)
+
+
+def test_a_limit_stands_still_until_everybody_who_stopped_it_goes_on() -> None:
+    async def hold(seconds: float) -> None:
+        with off_the_clock():
+            await asyncio.sleep(seconds)
+
+    async def play() -> float:
+        with suppress(TimeoutError):
+            async with time_limit(10.0), asyncio.TaskGroup() as group:
+                group.create_task(hold(50.0))
+                group.create_task(hold(100.0))
+                await asyncio.sleep(1000.0)
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(110.0)
+
+
+def test_a_limit_that_is_stopped_before_it_runs_begins_where_it_was_stopped() -> None:
+    async def play() -> float:
+        with TimeLimit(10.0) as limit:
+            limit.pause()
+            with suppress(TimeoutError):
+                async with limit.running():
+                    await asyncio.sleep(100.0)
+                    limit.resume()
+                    await asyncio.sleep(1000.0)
+        assert limit.expired()
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(110.0)
+
+
+def test_what_outlives_a_limit_cannot_start_it_again() -> None:
+    async def hold() -> None:
+        with off_the_clock():
+            await asyncio.sleep(100.0)
+
+    async def play() -> None:
+        async with time_limit(10.0):
+            held = asyncio.create_task(hold())
+            await asyncio.sleep(1.0)
+        await held
+
+    run_in_virtual_time(play())
