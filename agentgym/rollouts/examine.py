@@ -54,6 +54,8 @@ def _trait(name: str, ask: Callable[[], str]) -> Trait:
     """The answer is what is wrong, "" for nothing; a template that refuses is wrong too."""
     try:
         wrong = ask()
+    except _Found as found:
+        wrong = str(found)
     except Exception as error:  # Templates raise what they like.
         wrong = f"the template refuses: {type(error).__name__}: {error}"
     return Trait(name, not wrong, wrong)
@@ -69,43 +71,62 @@ def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Seque
     return ""
 
 
-def _end_of_turn(tokenizer: ChatTokenizer) -> list[int]:
-    """Ids of what the template puts behind an assistant's text."""
+class _Found(Exception):  # noqa: N818  It is a finding, and no error of the template.
+    """What is wrong, found on the way to another question."""
+
+
+def _turn(tokenizer: ChatTokenizer, reply: Message, answer: Message, tools: Sequence[dict[str, Any]]) -> list[int]:
+    """Ids of the reply as a model would write it behind the opening, its end last."""
+    opened = tokenizer.render([_ASK], tools, generation=True)
+    closed = tokenizer.render([_ASK, reply], tools, generation=False)
+    if not closed.startswith(opened):
+        what = "a turn with a call" if "tool_calls" in reply else "an assistant's turn"
+        raise _Found(f"{what} does not begin as the generation prompt says")
+    written = closed[len(opened) :]
+    end = _end_mark(tokenizer, answer)
+    body = written[: written.rindex(end)] if end in written else written
+    return [*tokenizer.encode(body), *tokenizer.encode(end)]
+
+
+def _end_mark(tokenizer: ChatTokenizer, answer: Message) -> str:
+    """What stands directly behind an assistant's text: the end of its turn, or the mark of who speaks next."""
     opened = tokenizer.render([_ASK], [], generation=True)
-    closed = tokenizer.render([_ASK, _SAID], [], generation=False)
-    if not closed.startswith(opened) or _SAID["content"] not in closed[len(opened) :]:
-        raise ValueError("an assistant's turn does not begin as the generation prompt says")
-    return tokenizer.encode(closed[len(opened) :].partition(_SAID["content"])[2])
+    for messages in ([_ASK, _SAID], [_ASK, _SAID, answer]):
+        told = tokenizer.render(messages, [], generation=False)
+        if not told.startswith(opened) or _SAID["content"] not in told[len(opened) :]:
+            raise _Found("an assistant's turn does not begin as the generation prompt says")
+        behind = told[len(opened) :].partition(_SAID["content"])[2]
+        if behind:
+            return tokenizer.decode(tokenizer.encode(behind)[:1])
+    raise _Found("nothing ends an assistant's turn: the engine cannot know where to stop")
 
 
 def _exact(tokenizer: ChatTokenizer) -> str:
     """Whether opening, sampled turn and what is appended are the ids of the whole conversation."""
-    end = _end_of_turn(tokenizer)
-    if not end:
-        return "nothing ends an assistant's turn: the engine cannot know where to stop"
+    sampled = _turn(tokenizer, _SAID, _AGAIN, [])
     chat = Chat(tokenizer, [], [_ASK])
-    opened, sampled = chat.prompt_ids(), [*tokenizer.encode(_SAID["content"]), end[0]]
+    opened = chat.prompt_ids()
     delta = chat.extend(sampled, _SAID, [_AGAIN])
     if delta is None:
         return "it rewrites the turn before, so there is no separator to keep"
     whole = tokenizer.encode(tokenizer.render([_ASK, _SAID, _AGAIN], [], generation=True))
-    if [*opened, *sampled, *delta] != whole:
+    if [*opened, *sampled, *delta] == whole:
+        return ""
+    if whole[-len(delta) :] != delta:
         return "what is appended behind a turn is encoded otherwise than in the whole conversation"
-    return ""
+    return "the beginning of a turn is encoded otherwise behind its opening than in the whole conversation"
 
 
 def _round_trip(tokenizer: ChatTokenizer) -> str:
-    opened = tokenizer.render([_ASK], TOOLS, generation=True)
-    closed = tokenizer.render([_ASK, _CALLED], TOOLS, generation=False)
-    if not closed.startswith(opened):
-        return "a turn with a call does not begin as the generation prompt says"
-    end = tokenizer.decode(_end_of_turn(tokenizer)[:1])
-    written = closed[len(opened) :]
-    body = written[: written.rindex(end)] if end and end in written else written
+    sampled = _turn(tokenizer, _CALLED, _AGAIN, TOOLS)
+    body = tokenizer.decode(sampled[:-1])
     read = tokenizer.parse(body, TOOLS)
     calls = [call["function"] for call in read.get("tool_calls", ())]
     if not calls:
         return f"a call is read as text, {body!r}: give the tokenizer a response_template"
     if calls != [{"name": "note", "arguments": ARGUMENTS}]:
         return f"a call comes back as {calls[0]}"
+    said = tokenizer.parse(tokenizer.decode(_turn(tokenizer, _SAID, _AGAIN, [])[:-1]), [])
+    if said["content"].strip() != _SAID["content"]:
+        return f"the text {_SAID['content']!r} comes back as {said['content']!r}"
     return ""

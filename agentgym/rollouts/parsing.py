@@ -4,12 +4,16 @@ A call that is no valid JSON keeps what the model wrote as its `arguments` text:
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from agentgym.rollouts.marks import whole_characters
 from agentgym.types import Message, ToolCall
 
+_DEEPEST = 100
+"""Levels of nesting in a call's arguments: more cannot be written by every template, and no tool asks for them."""
 _HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
@@ -32,7 +36,7 @@ def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
     for body in bodies:
         written, close, behind = body.partition("</tool_call>")
         made = _loaded(written) if close and not behind.strip() else None
-        if not isinstance(made, dict) or made.keys() != {"name", "arguments"}:
+        if not isinstance(made, dict) or made.keys() != {"name", "arguments"} or not is_sound(made):
             return None
         if not isinstance(made["name"], str) or not isinstance(made["arguments"], dict):
             return None
@@ -69,13 +73,42 @@ def _loaded(body: str) -> object:
         return body
 
 
+def is_sound(value: object) -> bool:
+    """Whether every template and tool can take what JSON said: numbers are finite, text is whole characters.
+
+    Python's json also reads NaN, Infinity and halves of surrogate pairs, and nests as deep as the stack allows.
+    """
+    level = [value]
+    for _ in range(_DEEPEST + 2):
+        below = []
+        for item in level:
+            if isinstance(item, dict):
+                below += [*item, *item.values()]
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, float) and not math.isfinite(item):
+                return False
+            elif isinstance(item, str) and whole_characters(item) is not item:
+                return False
+        if not below:
+            return True
+        level = below
+    return False
+
+
+def thinks(opening: str) -> bool:
+    """Whether an assistant's turn opens inside of a thought."""
+    return opening.rfind("<think>") > opening.rfind("</think>")
+
+
 def raw_call(text: str) -> ToolCall:
     """The call the model tried to write, for the tool message that tells it what was wrong."""
     return ToolCall(type="function", function={"name": "", "arguments": text})
 
 
 def message_of(text: str, parsed: dict[str, Any]) -> Message:
-    calls = [_tool_call(call.get("function")) for call in parsed.get("tool_calls") or ()]
+    """The message of what was read; where a call is malformed, `text` is its content."""
+    calls = [_tool_call(call) for call in parsed.get("tool_calls") or ()]
     if any(isinstance(call["function"]["arguments"], str) for call in calls):
         return Message(role="assistant", content=text, tool_calls=calls)
     message = Message(role="assistant", content=parsed.get("content") or "")
@@ -86,10 +119,15 @@ def message_of(text: str, parsed: dict[str, Any]) -> Message:
     return message
 
 
-def _tool_call(function: object) -> ToolCall:
+def _tool_call(read: dict[str, Any]) -> ToolCall:
+    function = read.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return raw_call(function if isinstance(function, str) else json.dumps(function))
-    arguments = function.get("arguments")
-    if not isinstance(arguments, dict):
+    name, arguments = function["name"], function.get("arguments")
+    if not isinstance(arguments, dict) or not is_sound([name, arguments]):
+        name = whole_characters(name)
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return ToolCall(type="function", function={"name": function["name"], "arguments": arguments})
+    call = ToolCall(type="function", function={"name": name, "arguments": arguments})
+    if isinstance(read.get("id"), str) and read["id"]:
+        call["id"] = read["id"]
+    return call
