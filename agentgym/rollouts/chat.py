@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from agentgym.rollouts.delta import PLAIN, Deltas, after_nth, ids_behind
 from agentgym.rollouts.families import FAMILIES, HERMES, family_of
-from agentgym.rollouts.fitting import check_messages, first_of, first_rendered, fits, history_forms, is_malformed
+from agentgym.rollouts.fitting import check_messages, first_rendered, fits, history_forms, is_malformed, readable
 from agentgym.rollouts.letters import Letters
 from agentgym.rollouts.marks import BREAK, Marks, whole_characters
 from agentgym.rollouts.parsing import message_of, plain_hermes, raw_call, thinks
@@ -130,19 +130,26 @@ class Chat:
         check_messages(new, answers=True)
         end = self.tokenizer.decode(token_ids[-1:])
         body = self._body(token_ids[:-1])
-        candidates = fits(reply, body, new, as_calls=is_malformed(reply) and self._template.wants_calls(self.tokenizer))
-        (written, told), candidates = first_of(candidates)
-        added = self._recalled(end, body, written, told)
+        written, told, as_calls = reply, new, False
+        if is_malformed(reply):
+            as_calls = self._template.wants_calls(self.tokenizer)
+            written = readable(reply, as_calls=as_calls)
+        added = self._recalled(end, body, written, new)
         if added is None:
-            forms = (((form, answer), [*self._shown, form, *answer]) for form, answer in candidates)
-            (written, told), text = first_rendered(self._rendered, forms)
+            forms = fits(reply, body, new, as_calls=as_calls)
+            whole = (((form, answer), [*self._shown, form, *answer]) for form, answer in forms)
+            (written, told), text = first_rendered(self._rendered, whole)
             added = self._added(text, end, body, written, told)
             self._learn(end, body, written, told, added)
             self._text = text
         else:
             self._text = None
         self._append(written, told, new)
-        return None if added is None else ids_behind(self.tokenizer.encode, end, added, token_ids[-1], room)
+        if added is None:
+            return None
+        if self._template.alone and (room is None or len(added) <= 16 * room):
+            return self.tokenizer.encode(added)
+        return ids_behind(self.tokenizer.encode, end, added, token_ids[-1], room)
 
     def _recalled(self, end: str, body: str, written: Message, new: Sequence[Message]) -> str | None:
         """What is remembered of turns like this one; None where the whole chat must be rendered."""
@@ -161,7 +168,8 @@ class Chat:
         """Whether the template can be expected to add what it added for turns of the same shape."""
         if not end or end in body:
             return False
-        return self._template.sought is None or not any(self._template.sought.search(message["content"]) for message in new)
+        sought = self._template.sought
+        return sought is None or not any(sought.search(message["content"]) for message in new)
 
     def _append(self, written: Message, told: Sequence[Message], new: Sequence[Message]) -> None:
         """Take up a turn and its answer: as they were, and as the template was shown them."""
@@ -272,15 +280,16 @@ class HuggingFaceTokenizer:
         if template is None and self.family is not None:
             template = FAMILIES[self.family]
         self.response_template = None if template is None else load_response_template(template)
-        self._hermes = template is HERMES
         self._family_reads = template is FAMILIES.get(self.family or "")
         self._pieces, self._letters = Pieces(self.backend), Letters(self.backend)
+        self.cuts_at_marks = self._pieces.pattern is not None
         self._decoder = Decoder(self.backend)
         self.marks = Marks(())
         self.marks = self._marks()
         self.sought = sought_words(source) | {mark for mark in self.marks.every if PLAIN.fullmatch(mark)}
         self.opening = self._opening()
         self._prefix = self._read_prefix()
+        self._quick = template is HERMES and not thinks(self._prefix)
 
     def _marks(self) -> Marks:
         """Every added token; those that are special, and those around a user's message, say whose turn it is."""
@@ -322,10 +331,10 @@ class HuggingFaceTokenizer:
         return self._decoder.decode(token_ids)
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        if self._quick and (message := plain_hermes(text, tools)) is not None:
+            return message
         if self.response_template is None or (self._family_reads and not may_call(self.family, text, tools)):
             return Message(role="assistant", content=text)
-        if self._hermes and not thinks(self._prefix) and (message := plain_hermes(text, tools)) is not None:
-            return message
         try:
             parsed = self.tokenizer.parse_response(
                 text, self.response_template, prefix=self._prefix, tools=[*tools] or None

@@ -75,23 +75,22 @@ class _Found(Exception):  # noqa: N818  It is a finding, and no error of the tem
     """What is wrong, found on the way to another question."""
 
 
-def _turn(tokenizer: ChatTokenizer, reply: Message, answer: Message, tools: Sequence[dict[str, Any]]) -> list[int]:
-    """Ids of the reply as a model would write it behind the opening, its end last."""
+def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What the template writes in the assistant's turn that answers the question, and the end of it."""
     opened = tokenizer.render([_ASK], tools, generation=True)
-    closed = tokenizer.render([_ASK, reply], tools, generation=False)
-    if not closed.startswith(opened):
-        what = "a turn with a call" if "tool_calls" in reply else "an assistant's turn"
+    whole = tokenizer.render([_ASK, *told], tools, generation=False)
+    if not whole.startswith(opened):
+        what = "a turn with a call" if "tool_calls" in told[0] else "an assistant's turn"
         raise _Found(f"{what} does not begin as the generation prompt says")
-    written = closed[len(opened) :]
-    end = _end_mark(tokenizer, answer)
-    body = written[: written.rindex(end)] if end in written else written
-    return [*tokenizer.encode(body), *tokenizer.encode(end)]
+    end = _end_mark(tokenizer)
+    body, _, _ = whole[len(opened) :].partition(end)
+    return body, end
 
 
-def _end_mark(tokenizer: ChatTokenizer, answer: Message) -> str:
+def _end_mark(tokenizer: ChatTokenizer) -> str:
     """What stands directly behind an assistant's text: the end of its turn, or the mark of who speaks next."""
     opened = tokenizer.render([_ASK], [], generation=True)
-    for messages in ([_ASK, _SAID], [_ASK, _SAID, answer]):
+    for messages in ([_ASK, _SAID], [_ASK, _SAID, _AGAIN]):
         told = tokenizer.render(messages, [], generation=False)
         if not told.startswith(opened) or _SAID["content"] not in told[len(opened) :]:
             raise _Found("an assistant's turn does not begin as the generation prompt says")
@@ -103,30 +102,33 @@ def _end_mark(tokenizer: ChatTokenizer, answer: Message) -> str:
 
 def _exact(tokenizer: ChatTokenizer) -> str:
     """Whether opening, sampled turn and what is appended are the ids of the whole conversation."""
-    sampled = _turn(tokenizer, _SAID, _AGAIN, [])
+    body, end = _turn(tokenizer, [_SAID, _AGAIN], [])
     chat = Chat(tokenizer, [], [_ASK])
     opened = chat.prompt_ids()
+    with_body = tokenizer.encode(chat.text + body)
+    if with_body[: len(opened)] != opened:
+        return "the beginning of a turn is encoded otherwise behind its opening than in the whole conversation"
+    # A model goes on from the opening: its words are encoded as they are there, and not alone.
+    sampled = [*with_body[len(opened) :], *tokenizer.encode(end)]
     delta = chat.extend(sampled, _SAID, [_AGAIN])
     if delta is None:
         return "it rewrites the turn before, so there is no separator to keep"
     whole = tokenizer.encode(tokenizer.render([_ASK, _SAID, _AGAIN], [], generation=True))
-    if [*opened, *sampled, *delta] == whole:
-        return ""
-    if whole[-len(delta) :] != delta:
+    if [*opened, *sampled, *delta] != whole:
         return "what is appended behind a turn is encoded otherwise than in the whole conversation"
-    return "the beginning of a turn is encoded otherwise behind its opening than in the whole conversation"
+    return ""
 
 
 def _round_trip(tokenizer: ChatTokenizer) -> str:
-    sampled = _turn(tokenizer, _CALLED, _AGAIN, TOOLS)
-    body = tokenizer.decode(sampled[:-1])
+    """Whether a call, and a text, are read from what the template writes for them."""
+    body, _ = _turn(tokenizer, [_CALLED], TOOLS)
     read = tokenizer.parse(body, TOOLS)
     calls = [call["function"] for call in read.get("tool_calls", ())]
     if not calls:
         return f"a call is read as text, {body!r}: give the tokenizer a response_template"
     if calls != [{"name": "note", "arguments": ARGUMENTS}]:
         return f"a call comes back as {calls[0]}"
-    said = tokenizer.parse(tokenizer.decode(_turn(tokenizer, _SAID, _AGAIN, [])[:-1]), [])
+    said = tokenizer.parse(_turn(tokenizer, [_SAID], [])[0], [])
     if said["content"].strip() != _SAID["content"]:
         return f"the text {_SAID['content']!r} comes back as {said['content']!r}"
     return ""

@@ -59,7 +59,7 @@ LLAMA: dict[str, Any] = {
     "fields": {
         "tool_calls": {
             "open_pattern": r"<\|python_tag\|>\s*(?=\{)|"
-            r"(?=\{\s*\"name\"\s*:\s*\"[^\"]*\"\s*,\s*\"parameters\"\s*:)",
+            r"(?=\{\s*\"name\"\s*:\s*\"[^\"]*\"\s*,\s*\"(?:parameters|arguments)\"\s*:)",
             "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)",
             "repeats": True,
             "content": "json",

@@ -8,7 +8,6 @@ behind them, and what a new segment shows, comes from these forms.
 import json
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import TypeVar
 
 from agentgym.types import Message
@@ -22,7 +21,10 @@ _SAY = Message(role="assistant", content="so")
 
 def is_malformed(reply: Message) -> bool:
     """Whether a call's arguments are text: the model wrote no valid JSON."""
-    return any(isinstance(call["function"]["arguments"], str) for call in reply.get("tool_calls", ()))
+    for call in reply.get("tool_calls", ()):  # A loop: this runs once a turn, and any() costs twice as much.
+        if isinstance(call["function"]["arguments"], str):
+            return True
+    return False
 
 
 def _said(reply: Message, body: str) -> Message:
@@ -40,14 +42,17 @@ def _called(reply: Message) -> Message:
     return Message(role="assistant", content="", tool_calls=calls)
 
 
-def reply_forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
-    """How a reply may be shown, the best form first; `as_calls`: the template wants a call before a tool's message."""
+def readable(reply: Message, *, as_calls: bool) -> Message:
+    """A reply with a malformed call as most templates take it; `as_calls`: they want a call before a tool's message."""
+    return _called(reply) if as_calls else _said(reply, "")
+
+
+def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
+    """How a reply may be shown, the best form first."""
     if "tool_calls" not in reply:
         return [reply]
-    said, called = _said(reply, body), _called(reply)
-    if is_malformed(reply):
-        return [called, said] if as_calls else [said, called]
-    return [reply, said, called]
+    first = readable(reply, as_calls=as_calls) if is_malformed(reply) else reply
+    return [first, _said(reply, body), _called(reply)]
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
@@ -70,7 +75,7 @@ def from_user(messages: Sequence[Message]) -> list[Message]:
 
 def fits(reply: Message, body: str, new: Sequence[Message], *, as_calls: bool) -> Iterator[tuple[Message, list[Message]]]:
     """Forms of a reply and of what answers it, the ones that are nearest to what was said first."""
-    forms = reply_forms(reply, body, as_calls=as_calls)
+    forms = _forms(reply, body, as_calls=as_calls)
     for told in ([*new], joined(new)):
         yield from ((form, told) for form in forms)
     if "tool_calls" in reply:
@@ -102,12 +107,6 @@ def _told(message: Message) -> Message:
     return Message(role="assistant", content=message["content"] or calls)
 
 
-def first_of(items: Iterator[T]) -> tuple[T, Iterator[T]]:
-    """The first of the items, and all of them."""
-    first = next(items)
-    return first, chain([first], items)
-
-
 def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]]) -> tuple[T, str]:
     """The first form whose conversation the template takes, and the text of that; else what it said to the first."""
     refused: Exception | None = None
@@ -124,10 +123,11 @@ def check_messages(messages: Sequence[Message], *, answers: bool = False) -> Non
     """ValueError for a message that templates would drop or fail at: it names the field."""
     roles = _ANSWERS if answers else _ROLES
     for i, message in enumerate(messages):
-        if message.get("role") not in roles:
-            raise ValueError(f"messages[{i}].role: must be one of {', '.join(roles)}, got {message.get('role')!r}")
-        if not isinstance(message.get("content"), str):
-            kind = type(message.get("content")).__name__
+        role, content = message.get("role"), message.get("content")
+        if role not in roles:
+            raise ValueError(f"messages[{i}].role: must be one of {', '.join(roles)}, got {role!r}")
+        if not isinstance(content, str):
+            kind = type(content).__name__
             raise ValueError(f"messages[{i}].content: must be text, got {kind}; images and parts are not supported")
 
 

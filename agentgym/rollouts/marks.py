@@ -89,40 +89,52 @@ class _Breaker:
         self._begins = re.compile(f"(?=(?:{longest_first}))[\\s\\S]" if marks else "(?!)")
         self._heads = {mark[:n] for mark in marks for n in range(1, len(mark))}
         self._tails = {mark[n:] for mark in marks for n in range(1, len(mark))}
-        self._ends = {head[-1] for head in self._heads}
-        self._starts = {tail[0] for tail in self._tails}
+        self._firsts, self._lasts = ("".join({mark[n] for mark in marks}) for n in (0, -1))
+        self._hints = re.compile("[" + re.escape(self._firsts + self._lasts) + f"{BREAK}\ud800-\udfff]")
         self._longest = max(map(len, marks), default=0)
 
     def text(self, text: str) -> str:
         """The text with a break behind the first character of each mark."""
+        if not self._hints.search(text):
+            return text
         if self._found.search(text):
             text = _HALF.sub("\ufffd", text).replace(BREAK, BREAK * 2)
             text = self._begins.sub(rf"\g<0>{BREAK}", text)
-        return self._apart(text) if text else text
+        return self._apart(text)
 
     def _apart(self, text: str) -> str:
         """A break where the text's own ends could be part of a mark together with what the template puts beside it."""
-        if text[0] in self._starts and any(text[:n] in self._tails for n in range(1, self._longest)):
+        begin, end = text[: self._longest], text[-self._longest :]
+        if any(c in begin for c in self._lasts) and any(begin[:n] in self._tails for n in range(1, self._longest)):
             text = f"{text[0]}{BREAK}{text[1:]}"
-        if text[-1] in self._ends and any(text[-n:] in self._heads for n in range(1, self._longest)):
+        if any(c in end for c in self._firsts) and any(end[-n:] in self._heads for n in range(1, self._longest)):
             text += BREAK
         return text
 
     def value(self, value: Any) -> Any:
         """The value with every text in it broken, names of fields included; the same object where nothing changes."""
-        if isinstance(value, str):
-            return self.text(value)
+        if type(value) is str:
+            return self.text(value) if self._hints.search(value) else value
         if isinstance(value, dict):
-            made = {key if key in _FIELDS else self.value(key): self.value(item) for key, item in value.items()}
-            same = made.keys() == value.keys() and all(made[key] is value[key] for key in made)
-            return value if same else made
+            return self._dict(value)
         if isinstance(value, (list, tuple)):
             items = [self.value(item) for item in value]
             return value if all(a is b for a, b in zip(items, value, strict=True)) else items
         return value
 
+    def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
+        changed = {}
+        for key, item in value.items():
+            if key not in _OURS:
+                name, made = key if key in _FIELDS else self.value(key), self.value(item)
+                if name is not key or made is not item:
+                    changed[key] = (name, made)
+        return dict(changed.get(key, (key, item)) for key, item in value.items()) if changed else value
 
+
+_OURS = frozenset({"role", "type"})
+"""Fields that the chat itself fills in."""
 _FIELDS = frozenset(
-    "role content reasoning_content tool_calls tool_call_id name id type function arguments parameters".split()
+    "content reasoning_content tool_calls tool_call_id name id function arguments parameters".split()
 )
 """Keys that templates ask for: they are no contents."""

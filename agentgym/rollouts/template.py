@@ -27,6 +27,8 @@ class Template:
     def __init__(self, tokenizer: Renders) -> None:
         self.sought: re.Pattern[str] | None = any_of(getattr(tokenizer, "sought", ()))
         """Words that change what the template writes; a tokenizer names them in `sought`."""
+        self.alone: bool = getattr(tokenizer, "cuts_at_marks", False)
+        """Whether what stands behind a mark has the ids it has alone; a tokenizer says so in `cuts_at_marks`."""
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
 
