@@ -113,7 +113,7 @@ class _Breaker:
 
     def value(self, value: Any) -> Any:
         """The value with every text in it broken, names of fields included; the same object where nothing changes."""
-        if type(value) is str:
+        if isinstance(value, str):
             return self.text(value) if self._hints.search(value) else value
         if isinstance(value, dict):
             return self._dict(value)
