@@ -23,10 +23,10 @@ from agentgym.rollouts.fitting import check_messages, first_rendered, fits, hist
 from agentgym.rollouts.letters import Letters
 from agentgym.rollouts.marks import BREAK, Marks, whole_characters
 from agentgym.rollouts.parsing import message_of, plain_hermes, raw_call, thinks
-from agentgym.rollouts.reading import completed, may_call
 from agentgym.rollouts.pieces import Decoder, Pieces
+from agentgym.rollouts.reading import completed, may_call
 from agentgym.rollouts.sought import sought_words
-from agentgym.rollouts.template import Template
+from agentgym.rollouts.template import Template, template_variables
 from agentgym.types import Message
 
 
@@ -271,7 +271,7 @@ class HuggingFaceTokenizer:
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         self.tokenizer = tokenizer
-        self.variables = _variables(chat_template_kwargs or {})
+        self.variables = template_variables(chat_template_kwargs or {})
         # The layer below: the wrappers around it cost more than they do, once a turn.
         self.backend = tokenizer.backend_tokenizer
         source = tokenizer.get_chat_template()
@@ -345,14 +345,3 @@ class HuggingFaceTokenizer:
         if self._family_reads:
             message = completed(self.family, text, message)
         return message
-
-
-def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's variables; those that a chat sets itself are refused."""
-    own = sorted(given.keys() & _OWN)
-    if own:
-        raise ValueError(f"chat_template_kwargs: {', '.join(own)} cannot be set here; the chat sets them itself")
-    return dict(given)
-
-
-_OWN = frozenset("conversation messages tools tokenize add_generation_prompt continue_final_message return_dict".split())

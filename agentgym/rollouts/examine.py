@@ -71,7 +71,7 @@ def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Seque
     return ""
 
 
-class _Found(Exception):  # noqa: N818  It is a finding, and no error of the template.
+class _Found(Exception):
     """What is wrong, found on the way to another question."""
 
 

@@ -6,7 +6,6 @@ behind them, and what a new segment shows, comes from these forms.
 """
 
 import json
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -21,7 +20,7 @@ _SAY = Message(role="assistant", content="so")
 
 def is_malformed(reply: Message) -> bool:
     """Whether a call's arguments are text: the model wrote no valid JSON."""
-    for call in reply.get("tool_calls", ()):  # A loop: this runs once a turn, and any() costs twice as much.
+    for call in reply.get("tool_calls", ()):  # noqa: SIM110  It runs once a turn, and any() costs twice as much.
         if isinstance(call["function"]["arguments"], str):
             return True
     return False
@@ -73,7 +72,9 @@ def from_user(messages: Sequence[Message]) -> list[Message]:
     return joined(told)
 
 
-def fits(reply: Message, body: str, new: Sequence[Message], *, as_calls: bool) -> Iterator[tuple[Message, list[Message]]]:
+def fits(
+    reply: Message, body: str, new: Sequence[Message], *, as_calls: bool
+) -> Iterator[tuple[Message, list[Message]]]:
     """Forms of a reply and of what answers it, the ones that are nearest to what was said first."""
     forms = _forms(reply, body, as_calls=as_calls)
     for told in ([*new], joined(new)):
@@ -89,14 +90,6 @@ def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     yield joined(shown)
     yield joined([_called(m) if is_malformed(m) else m for m in messages])
     yield from_user([_told(m) for m in shown])
-
-
-def _told(message: Message) -> Message:
-    """A message without calls: where it holds nothing else, they are written as JSON."""
-    if "tool_calls" not in message:
-        return message
-    calls = "\n".join(json.dumps(call["function"]) for call in message["tool_calls"])
-    return Message(role="assistant", content=message["content"] or calls)
 
 
 def _told(message: Message) -> Message:

@@ -64,7 +64,7 @@ class Marks:
 
     def guarded(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with every mark in their contents broken; those without one are the same objects."""
-        return [cast(Message, self._of(message["role"]).value(message)) for message in messages]
+        return [cast("Message", self._of(message["role"]).value(message)) for message in messages]
 
     def guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The tools' schemas with every mark of turns broken."""
@@ -104,9 +104,12 @@ class _Breaker:
 
     def _apart(self, text: str) -> str:
         """A break where the text's own ends could be part of a mark together with what the template puts beside it."""
-        begin, end = text[: self._longest], text[-self._longest :]
+        begin = text[: self._longest]
         if any(c in begin for c in self._lasts) and any(begin[:n] in self._tails for n in range(1, self._longest)):
-            text = f"{text[0]}{BREAK}{text[1:]}"
+            behind = text[1:]
+            run = len(behind) - len(behind.lstrip(BREAK))
+            text = text if run % 2 else f"{text[0]}{BREAK}{behind}"
+        end = text[-self._longest :]
         if any(c in end for c in self._firsts) and any(end[-n:] in self._heads for n in range(1, self._longest)):
             text += BREAK
         return text
@@ -125,16 +128,13 @@ class _Breaker:
     def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
         changed = {}
         for key, item in value.items():
-            if key not in _OURS:
-                name, made = key if key in _FIELDS else self.value(key), self.value(item)
-                if name is not key or made is not item:
-                    changed[key] = (name, made)
+            name, made = key if key in _FIELDS else self.value(key), self.value(item)
+            if name is not key or made is not item:
+                changed[key] = (name, made)
         return dict(changed.get(key, (key, item)) for key, item in value.items()) if changed else value
 
 
-_OURS = frozenset({"role", "type"})
-"""Fields that the chat itself fills in."""
 _FIELDS = frozenset(
-    "content reasoning_content tool_calls tool_call_id name id function arguments parameters".split()
+    {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "id", "type", "function"}
 )
-"""Keys that templates ask for: they are no contents."""
+"""Keys that templates ask for and that hold no mark."""

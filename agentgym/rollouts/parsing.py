@@ -90,14 +90,18 @@ def is_sound(value: object) -> bool:
                 below += [*item, *item.values()]
             elif isinstance(item, list):
                 below += item
-            elif isinstance(item, float) and not math.isfinite(item):
-                return False
-            elif isinstance(item, str) and whole_characters(item) is not item:
+            elif not _is_whole(item):
                 return False
         if not below:
             return True
         level = below
     return False
+
+
+def _is_whole(item: object) -> bool:
+    if isinstance(item, str):
+        return whole_characters(item) is item
+    return not isinstance(item, float) or math.isfinite(item)
 
 
 def thinks(opening: str) -> bool:

@@ -11,9 +11,11 @@ _QUOTED = r"(['\"])((?:(?!\1).)+)\1"
 _IN = re.compile(_QUOTED + r"\s+(?:not\s+)?in\b")
 _ASKED = re.compile(r"\.(?:startswith|endswith|split|rsplit|replace|find|index|count|partition)\(\s*" + _QUOTED)
 _KEYS = frozenset(
-    "role content reasoning_content reasoning thinking tool_calls tool_call_id name function arguments parameters id "
-    "type text image image_url video audio properties required description return enum items".split()
+    {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "tool_call_id", "name", "function"}
+    | {"arguments", "parameters", "id", "type", "text", "image", "image_url", "video", "audio", "properties", "items"}
+    | {"required", "description", "return", "enum"}
 )
+"""Names of fields: a template that asks whether a message has one does not look into its text."""
 
 
 def sought_words(template: str) -> set[str]:

@@ -1,7 +1,7 @@
 """What is asked once of a chat template: what it looks for, what it refuses, and what it writes behind a turn."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from agentgym.rollouts.delta import after_nth
@@ -64,3 +64,16 @@ class Template:
             return True
         at = after_nth(whole, end, len(before), 0)
         return at is not None and _SHOWN not in whole[len(before) : at]
+
+
+def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's variables; those that a chat sets itself are refused."""
+    own = sorted(given.keys() & _OWN)
+    if own:
+        raise ValueError(f"chat_template_kwargs: {', '.join(own)} cannot be set here; the chat sets them itself")
+    return dict(given)
+
+
+_OWN = frozenset(
+    ["conversation", "messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict"]
+)

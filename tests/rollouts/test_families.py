@@ -153,7 +153,8 @@ CALLED = [{"name": "look", "arguments": ARGUMENTS}]
     "written",
     [
         f" to=functions.look<|channel|>commentary json<|message|>{JSON}",
-        f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.look<|channel|>commentary json<|message|>{JSON}",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.look"
+        f"<|channel|>commentary json<|message|>{JSON}",
         f"<|channel|>commentary to=functions.look code<|message|>{JSON}",
         f"<|channel|>analysis to=functions.look <|constrain|>json<|message|>{JSON}",
         f" to=functions.look<|channel|>commentary <|constrain|>json<|message|>{JSON}<|call|>",
@@ -177,7 +178,9 @@ def test_text_outside_of_every_channel_is_not_lost() -> None:
 
 
 def test_a_call_to_what_is_no_function_is_a_call_all_the_same() -> None:
-    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=browser.search<|channel|>commentary<|message|>{}"
+    text = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=browser.search<|channel|>commentary<|message|>{}"
+    )
     assert calls(tokenizer("harmony").parse(text, TOOLS)) == [{"name": "browser.search", "arguments": {}}]
 
 

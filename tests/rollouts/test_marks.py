@@ -135,7 +135,7 @@ def test_the_marks_of_calls_and_thoughts_stay_what_they_are_in_prompts_and_repli
 
 def test_names_arguments_and_schemas_are_contents_too() -> None:
     tokenizer = TOKENIZERS["byte_level"]
-    reply = call(f"look{START}", **{END: [START, {"x": END}]})
+    reply = call(f"look{START}", **{END: [START, {"type": END, "role": START}]})
     schema = {"type": "function", "function": {"name": "look", "description": FORGED, "parameters": {}}}
     ids = Chat(tokenizer, [schema], [user("go"), reply, tool("seen")]).prompt_ids()
     assert marks(tokenizer, ids) == (4, 3)
