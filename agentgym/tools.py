@@ -16,6 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentgym.errors import AgentGymError, ToolError
+from agentgym.rollouts.parsing import is_sound
 from agentgym.threads import in_own_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -187,6 +188,8 @@ def _load(text: str) -> Mapping[str, Any]:
     loaded = json.loads(text)
     if not isinstance(loaded, dict):
         raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
+    if not is_sound(loaded):
+        raise ValueError("a tool takes no NaN, no Infinity, no half a character and no more than 100 levels of nesting")
     return loaded
 
 

@@ -252,3 +252,19 @@ def test_a_message_that_a_template_would_drop_is_refused_by_its_field(message: A
         Chat(ByteTokenizer(), [], [user("x")]).extend([66, 257], say("B"), [message])
     with pytest.raises(ValueError, match=r"role: must be one of system, user, tool, got 'assistant'"):
         Chat(ByteTokenizer(), [], [user("x")]).extend([66, 257], say("B"), [say("x")])
+
+
+class LookOnce(Look):
+    """Room for long calls, and nothing is summed up."""
+
+    limits = ag.Limits(turns=3, turn_tokens=4096, context_tokens=1 << 16)
+    context = None
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", '"\\ud83d"', "[" * 600 + "]" * 600])
+def test_what_no_tool_can_be_given_is_told_to_the_model(value: str) -> None:
+    text = f'<tool_call>\n{{"name": "look", "arguments": {{"at": {value}}}}}\n</tool_call>'
+    task = ag.Task(id="t", prompt=(user("go"),))
+    played = asyncio.run(ag.rollout(LookOnce, task, Scripted([raw(text), say("done")])))
+    assert played.error is None
+    assert played.metrics["malformed_calls"] == 1
