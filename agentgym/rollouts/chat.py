@@ -231,8 +231,11 @@ class Chat:
     ) -> str | None:
         """What is added behind a reply without end marks in its text; None also where the template refuses."""
         try:
-            before = self.tokenizer.render(past, tools, generation=True)
             whole = self.tokenizer.render([*past, reply, *new], tools, generation=True)
+            asked, before = [*past, *tools] == [_QUESTION], self._template.asked
+            if not (asked and whole.startswith(before)):
+                before = self.tokenizer.render(past, tools, generation=True)
+            self._template.asked = before if asked else self._template.asked
         except Exception:  # These are messages that nobody wrote.
             return None
         at = after_nth(whole, end, len(before), 0) if whole.startswith(before) else None

@@ -29,6 +29,8 @@ class Template:
         """Words that change what the template writes; a tokenizer names them in `sought`."""
         self.alone: bool = getattr(tokenizer, "cuts_at_marks", False)
         """Whether what stands behind a mark has the ids it has alone; a tokenizer says so in `cuts_at_marks`."""
+        self.asked = "\0"
+        """One question as the template shows it, once that was rendered."""
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
 

@@ -258,7 +258,7 @@ class LookOnce(Look):
     """Room for long calls, and nothing is summed up."""
 
     limits = ag.Limits(turns=3, turn_tokens=4096, context_tokens=1 << 16)
-    context = None
+    context = ag.Compact(at=None, turns=9)
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", '"\\ud83d"', "[" * 600 + "]" * 600])
