@@ -267,7 +267,7 @@ class Env(Generic[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """The first messages and an info dict; by default a copy of the task's prompt, behind `system` if that is set."""
+        """The first messages and an info dict; by default `system`, if set, and a copy of the task's prompt."""
         messages = deepcopy(list(self.task.prompt))
         if self.system is not None and messages[0]["role"] != "system":
             messages.insert(0, Message(role="system", content=self.system))

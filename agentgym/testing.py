@@ -28,7 +28,9 @@ from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
 from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.episode import rollout
+from agentgym.rollouts.marks import Marks, unbroken
 from agentgym.rollouts.parsing import parse_hermes
+from agentgym.sound_json import whole_characters
 from agentgym.types import Adapter, Box, Boxes, Completion, ExecResult, Floats, HostFunction, Message, Sampling, Version
 
 # ---------------------------------------------------------------------------------------------------- replies
@@ -72,12 +74,16 @@ class ByteTokenizer:
     START, END = 256, 257
     vocabulary = 258
     _marks = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
+    _contents = Marks(_marks, _marks)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
-        head = "".join(json.dumps(tool) + "\n" for tool in tools)
+        head = self._contents.text("".join(json.dumps(tool) + "\n" for tool in tools), "tool")
         parts = [f"<|im_start|>tools\n{head}<|im_end|>\n"] if tools else []
-        parts += [f"<|im_start|>{m['role']}\n{self._body(m)}<|im_end|>\n" for m in messages]
+        parts += [f"<|im_start|>{m['role']}\n{self._shown(m)}<|im_end|>\n" for m in messages]
         return "".join(parts) + ("<|im_start|>assistant\n" if generation else "")
+
+    def _shown(self, message: Message) -> str:
+        return self._contents.text(self._body(message), message["role"])
 
     def _body(self, message: Message) -> str:
         made = [json.dumps(c["function"]) for c in message.get("tool_calls", ())]
@@ -86,7 +92,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
-            ids += [self._marks[part]] if part in self._marks else part.encode(errors="replace")
+            ids += [self._marks[part]] if part in self._marks else unbroken(whole_characters(part))[0].encode()
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentgym.declarations import check_target, check_tool, marked
-from agentgym.depth import MAX_DEPTH, is_deep
 from agentgym.errors import AgentGymError, EnvError, ToolError, is_stray
 from agentgym.failures import describe, log_once
+from agentgym.sound_json import MAX_DEPTH, is_sound
 from agentgym.threads import Threads, call_method
 from agentgym.time_limits import TimeLimit
 
@@ -202,8 +202,8 @@ def _load(text: str) -> Mapping[str, Any]:
     loaded = json.loads(text)
     if not isinstance(loaded, dict):
         raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
-    if is_deep(loaded):
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    if not is_sound(loaded):
+        raise ValueError(f"they hold NaN, Infinity, half a character or more than {MAX_DEPTH} levels of nesting")
     return loaded
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "failures declarations depth task_fields",
+    "failures declarations sound_json task_fields",
     "types errors",
     "threads time_limits owners log task_rows extras",
     "scoring",

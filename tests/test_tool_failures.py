@@ -233,7 +233,7 @@ async def test_arguments_nested_too_deep_are_a_tool_message_and_the_rollout_goes
     arguments = f'{{"key": {"[" * (depth - 1)}{"]" * (depth - 1)}}}'
     result = await run("look_up", arguments)
     assert result.malformed
-    assert "nested more than 100 levels deep" in result.content or "recursion" in result.content
+    assert "more than 100 levels of nesting" in result.content or "recursion" in result.content
     written = raw(f'<tool_call>\n{{"name": "look_up", "arguments": {arguments}}}\n</tool_call>')
     env = type("Roomy", (Desk,), {"limits": ag.Limits(turns=3, context_tokens=1 << 16, turn_tokens=1 << 15)})
     played = await ag.rollout(env, TASK, Scripted([written, say("done")]))

@@ -132,3 +132,36 @@ def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str) -> list[Me
     for n, (index, field) in enumerate(slots):
         filled[index][field] = form.format(n)  # type: ignore[literal-required]
     return filled
+
+
+def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
+    """Where the mark after `skip` others ends; None where there are not that many."""
+    if not mark:
+        return None
+    for _ in range(skip + 1):
+        found = text.find(mark, start)
+        if found < 0:
+            return None
+        start = found + len(mark)
+    return start
+
+
+def ids_behind(
+    encode: Callable[[str], list[int]], end: str, added: str, last: int, room: int | None = None
+) -> list[int]:
+    """Ids of the text that follows a turn's end, as they are behind it; `last` is the end's own id.
+
+    Of a long text only as much is encoded as fills the room, and some more: the rest would be thrown away.
+    """
+    length = len(added) if room is None else max(16 * room, _LONG)
+    while True:
+        ids = encode(end + added[:length])
+        ids = ids[1:] if ids and ids[0] == last else encode(added[:length])
+        if room is None or length >= len(added) or len(ids) > room + _MARGIN:
+            return ids
+        length *= 4
+
+
+_LONG = 1 << 14
+_MARGIN = 256
+"""Ids near the place of the cut may be others than those of the whole text: these are behind the room."""

@@ -54,6 +54,8 @@ def _trait(name: str, ask: Callable[[], str]) -> Trait:
     """The answer is what is wrong, "" for nothing; a template that refuses is wrong too."""
     try:
         wrong = ask()
+    except _Found as found:
+        wrong = str(found)
     except Exception as error:  # Templates raise what they like.
         wrong = f"the template refuses: {type(error).__name__}: {error}"
     return Trait(name, not wrong, wrong)
@@ -69,22 +71,45 @@ def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Seque
     return ""
 
 
-def _end_of_turn(tokenizer: ChatTokenizer) -> list[int]:
-    """Ids of what the template puts behind an assistant's text."""
+class _Found(Exception):
+    """What is wrong, found on the way to another question."""
+
+
+def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What the template writes in the assistant's turn that answers the question, and the end of it."""
+    opened = tokenizer.render([_ASK], tools, generation=True)
+    whole = tokenizer.render([_ASK, *told], tools, generation=False)
+    if not whole.startswith(opened):
+        what = "a turn with a call" if "tool_calls" in told[0] else "an assistant's turn"
+        raise _Found(f"{what} does not begin as the generation prompt says")
+    end = _end_mark(tokenizer)
+    body, _, _ = whole[len(opened) :].partition(end)
+    return body, end
+
+
+def _end_mark(tokenizer: ChatTokenizer) -> str:
+    """What stands directly behind an assistant's text: the end of its turn, or the mark of who speaks next."""
     opened = tokenizer.render([_ASK], [], generation=True)
-    closed = tokenizer.render([_ASK, _SAID], [], generation=False)
-    if not closed.startswith(opened) or _SAID["content"] not in closed[len(opened) :]:
-        raise ValueError("an assistant's turn does not begin as the generation prompt says")
-    return tokenizer.encode(closed[len(opened) :].partition(_SAID["content"])[2])
+    for messages in ([_ASK, _SAID], [_ASK, _SAID, _AGAIN]):
+        told = tokenizer.render(messages, [], generation=False)
+        if not told.startswith(opened) or _SAID["content"] not in told[len(opened) :]:
+            raise _Found("an assistant's turn does not begin as the generation prompt says")
+        behind = told[len(opened) :].partition(_SAID["content"])[2]
+        if behind:
+            return tokenizer.decode(tokenizer.encode(behind)[:1])
+    raise _Found("nothing ends an assistant's turn: the engine cannot know where to stop")
 
 
 def _exact(tokenizer: ChatTokenizer) -> str:
     """Whether opening, sampled turn and what is appended are the ids of the whole conversation."""
-    end = _end_of_turn(tokenizer)
-    if not end:
-        return "nothing ends an assistant's turn: the engine cannot know where to stop"
+    body, end = _turn(tokenizer, [_SAID, _AGAIN], [])
     chat = Chat(tokenizer, [], [_ASK])
-    opened, sampled = chat.prompt_ids(), [*tokenizer.encode(_SAID["content"]), end[0]]
+    opened = chat.prompt_ids()
+    with_body = tokenizer.encode(chat.text + body)
+    if with_body[: len(opened)] != opened:
+        return "the beginning of a turn is encoded otherwise behind its opening than in the whole conversation"
+    # A model goes on from the opening: its words are encoded as they are there, and not alone.
+    sampled = [*with_body[len(opened) :], *tokenizer.encode(end)]
     delta = chat.extend(sampled, _SAID, [_AGAIN])
     if delta is None:
         return "it rewrites the turn before, so there is no separator to keep"
@@ -95,17 +120,15 @@ def _exact(tokenizer: ChatTokenizer) -> str:
 
 
 def _round_trip(tokenizer: ChatTokenizer) -> str:
-    opened = tokenizer.render([_ASK], TOOLS, generation=True)
-    closed = tokenizer.render([_ASK, _CALLED], TOOLS, generation=False)
-    if not closed.startswith(opened):
-        return "a turn with a call does not begin as the generation prompt says"
-    end = tokenizer.decode(_end_of_turn(tokenizer)[:1])
-    written = closed[len(opened) :]
-    body = written[: written.rindex(end)] if end and end in written else written
+    """Whether a call, and a text, are read from what the template writes for them."""
+    body, _ = _turn(tokenizer, [_CALLED], TOOLS)
     read = tokenizer.parse(body, TOOLS)
     calls = [call["function"] for call in read.get("tool_calls", ())]
     if not calls:
         return f"a call is read as text, {body!r}: give the tokenizer a response_template"
     if calls != [{"name": "note", "arguments": ARGUMENTS}]:
         return f"a call comes back as {calls[0]}"
+    said = tokenizer.parse(_turn(tokenizer, [_SAID], [])[0], [])
+    if said["content"].strip() != _SAID["content"]:
+        return f"the text {_SAID['content']!r} comes back as {said['content']!r}"
     return ""

@@ -58,7 +58,8 @@ LLAMA: dict[str, Any] = {
     "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "fields": {
         "tool_calls": {
-            "open_pattern": r"(?:<\|python_tag\|>\s*)?(?=\{\s*\"name\"\s*:)",
+            "open_pattern": r"<\|python_tag\|>\s*(?=\{)|"
+            r"(?=\{\s*\"name\"\s*:\s*\"[^\"]*\"\s*,\s*\"(?:parameters|arguments)\"\s*:)",
             "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)",
             "repeats": True,
             "content": "json",
@@ -70,7 +71,7 @@ LLAMA: dict[str, Any] = {
         "content": _TEXT,
     },
 }
-"""Llama 3: one {"name": .., "parameters": ..}, with or without <|python_tag|> before it."""
+"""Llama 3: one {"name": .., "parameters": ..}, with or without <|python_tag|> before it; other JSON is text."""
 
 MISTRAL: dict[str, Any] = {
     "defaults": _ASSISTANT,
@@ -78,16 +79,17 @@ MISTRAL: dict[str, Any] = {
     "fields": {
         "reasoning_content": {"open": "[THINK]", "close": "[/THINK]", "content": "text"},
         "tool_calls": {
-            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\s*\[ARGS\]",
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\])?"
+            r"(?P<id>(?:(?<=\[CALL_ID\])\w+)?)\s*\[ARGS\]",
             "close_pattern": r"\s*(?=\[TOOL_CALLS\])",
             "repeats": True,
-            "transform": _CALL,
+            "transform": _CALL | {"id": "{id}"},
             **_JSON,
         },
         "content": _TEXT,
     },
 }
-"""Mistral from its tokenizer v11 on: [TOOL_CALLS]name[ARGS]{..}, once for each call."""
+"""Mistral from its tokenizer v11 on: [TOOL_CALLS]name[ARGS]{..}, once for each call; v11 has [CALL_ID]id too."""
 
 MISTRAL_LIST: dict[str, Any] = {
     "defaults": _ASSISTANT,
@@ -143,31 +145,42 @@ GLM: dict[str, Any] = {
 }
 """GLM 4.5 and later: the name, then <arg_key> and <arg_value> pairs; values are text, cast by the tool's schema."""
 
+_START = r"(?:<\|start\|>assistant)?"
+_TO = r" to=(?:functions\.)?(?P<name>[\w.-]+)"
+_FORMAT = r"\s*(?:<\|constrain\|>)?\s*\w*<\|message\|>"
+
 HARMONY: dict[str, Any] = {
     "defaults": _ASSISTANT,
     "start_anchor": "<|start|>assistant",
     "fields": {
         "reasoning_content": {
-            "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>",
+            "open_pattern": _START + r"<\|channel\|>analysis<\|message\|>",
             "close": "<|end|>",
-            "content": "text",
+            "repeats": True,
+            "join": "\n",
+            **_TEXT,
         },
         "tool_calls": {
-            "open_pattern": r"(?:<\|start\|>assistant)?(?: to=functions\.(?P<first>[\w.-]+))?<\|channel\|>commentary"
-            r" to=functions\.(?P<name>[\w.-]+)\s*(?:<\|constrain\|>\s*json)?<\|message\|>",
-            "close": "<|call|>",
+            "open_pattern": rf"{_START}(?:{_TO}\s*<\|channel\|>(?:commentary|analysis)"
+            rf"|<\|channel\|>(?:commentary|analysis){_TO}){_FORMAT}",
+            "close_pattern": r"<\|call\|>|<\|end\|>",
             "repeats": True,
             "transform": _CALL,
             **_JSON,
         },
         "content": {
-            "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>",
+            "open_pattern": rf"{_START}<\|channel\|>(?:final|commentary){_FORMAT}",
             "close_pattern": r"<\|return\|>|<\|end\|>",
-            "content": "text",
+            "repeats": True,
+            "join": "\n",
+            **_TEXT,
         },
     },
 }
-"""gpt-oss: channels for analysis, calls and the final answer."""
+"""gpt-oss: channels for analysis, calls, what is said before a call, and the final answer.
+
+A call's recipient stands behind its channel, or in the role before it; the opening ends within the role.
+"""
 
 FAMILIES: Mapping[str, dict[str, Any]] = {
     "harmony": HARMONY,

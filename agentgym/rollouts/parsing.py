@@ -8,9 +8,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.depth import MAX_DEPTH, is_deep
+from agentgym.sound_json import MAX_DEPTH, is_sound, whole_characters
 from agentgym.types import Message, ToolCall
 
+_SUSPECT = re.compile(r"\\u|NaN|Infinity|[eE]\+?\d\d\d|\d{300}")
+"""What stands in JSON that is not sound: NaN, a huge number or half a character."""
 _HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
@@ -36,6 +38,8 @@ def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
         if not isinstance(made, dict) or made.keys() != {"name", "arguments"}:
             return None
         if not isinstance(made["name"], str) or not isinstance(made["arguments"], dict):
+            return None
+        if (written.count("{") + written.count("[") > MAX_DEPTH or _SUSPECT.search(written)) and not (is_sound(made["name"]) and is_sound(made["arguments"])):
             return None
         if _needs_casts(made["name"], made["arguments"], tools):
             return None
@@ -65,11 +69,14 @@ def parse_hermes(text: str) -> Message:
 
 def _loaded(body: str) -> object:
     try:
-        loaded = json.loads(body)
+        return json.loads(body)
     except (ValueError, RecursionError):
         return body
-    # A template that writes the call again would end in a RecursionError. Counting first costs a tenth.
-    return body if body.count("[") + body.count("{") > MAX_DEPTH and is_deep(loaded) else loaded
+
+
+def thinks(opening: str) -> bool:
+    """Whether an assistant's turn opens inside of a thought."""
+    return opening.rfind("<think>") > opening.rfind("</think>")
 
 
 def raw_call(text: str) -> ToolCall:
@@ -78,7 +85,8 @@ def raw_call(text: str) -> ToolCall:
 
 
 def message_of(text: str, parsed: dict[str, Any]) -> Message:
-    calls = [_tool_call(call.get("function")) for call in parsed.get("tool_calls") or ()]
+    """The message of what was read; where a call is malformed, `text` is its content."""
+    calls = [_tool_call(call) for call in parsed.get("tool_calls") or ()]
     if any(isinstance(call["function"]["arguments"], str) for call in calls):
         return Message(role="assistant", content=text, tool_calls=calls)
     message = Message(role="assistant", content=parsed.get("content") or "")
@@ -89,10 +97,15 @@ def message_of(text: str, parsed: dict[str, Any]) -> Message:
     return message
 
 
-def _tool_call(function: object) -> ToolCall:
+def _tool_call(read: dict[str, Any]) -> ToolCall:
+    function = read.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return raw_call(function if isinstance(function, str) else json.dumps(function))
-    arguments = function.get("arguments")
-    if not isinstance(arguments, dict) or is_deep(arguments):
+    name, arguments = function["name"], function.get("arguments")
+    if not isinstance(arguments, dict) or not (is_sound(name) and is_sound(arguments)):
+        name = whole_characters(name)
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return ToolCall(type="function", function={"name": function["name"], "arguments": arguments})
+    call = ToolCall(type="function", function={"name": name, "arguments": arguments})
+    if isinstance(read.get("id"), str) and read["id"]:
+        call["id"] = read["id"]
+    return call

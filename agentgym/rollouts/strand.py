@@ -234,7 +234,7 @@ class Strand:
         assert self.reply is not None
         reply, self.reply = self.reply, None
         with boundary(EnvError, f"{self.record.name}: {what}"):
-            return self.chat.extend(*reply, new)
+            return self.chat.extend(*reply, new, room=self.segment.room)
 
     def _rerender(self) -> StopReason | None:
         """The template tells the conversation anew: keep of the segment what still holds."""

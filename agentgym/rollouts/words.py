@@ -17,6 +17,8 @@ _USUAL = re.compile(r"[ -~\t\r\n]*")
 _LONGEST = 2048
 """Longer texts go to the tokenizer whole: there it costs less a word."""
 _KNOWN = 1 << 16
+_WORD = 64
+"""Longer words are not remembered: they seldom come twice, and 65,536 of them would fill the memory."""
 _PROBES = (
     "it's 12345 o'clock, said I'LL  be\t\tback\n\n  (now)   \r\n x=1;y_z+=2 [a.b]{c}  ",
     "   leading\n\n\ntrailing   \n",
@@ -53,9 +55,10 @@ class Words:
 
     def _new(self, word: str) -> list[int]:
         ids: list[int] = self.backend.encode(word, add_special_tokens=False).ids
-        if len(self.ids) >= _KNOWN:
-            self.ids.clear()
-        self.ids[word] = ids
+        if len(word) <= _WORD:
+            if len(self.ids) >= _KNOWN:
+                self.ids.clear()
+            self.ids[word] = ids
         return ids
 
 

@@ -69,6 +69,29 @@ class Refuses(ByteTokenizer):
         return super().render(messages, tools, generation=generation)
 
 
+class NextEnds(ByteTokenizer):
+    """A turn is ended by the mark of who speaks next, and begins with an empty thought."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        head = "".join(json.dumps(tool) + "\n" for tool in tools)
+        said = [f"<|im_start|>\n<t></t>\n{self._body(m)}" for m in messages]
+        told = [f"<|im_end|>\n{m['content']}" for m in messages]
+        both = zip(messages, said, told, strict=True)
+        text = "".join(a if m["role"] == "assistant" else b for m, a, b in both)
+        return head + text + ("<|im_start|>" if generation else "")
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        return super().parse(text.replace("<t></t>\n", ""), tools)
+
+
+class LeavesItsOpening(ByteTokenizer):
+    """Reads every answer with a piece of the opening before it."""
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        read = super().parse(text, tools)
+        return read if "tool_calls" in read else read | {"content": f"</think>{text}"}
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "faults"),
     [
@@ -79,6 +102,8 @@ class Refuses(ByteTokenizer):
             dict.fromkeys(ALL[:3], "it rewrites") | {"separators": "does not begin", "tool calls": "does not begin"},
         ),
         (NoSeparator(), {"separators": "encoded otherwise"}),
+        (NextEnds(), {}),
+        (LeavesItsOpening(), {"tool calls": "comes back as '</think>It is four.'"}),
         (OtherCalls(), {"tool calls": "read as text"}),
         (Refuses(), {"appends tools": "refuses: RuntimeError: no tools", "tool calls": "refuses"}),
     ],
@@ -88,4 +113,5 @@ def test_a_fault_is_found_and_said(tokenizer: ByteTokenizer, faults: dict[str, s
     traits = list(examine(tokenizer))
     assert [trait.name for trait in traits] == ALL
     assert {trait.name for trait in traits if not trait.ok} == faults.keys()
+    assert not any("refuses" in trait.detail for trait in traits if not isinstance(tokenizer, Refuses))
     assert all(part in next(t.detail for t in traits if t.name == name) for name, part in faults.items())

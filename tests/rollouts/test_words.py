@@ -105,3 +105,12 @@ def test_a_mark_inside_of_a_piece_is_still_a_mark() -> None:
     core.add_tokens([AddedToken("sum", special=False, normalized=True)])
     assert Pieces(core).words is None
     assert Pieces(core).encode("the sum<|end|>") == core.encode("the sum<|end|>").ids
+
+
+def test_long_words_are_not_remembered_so_that_the_table_stays_small() -> None:
+    words = Words.of(trained(pre_tokenizers.ByteLevel(add_prefix_space=False)))
+    assert words is not None
+    before = len(words.ids)
+    for n in range(50):
+        assert words.encode("x" * (100 + n)) is not None
+    assert len(words.ids) == before

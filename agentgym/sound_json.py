@@ -1,0 +1,44 @@
+"""JSON values that every template and every tool can take."""
+
+import math
+import re
+
+MAX_DEPTH = 100
+"""Levels of lists and objects in a call's arguments: no tool asks for more, and not every template can write more."""
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def whole_characters(text: str) -> str:
+    """The text, each half of a surrogate pair replaced by U+FFFD: it is no character, and no bytes stand for it."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _HALF.sub("\ufffd", text)
+    return text
+
+
+def is_sound(value: object) -> bool:
+    """Whether numbers are finite, text is whole characters, and no more than MAX_DEPTH levels are nested.
+
+    Python's json also reads NaN, Infinity and halves of surrogate pairs, and nests as deep as the stack allows.
+    """
+    level: list[object] = [value]
+    for depth in range(MAX_DEPTH + 1):
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict | list):
+                if depth == MAX_DEPTH:
+                    return False
+                below += [*item, *item.values()] if isinstance(item, dict) else item
+            elif not _is_whole(item):
+                return False
+        level = below
+    return True
+
+
+def _is_whole(item: object) -> bool:
+    if isinstance(item, str):
+        return whole_characters(item) is item
+    return not isinstance(item, float) or math.isfinite(item)
