@@ -1,0 +1,13 @@
+"""An override of a reward without its decorator."""
+
+from tests.env_checks.looking import Looking
+
+FOUND = (
+    r"reward: Planted\.right overrides a @ag\.reward of Looking without the decorator: write"
+    r" @ag\.reward above it"
+)
+
+
+class Planted(Looking):
+    async def right(self) -> float:
+        return 1.0
