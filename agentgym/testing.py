@@ -25,7 +25,19 @@ from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
 from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.parsing import parse_hermes
-from agentgym.types import Adapter, Box, Boxes, Completion, ExecResult, Floats, HostFunction, Message, Sampling, Version
+from agentgym.types import (
+    Adapter,
+    Box,
+    Boxes,
+    Completion,
+    ExecResult,
+    Floats,
+    HostFunction,
+    Message,
+    Sample,
+    Sampling,
+    Version,
+)
 
 # ---------------------------------------------------------------------------------------------------- replies
 
@@ -344,6 +356,29 @@ def _run_cell(code: str, namespace: dict[str, Any]) -> ExecResult:
         error = traceback.format_exc(limit=-1)
     status = "error" if error else "ok"
     return ExecResult(status=status, exit_code=int(bool(error)), stdout="".join(printed), stderr=error)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- samples
+
+
+def sample(prompt_ids: Sequence[int] = (1,), response_ids: Sequence[int] = (2, 3), **changes: Any) -> Sample:
+    """A sample whose every response token was sampled, with log-probability -0.5 and advantage 1, but for `changes`."""
+    n = len(response_ids)
+    fields: dict[str, Any] = {
+        "group_id": "group",
+        "rollout_id": "group/0",
+        "segment": 0,
+        "step": 0,
+        "prompt_ids": prompt_ids,
+        "response_ids": response_ids,
+        "loss_mask": np.ones(n, np.bool_),
+        "logprobs": np.full(n, -0.5, np.float32),
+        "advantages": np.ones(n, np.float32),
+        "weight": 1.0,
+        "policy_version": 0,
+        "is_last": True,
+    }
+    return Sample(**(fields | changes))
 
 
 # ---------------------------------------------------------------------------------------------------- contract

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import agentgym as ag
 from agentgym.errors import EngineError
-from agentgym.testing import NOOP, ByteTokenizer, FakeBox, FakeBoxes, Scripted, call, calls, check_env, raw, say
+from agentgym.testing import NOOP, ByteTokenizer, FakeBox, FakeBoxes, Scripted, call, calls, check_env, raw, sample, say
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Name the secret."),))
 TOKENIZER = ByteTokenizer()
@@ -243,3 +243,11 @@ async def test_a_fake_box_takes_files_and_gives_them_back(tmp_path: Path) -> Non
     assert await box.read("copy/a/f") == await box.read("f") == b"x"
     with pytest.raises(FileNotFoundError):
         await box.get("none", tmp_path)
+
+
+def test_a_sample_is_made_from_its_ids_and_what_differs() -> None:
+    made = sample([5], [6, 7, 8], loss_mask=[True, False, True])
+    assert (made.prompt_ids.tolist(), made.response_ids.tolist()) == ([5], [6, 7, 8])
+    assert (made.loss_mask.tolist(), made.advantages.tolist()) == ([True, False, True], [1.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="logprobs: 1 for 2 response_ids"):
+        sample(logprobs=[0.0])

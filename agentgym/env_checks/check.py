@@ -6,7 +6,6 @@ import warnings
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar
 
 from agentgym.env import Env
@@ -61,15 +60,10 @@ class EnvCheck(Coroutine[Any, Any, None]):
         self._begin()
         return self.work.send(value)
 
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        trace: TracebackType | None = None,
-    ) -> Any:
+    def throw(self, *error: Any) -> Any:
         """Raise an exception where the check waits."""
         self._begin()
-        return self.work.throw(kind if value is None else value)
+        return self.work.throw(*error)
 
     def close(self) -> None:
         """End the check without running it on."""
@@ -98,10 +92,18 @@ async def run_checks(settings: Settings) -> None:
             leaks.see_tasks()
             findings += await _played(settings)
             left = [*await leaks.left_tasks(), *await asyncio.to_thread(leaks.left)]
-        findings += [
-            Finding("leak", f"after its rollouts {line}", "end it in close(), which always runs") for line in left
-        ]
+        findings += _check_left(left)
     report(settings.cls.__name__, findings)
+
+
+def _check_left(left: Sequence[str]) -> Iterator[Finding]:
+    """One finding for each kind of thing that the rollouts left; each of them left one more."""
+    kinds: dict[str, list[str]] = {}
+    for line in left:
+        kinds.setdefault(line.split()[1], []).append(line)
+    for lines in kinds.values():
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        yield Finding("leak", f"after its rollouts {lines[0]}{more}", "end it in close(), which always runs")
 
 
 async def _played(settings: Settings) -> list[Finding]:
@@ -145,7 +147,7 @@ def _check_oracle(settings: Settings, play: Play, no_box: str) -> Iterator[Findi
         for message in turn.messages
         if message["role"] == "tool" and str(message["content"]).startswith("error: ")
     ]
-    if play.error is not None:
+    if play.error is not None and not play.bad_rewards:
         change = no_box or "make the script of the oracle play through"
         yield Finding("oracle", f"the rollout failed: {play.error}", change)
     elif play.reward is not None and play.reward < settings.threshold:
@@ -183,6 +185,8 @@ async def _again(settings: Settings, stage: Stage, first: Play) -> tuple[list[Fi
 
 async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], Play]:
     play = await stage.run(Repeating(settings.noop))
+    if play.bad_rewards:
+        return [], play  # it is said of the reward itself
     if play.error is not None:
         return [
             Finding("no-op", f"the rollout failed: {play.error}", "a model that does nothing useful must be scored too")

@@ -9,8 +9,8 @@ from agentgym.env_checks.findings import Finding
 from agentgym.env_checks.plays import Play
 from agentgym.types import Message
 
-ANYWAY = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b")
-"""What differs between two runs of a sound program too: addresses and how long it took."""
+ANYWAY = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?")
+"""What differs between two runs of a sound program too: addresses, how long it took, and what time it was."""
 SEED = "draw from random.Random(seed) with the seed that reset(seed=...) is given"
 
 

@@ -15,16 +15,18 @@ LOOKED_AT = 64
 
 def check_class(cls: type[Env[Any]]) -> list[Finding]:
     """The tools have schemas, something scores the rollout, and no override has lost its decorator."""
+    owner: type = cls
     try:
-        tools_of(cls)
+        tools_of(owner)
     except ValueError as error:
         return [Finding("tool", str(error), "the schema that the model sees is made from it")]
     return [*_check_rewards(cls), *_check_overrides(cls)]
 
 
 def _check_rewards(cls: type[Env[Any]]) -> Iterator[Finding]:
+    owner: type = cls
     scores_itself = cls.score is not ToolEnv.score or cls.step is not ToolEnv.step
-    if issubclass(cls, ToolEnv) and not scores_itself and not rewards_of(cls):
+    if issubclass(cls, ToolEnv) and not scores_itself and not rewards_of(owner):
         yield Finding(
             "reward",
             f"{cls.__name__} has no @ag.reward method",

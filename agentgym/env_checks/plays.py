@@ -204,7 +204,8 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
         play.went_on(play.turns[-1].waited_in or "step()")
         play.turns[-1].messages = list(result[0])
         play.turns[-1].over = bool(result[2] or result[3])
-        _check_value(play, "step()", result[1])
+        if not play.bad_rewards:
+            _check_value(play, "step()", result[1])
         return result
 
     async def score(self: Any) -> dict[str, float]:
@@ -220,9 +221,12 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
         await cls.close(self)
 
     body: dict[str, Any] = {"reset": reset, "step": step, "score": score, "close": close}
-    body |= {name: value for name in rewards_of(cls) for value in _observed_reward(cls, name, stage)}
+    owner: type = cls
+    body |= {name: value for name in rewards_of(owner) for value in _observed_reward(cls, name, stage)}
     body |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (cls,), body)
+    made: Any = type(owner)(cls.__name__, (cls,), body)
+    observed: type[Env[Any]] = made
+    return observed
 
 
 def _where(play: Play) -> str:

@@ -111,8 +111,9 @@ def _line(frame: FrameType) -> str:
 
 def _methods(cls: type[Env[Any]]) -> dict[CodeType, str]:
     """The code of every method that is not the library's own, by what a reader calls it."""
-    names = {made.attribute: f"tool {name!r}" for name, made in tools_of(cls).items()}
-    names |= {name: f"reward {name!r}" for name in rewards_of(cls)}
+    owner: type = cls
+    names = {made.attribute: f"tool {name!r}" for name, made in tools_of(owner).items()}
+    names |= {name: f"reward {name!r}" for name in rewards_of(owner)}
     found: dict[CodeType, str] = {}
     for base in cls.__mro__:
         if base.__module__ not in ("agentgym.env", "builtins", "typing"):

@@ -1,5 +1,6 @@
 """Every mistake that is planted in an env is found, in words that name what to change; all of them in one report."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,8 @@ def planted(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     module = load(request.param)
     yield module
     for left in getattr(module, "KEPT", ()):
-        getattr(left, "communicate", getattr(left, "close", None))()
+        end = left.communicate if hasattr(left, "communicate") else left.close
+        end()
     if hasattr(module, "END"):
         module.END.set()
 
@@ -37,7 +39,7 @@ async def test_the_env_without_a_mistake_passes(no_leaks: None) -> None:
 
 async def test_several_mistakes_are_reported_together() -> None:
     class Several(looking.Looking):
-        async def right(self) -> float:  # type: ignore[override]
+        async def right(self) -> float:
             return 1.0
 
     with pytest.raises(AssertionError) as raised:
@@ -45,3 +47,14 @@ async def test_several_mistakes_are_reported_together() -> None:
     lines = str(raised.value).splitlines()
     assert lines[0] == "check_env(Several): 2 findings"
     assert [line.split(":")[0] for line in lines[1:]] == ["reward", "reward"]
+
+
+async def test_what_each_rollout_leaves_is_one_finding() -> None:
+    class Leaving(looking.Looking):
+        async def setup(self) -> None:
+            self.folder = tempfile.mkdtemp(prefix="planted-")
+
+    with pytest.raises(
+        AssertionError, match=r"1 finding\nleak: .*planted-\S* is there \(and 4 more\): end it in close"
+    ):
+        await check_env(Leaving, looking.TASK, oracle=looking.ORACLE)

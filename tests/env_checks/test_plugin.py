@@ -49,6 +49,15 @@ def test_the_readmes_test_runs_as_printed_in_an_empty_folder(site: Path, tmp_pat
     assert "2 passed" in printed, printed
 
 
+def test_the_readmes_env_keeps_its_contract_in_a_real_box(site: Path, tmp_path: Path) -> None:
+    for name in ("my_env.py", "test_my_env.py"):
+        (tmp_path / name).write_text(README[name])
+    printed = play(site, project(tmp_path, "readme_check"), "-q", "test_readme_check.py")
+    if "a FakeBox was used" in printed:
+        pytest.skip("no Docker and no bubblewrap on this machine")
+    assert "1 passed" in printed, printed
+
+
 def test_a_mode_that_the_project_names_stays(site: Path, tmp_path: Path) -> None:
     folder = project(tmp_path, "plain")
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = strict\n")

@@ -3,7 +3,7 @@
 import agentgym as ag
 from tests.env_checks.looking import Looking
 
-FOUND = "reward: reward 'right' returned inf: return a finite number"
+FOUND = r"reward: reward 'right' returned inf: return a finite number"
 
 
 class Planted(Looking):

@@ -5,7 +5,7 @@ from typing import Any
 import agentgym as ag
 from tests.env_checks.looking import Looking
 
-FOUND = "secret: the task's 'answer' \\('42'\\) is in the first prompt"
+FOUND = r"secret: the task's 'answer' \('42'\) is in the first prompt"
 
 
 class Planted(Looking):

@@ -5,7 +5,8 @@ import threading
 from tests.env_checks.looking import Looking
 
 FOUND = (
-    "leak: after its rollouts the thread 'planted' goes on, in wait \\(threading\\.py:\\d+\\): end it in close\\(\\)"
+    r"leak: after its rollouts the thread 'planted' goes on, in wait \(threading\.py:\d+\).*: end it"
+    r" in close\(\)"
 )
 END = threading.Event()
 

@@ -14,7 +14,7 @@ TASK = ag.Task(id="t", prompt=({"role": "user", "content": "2 + 2?"},))
 
 
 def test_forgets() -> None:
-    check_env(Adder, TASK, oracle=[say("5")])
+    check_env(Adder, TASK, oracle=[say("5")])  # type: ignore[unused-coroutine]
 
 
 async def test_awaits() -> None:
