@@ -415,8 +415,8 @@ def check_env(
     `noop`: a script, whose last reply is repeated for as long as the env asks, or a function of the text.
     `idle_is_right`: doing nothing is the right answer to this task, so the no-op may reach the threshold.
     `repeatable=False`: a judge or the world itself never answers the same twice; two plays are not compared.
-    `secrets`: texts that the model must never read before it wrote them itself. Fields of the task like `answer`,
-        `solution` and `check` are looked for where no honest env shows them, without being named here.
+    `secrets`: texts that the model must never read before it wrote them itself. Without being named here, a `check`
+        or `solution` of the task may be in no prompt and no tool's answer, its `answer` in no exception of a tool.
     `shared`: attributes of the class that all rollouts are meant to change.
     `reward_range`: the lowest and the highest reward that a rollout may have.
 

@@ -13,7 +13,7 @@ class Finding:
     change: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.wrong}: {self.change}"
+        return " ".join(f"{self.kind}: {self.wrong}: {self.change}".splitlines())
 
 
 def report(name: str, findings: Sequence[Finding]) -> None:

@@ -1,11 +1,20 @@
-"""A hidden field of the task in the first prompt."""
+"""The text of a hidden check in the first prompt."""
 
 from typing import Any
 
 import agentgym as ag
-from tests.env_checks.looking import Looking
+from tests.env_checks.looking import Looking, LookTask
 
-FOUND = r"secret: the task's 'answer' \('42'\) is in the first prompt"
+FOUND = r"secret: the task's 'check' \('python3 hidden_test\.py --all'\) is in the first prompt, which the model reads"
+
+
+class CheckTask(LookTask):
+    """A task with a check."""
+
+    check: str
+
+
+TASK = CheckTask(id="t", prompt=({"role": "user", "content": "Look."},), check="python3 hidden_test.py --all")
 
 
 class Planted(Looking):
