@@ -38,10 +38,13 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, "the test left something behind:\n" + "\n".join(left)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Without a word on it in the project's configuration, pytest-asyncio runs async tests as they stand."""
     if config.pluginmanager.hasplugin("asyncio") and not _configured(config, "asyncio_mode"):
         config.option.asyncio_mode = "auto"
+        # pytest-asyncio asks every project without a configuration for this one, just behind this hook.
+        warnings.filterwarnings("ignore", 'The configuration option "asyncio_default_fixture_loop_scope" is unset')
 
 
 def _configured(config: pytest.Config, name: str) -> bool:

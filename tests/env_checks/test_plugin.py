@@ -47,6 +47,7 @@ def test_the_readmes_test_runs_as_printed_in_an_empty_folder(site: Path, tmp_pat
     if "no sandbox runs here" in printed:
         pytest.skip("no Docker and no bubblewrap on this machine")
     assert "2 passed" in printed, printed
+    assert "arning" not in printed, printed
 
 
 def test_the_readmes_env_keeps_its_contract_in_a_real_box(site: Path, tmp_path: Path) -> None:
