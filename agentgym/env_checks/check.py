@@ -14,7 +14,7 @@ from agentgym.env_checks.declared import check_class, check_tasks
 from agentgym.env_checks.findings import Finding, report
 from agentgym.env_checks.hidden import check_hidden
 from agentgym.env_checks.leaks import LeakWatch
-from agentgym.env_checks.plays import Once, Play, Repeating, Stage
+from agentgym.env_checks.plays import RESET, SCORE, Once, Play, Repeating, Stage
 from agentgym.env_checks.stalls import StallWatch
 from agentgym.errors import SandboxError
 from agentgym.testing import FakeBoxes, Policy, Reply, Scripted, raw
@@ -231,11 +231,13 @@ async def _check_cancel(settings: Settings, stage: Stage, oracle: Play) -> list[
 
 
 def _waits(oracle: Play) -> list[tuple[int, str]]:
-    """The turns of the oracle's play that wait, by number, each tool and reward once; -1 is reset."""
-    found = {-1: "reset() or setup()"} if oracle.waited_in_reset else {}
+    """The turns of the oracle's play that wait, each tool and reward once."""
+    found = {RESET: "reset() or setup()"} if oracle.waited_in_reset else {}
     for number, turn in enumerate(oracle.turns):
         if turn.waited_in is not None and turn.waited_in not in found.values():
             found[number] = turn.waited_in
+    if oracle.waited_in_score is not None and oracle.waited_in_score not in found.values():
+        found[SCORE] = oracle.waited_in_score
     return list(found.items())
 
 

@@ -17,6 +17,8 @@ from agentgym.types import Boxes, Completion, Message, Rollout, StepResult
 
 T = TypeVar("T")
 
+RESET, SCORE = -1, -2
+"""They stand for the parts of a play that belong to no turn."""
 CANCEL_GRACE_S = 30.0
 """How long a cancelled rollout may take to close."""
 
@@ -33,7 +35,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Play:
-    """One observed rollout. `cancel_in` is the turn at whose first wait it is cancelled; -1 stands for `reset`."""
+    """One observed rollout. `cancel_in` is the turn, or RESET or SCORE, at whose first wait it is cancelled."""
 
     cancel_in: int | None = None
     score_twice: bool = False
@@ -42,6 +44,7 @@ class Play:
     bad_rewards: dict[str, str] = field(default_factory=dict)
     changed_scores: list[str] = field(default_factory=list)
     waited_in_reset: bool = False
+    waited_in_score: str | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     ended_as_cancelled: bool = False
     swallowed_by: str | None = None
@@ -55,15 +58,16 @@ class Play:
         """The rollout's reward, None where it failed."""
         return None if self.rollout is None else self.rollout.reward
 
-    def first_wait(self, where: str) -> None:
-        """The code of this turn (or of `reset`) waits for the first time; here the play may be cancelled."""
+    def first_wait(self, where: str, turn: int) -> None:
+        """The code of this turn waits for the first time; here the play may be cancelled."""
         running = asyncio.current_task()
-        turn = len(self.turns) - 1
-        if turn >= 0:
-            self.turns[-1].waited_in = where
-        else:
+        if turn == RESET:
             self.waited_in_reset = True
-        if self.cancel_in == turn and running is not None:
+        elif turn == SCORE:
+            self.waited_in_score = where
+        else:
+            self.turns[turn].waited_in = where
+        if self.cancel_in == turn and running is not None and not self.cancelled.is_set():
             self.cancelled.set()
             running.cancel()
 
@@ -191,26 +195,30 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
 
     async def reset(self: Any, *, seed: int | None = None, options: Any = None) -> Any:
         play, where = stage.play, "reset() or setup()"
-        made = await FirstWait(cls.reset(self, seed=seed, options=options), lambda: play.first_wait(where))
+        made = await FirstWait(cls.reset(self, seed=seed, options=options), lambda: play.first_wait(where, RESET))
         play.went_on(where)
-        play.prompt = list(made[0])
+        if isinstance(made, tuple) and made:
+            play.prompt = list(made[0])
         stage.offers_tools = bool(self.tools)
         return made
 
     async def step(self: Any, action: Message) -> StepResult:
         play = stage.play
         play.turns.append(Turn(action))
-        result = await FirstWait(cls.step(self, action), lambda: play.first_wait(_where(play)))
+        number = len(play.turns) - 1
+        result = await FirstWait(cls.step(self, action), lambda: play.first_wait(_where(play), number))
         play.went_on(play.turns[-1].waited_in or "step()")
-        play.turns[-1].messages = list(result[0])
-        play.turns[-1].over = bool(result[2] or result[3])
-        if not play.bad_rewards:
-            _check_value(play, "step()", result[1])
+        if isinstance(result, tuple) and len(result) == 5:  # What is none, the rollout refuses.
+            play.turns[-1].messages = list(result[0])
+            play.turns[-1].over = bool(result[2] or result[3])
+            if not play.bad_rewards:
+                _check_value(play, "step()", result[1])
         return result
 
     async def score(self: Any) -> dict[str, float]:
         play = stage.play
-        first = await cls.score(self)
+        first = await FirstWait(cls.score(self), lambda: play.first_wait(_where_of_score(play), SCORE))
+        play.went_on(_where_of_score(play))
         if play.score_twice and not play.bad_rewards:
             play.score_twice = False
             play.changed_scores = _differing(first, await cls.score(self))
@@ -229,10 +237,15 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
     return observed
 
 
+def _where_of_score(play: Play) -> str:
+    """What a reader calls the code that scores."""
+    return f"reward {play.rewards_running[-1]!r}" if play.rewards_running else "score()"
+
+
 def _where(play: Play) -> str:
     """What a reader calls the code that runs in this turn."""
     if play.rewards_running:
-        return f"reward {play.rewards_running[-1]!r}"
+        return _where_of_score(play)
     named = [call["function"]["name"] for call in play.turns[-1].action.get("tool_calls", ())]
     return f"tool {', '.join(map(repr, named))}" if named else "step()"
 

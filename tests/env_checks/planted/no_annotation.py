@@ -3,11 +3,14 @@
 import agentgym as ag
 from tests.env_checks.looking import Looking
 
-FOUND = r"tool: tool 'look' of Planted: parameter 'where' needs a type annotation"
+FOUND = r"(tool: )?tool 'look' of Planted: parameter 'where' needs a type annotation"
 
 
-class Planted(Looking):
-    @ag.tool
-    async def look(self, where) -> str:  # type: ignore[no-untyped-def, override]
-        """Look."""
-        return "nothing"
+def planted() -> type[Looking]:
+    class Planted(Looking):
+        @ag.tool
+        async def look(self, where) -> str:  # type: ignore[no-untyped-def, override]
+            """Look."""
+            return "nothing"
+
+    return Planted

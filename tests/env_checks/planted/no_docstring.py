@@ -1,19 +1,15 @@
 """A tool without a docstring."""
 
 import agentgym as ag
-from tests.env_checks.looking import LookTask
+from tests.env_checks.looking import Looking
 
-FOUND = r"tool: tool 'look' of Blank: needs a docstring, the model reads it"
-
-
-class Blank(ag.ToolEnv[LookTask]):
-    @ag.tool
-    async def look(self) -> str:
-        return "nothing"
-
-    @ag.reward
-    async def right(self) -> float:
-        return float(self.answer == self.task.answer)
+FOUND = r"(tool: )?tool 'smell' of Planted: needs a docstring, the model reads it"
 
 
-Planted = Blank
+def planted() -> type[Looking]:
+    class Planted(Looking):
+        @ag.tool
+        async def smell(self) -> str:
+            return "nothing"
+
+    return Planted
