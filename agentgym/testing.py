@@ -1,4 +1,4 @@
-"""What an env's tests need, without a GPU, a model or a container; also a pytest plugin.
+"""What an env's tests need, without a GPU, a model or a container; the fixtures are in `agentgym.pytest_plugin`.
 
 ::
 
@@ -11,27 +11,35 @@ import ast
 import asyncio
 import copy
 import json
-import os
 import re
-import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
-import pytest
 
 from agentgym.env import Env, TaskT, find_env
 from agentgym.errors import EngineError
 from agentgym.rollouts.chat import ChatTokenizer
-from agentgym.rollouts.episode import rollout
 from agentgym.rollouts.marks import Marks, unbroken
 from agentgym.rollouts.parsing import parse_hermes
 from agentgym.sound_json import whole_characters
-from agentgym.types import Adapter, Box, Boxes, Completion, ExecResult, Floats, HostFunction, Message, Sampling, Version
+from agentgym.types import (
+    Adapter,
+    Box,
+    Boxes,
+    Completion,
+    ExecResult,
+    Floats,
+    HostFunction,
+    Message,
+    Sample,
+    Sampling,
+    Version,
+)
 
 # ---------------------------------------------------------------------------------------------------- replies
 
@@ -356,10 +364,33 @@ def _run_cell(code: str, namespace: dict[str, Any]) -> ExecResult:
     return ExecResult(status=status, exit_code=int(bool(error)), stdout="".join(printed), stderr=error)  # type: ignore[arg-type]
 
 
+# ---------------------------------------------------------------------------------------------------- samples
+
+
+def sample(prompt_ids: Sequence[int] = (1,), response_ids: Sequence[int] = (2, 3), **changes: Any) -> Sample:
+    """A sample whose every response token was sampled, with log-probability -0.5 and advantage 1, but for `changes`."""
+    n = len(response_ids)
+    fields: dict[str, Any] = {
+        "group_id": "group",
+        "rollout_id": "group/0",
+        "segment": 0,
+        "step": 0,
+        "prompt_ids": prompt_ids,
+        "response_ids": response_ids,
+        "loss_mask": np.ones(n, np.bool_),
+        "logprobs": np.full(n, -0.5, np.float32),
+        "advantages": np.ones(n, np.float32),
+        "weight": 1.0,
+        "policy_version": 0,
+        "is_last": True,
+    }
+    return Sample(**(fields | changes))
+
+
 # ---------------------------------------------------------------------------------------------------- contract
 
 
-async def check_env(
+def check_env(
     env: type[Env[TaskT]],
     task: TaskT,
     *,
@@ -367,127 +398,51 @@ async def check_env(
     noop: Sequence[Reply] | Policy = NOOP,
     boxes: Boxes | None = None,
     threshold: float = 1.0,
-) -> None:
-    """Assert what every agentic env owes its users.
+    idle_is_right: bool = False,
+    repeatable: bool = True,
+    secrets: Sequence[str] = (),
+    shared: Sequence[str] = (),
+    reward_range: tuple[float, float] | None = None,
+    block_limit_s: float = 0.5,
+) -> Coroutine[Any, Any, None]:
+    """Assert what every agentic env owes its users: `await check_env(MyEnv, TASK, oracle=[...])`.
 
-    The oracle reaches `threshold` and the no-op does not; a malformed call is answered and the rollout
-    goes on; a cancelled rollout closes its env; tools have schemas; the same seed gives the same prompt.
+    One AssertionError names everything that was found, a line each: `kind: what is wrong: what to change`.
+
+    The oracle reaches `threshold`, twice, with the same prompt, tool answers and rewards for the same seed; none of its
+    tools fails or times out; no method holds up the event loop for `block_limit_s` seconds when it runs for the second
+    time. The no-op stays below `threshold`. A malformed call is answered and the rollout goes on. A cancelled rollout
+    ends, wherever the env waits, and closes once. Rewards are finite numbers. Nothing is left: no thread, process, open
+    file, temporary folder or asyncio task. Tools have schemas, something scores the rollout, the train and test split
+    have no task in common, and rollouts change nothing that belongs to the class.
+
+    `boxes`: without them, an env that declares a sandbox is played in a real box of it; where none can be had, in a
+        FakeBox, with a warning that says why.
+    `noop`: a script, whose last reply is repeated for as long as the env asks, or a function of the text.
+    `idle_is_right`: doing nothing is the right answer to this task, so the no-op may reach the threshold.
+    `repeatable=False`: a judge or the world itself never answers the same twice; two plays are not compared.
+    `secrets`: texts that the model must never read before it wrote them itself. Without being named here, a `check`
+        or `solution` of the task may be in no prompt and no tool's answer, its `answer` in no exception of a tool.
+    `shared`: attributes of the class that all rollouts are meant to change.
+    `reward_range`: the lowest and the highest reward that a rollout may have.
+
+    :raises AssertionError: with every finding.
     """
+    from agentgym.env_checks.check import EnvCheck, Settings, run_checks  # they play with what this module makes
+
     cls = find_env(env)
-    if boxes is None and cls.sandbox is not None:
-        boxes = FakeBoxes()
-    solved = await rollout(cls, task, Scripted(oracle), boxes=boxes)
-    assert solved.error is None, f"oracle: {solved.error}"
-    assert solved.reward is not None
-    assert solved.reward >= threshold, f"oracle: reward {solved.reward} < {threshold}, {solved.rewards}"
-    idle = await rollout(cls, task, Scripted(noop), boxes=boxes)
-    assert idle.error is None, f"no-op: {idle.error}"
-    assert idle.reward is not None
-    assert idle.reward < threshold, f"no-op: reward {idle.reward} >= {threshold}, {idle.rewards}"
-    await _check_malformed_call(cls, task, boxes)
-    await _check_seed(cls, task, boxes, noop)
-    await _check_cancel(cls, task, boxes)
-    await _check_cancel_in_step(cls, task, boxes, oracle)
-
-
-async def _check_malformed_call(cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> None:
-    if cls.limits.turns < 2:
-        return
-    broken = Scripted([raw('<tool_call>\n{"name": oops\n</tool_call>'), *[say("stop")] * 3])
-    played = await rollout(cls, task, broken, boxes=boxes)
-    assert played.error is None, f"malformed call: {played.error}"
-    assert len(played.messages) >= 2, "malformed call: the rollout must go on, with a tool message the model reads"
-
-
-async def _check_cancel(cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> None:
-    asked = asyncio.Event()
-    closed: list[bool] = []
-
-    class Watched(cls):  # type: ignore[misc, valid-type]
-        async def close(self) -> None:
-            closed.append(True)
-            await super().close()
-
-    class Waiting(Scripted):
-        async def generate(self, *args: Any, **kwargs: Any) -> Completion:
-            asked.set()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    playing = asyncio.create_task(rollout(Watched, task, Waiting([]), boxes=boxes))
-    await asked.wait()
-    playing.cancel()
-    await asyncio.gather(playing, return_exceptions=True)
-    assert playing.cancelled(), "cancel: the rollout swallowed its cancellation"
-    assert closed == [True], f"cancel: close() was called {len(closed)} times, expected once"
-
-
-async def _check_seed(cls: type[Env[Any]], task: Any, boxes: Boxes | None, noop: Sequence[Reply] | Policy) -> None:
-    prompts = []
-    for _ in range(2):
-        played = await rollout(cls, task, Scripted(noop), boxes=boxes, seed=7)
-        first = played.segments[0]
-        prompts.append(first.token_ids[: first.turns[0].start].tolist())
-    assert prompts[0] == prompts[1], "seed: the same seed must give the same first prompt"
-
-
-async def _check_cancel_in_step(
-    cls: type[Env[Any]], task: Any, boxes: Boxes | None, oracle: Sequence[Reply] | Policy
-) -> None:
-    stepping = asyncio.Event()
-    went_on: list[bool] = []
-
-    class Stepping(cls):  # type: ignore[misc, valid-type]
-        async def step(self, action: Message) -> Any:
-            stepping.set()
-            result = await super().step(action)
-            current = asyncio.current_task()
-            # The runner ends such a rollout all the same; the fault is that the step returned at all.
-            went_on.append(current is not None and current.cancelling() > 0)
-            return result
-
-    class Once(Scripted):
-        async def generate(self, *args: Any, **kwargs: Any) -> Completion:
-            if stepping.is_set():
-                current = asyncio.current_task()
-                went_on.append(current is not None and current.cancelling() > 0)
-                if went_on[-1]:
-                    raise EngineError("the rollout was cancelled")
-                await asyncio.Event().wait()
-            return await super().generate(*args, **kwargs)
-
-    playing = asyncio.create_task(rollout(Stepping, task, Once(oracle), boxes=boxes))
-    await stepping.wait()
-    playing.cancel()
-    await asyncio.gather(playing, return_exceptions=True)
-    assert not any(went_on), "cancel: step() swallowed a cancellation, and the rollout went on"
-    assert playing.cancelled(), "cancel: step() swallowed a cancellation"
-
-
-# ---------------------------------------------------------------------------------------------------- fixtures
-
-
-@pytest.fixture
-def boxes() -> FakeBoxes:
-    """A pool of FakeBoxes with no shell."""
-    return FakeBoxes()
-
-
-@pytest.fixture
-def no_leaks() -> Iterator[None]:
-    """Fail the test if it leaves a thread or a child process behind."""
-    threads, children = set(threading.enumerate()), _children()
-    yield
-    left = [t.name for t in threading.enumerate() if t not in threads and not t.name.startswith("asyncio_")]
-    assert not left, f"threads left running: {left}"
-    assert not _children() - children, f"child processes left running: {_children() - children}"
-
-
-def _children() -> set[int]:
-    """Ids of this process's children, where the system tells (Linux)."""
-    path = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-    try:
-        with open(path) as file:  # noqa: PTH123
-            return {int(pid) for pid in file.read().split()}
-    except OSError:
-        return set()
+    settings = Settings(
+        cls=cls,
+        task=task,
+        oracle=oracle,
+        noop=noop,
+        boxes=boxes,
+        threshold=threshold,
+        idle_is_right=idle_is_right,
+        repeatable=repeatable,
+        secrets=secrets,
+        shared=shared,
+        reward_range=reward_range,
+        block_limit_s=block_limit_s,
+    )
+    return EnvCheck(run_checks(settings), cls.__name__)

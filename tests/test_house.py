@@ -21,8 +21,8 @@ ORDER = [
     "scoring",
     "tools",
     "env",
-    "rollouts train bridges view samples credit sandboxes testing",
-    "progress loop workers cli",
+    "rollouts train bridges view samples credit sandboxes testing env_checks",
+    "progress loop workers cli pytest_plugin",
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2}
@@ -109,6 +109,10 @@ def test_only_the_workers_import_ray() -> None:
     assert set(importers("agentgym", "ray")) <= {"agentgym.workers"}
 
 
+def test_only_the_pytest_plugin_imports_pytest() -> None:
+    assert importers("agentgym", "pytest") == ["agentgym.pytest_plugin"]
+
+
 def test_of_the_rollouts_only_the_local_engine_imports_torch() -> None:
     assert all(name.startswith("agentgym.rollouts.local") for name in importers("agentgym/rollouts", "torch"))
     assert importers("agentgym/rollouts", "torch") != []
@@ -131,8 +135,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", ["agentgym", "agentgym.testing", "agentgym.cli"])
 def test_importing_the_face_loads_nothing_heavy(module: str) -> None:
-    heavy = HEAVY if module == "agentgym.testing" else (*HEAVY, "pytest")
-    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    code = f"import sys, {module}; print([name for name in {(*HEAVY, 'pytest')!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stderr, done.stdout) == ("", "[]\n")
 

@@ -39,7 +39,7 @@ def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
             return None
         if not isinstance(made["name"], str) or not isinstance(made["arguments"], dict):
             return None
-        if (written.count("{") + written.count("[") > MAX_DEPTH or _SUSPECT.search(written)) and not (is_sound(made["name"]) and is_sound(made["arguments"])):
+        if (written.count("{") + written.count("[") > MAX_DEPTH or _SUSPECT.search(written)) and not _is_sound(made):
             return None
         if _needs_casts(made["name"], made["arguments"], tools):
             return None
@@ -74,6 +74,10 @@ def _loaded(body: str) -> object:
         return body
 
 
+def _is_sound(function: dict[str, Any]) -> bool:
+    return is_sound(function["name"]) and is_sound(function["arguments"])
+
+
 def thinks(opening: str) -> bool:
     """Whether an assistant's turn opens inside of a thought."""
     return opening.rfind("<think>") > opening.rfind("</think>")
@@ -102,7 +106,7 @@ def _tool_call(read: dict[str, Any]) -> ToolCall:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return raw_call(function if isinstance(function, str) else json.dumps(function))
     name, arguments = function["name"], function.get("arguments")
-    if not isinstance(arguments, dict) or not (is_sound(name) and is_sound(arguments)):
+    if not isinstance(arguments, dict) or not _is_sound(function):
         name = whole_characters(name)
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
     call = ToolCall(type="function", function={"name": name, "arguments": arguments})

@@ -58,9 +58,11 @@ class Held:
         ended = self.aborted.setdefault(payload["rid"], asyncio.Event())
         self.asked.put_nowait(payload)
         waits = [asyncio.ensure_future(event.wait()) for event in (self.go, ended)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
         return generated([7, 8], "abort") if ended.is_set() else await sample(payload)
 
     async def abort(self, payload: Any) -> None:

@@ -1,0 +1,1 @@
+"""What `agentgym.testing.check_env` checks, one module a question."""

@@ -1,0 +1,261 @@
+"""All the checks of an env, in order, and one report."""
+
+import asyncio
+import re
+import warnings
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from agentgym.env import Env
+from agentgym.env_checks.comparing import compare, compare_state, shared_state
+from agentgym.env_checks.declared import check_class, check_tasks
+from agentgym.env_checks.findings import Finding, report
+from agentgym.env_checks.hidden import check_hidden
+from agentgym.env_checks.leaks import LeakWatch
+from agentgym.env_checks.plays import RESET, SCORE, Once, Play, Repeating, Stage
+from agentgym.env_checks.stalls import StallWatch
+from agentgym.errors import SandboxError
+from agentgym.testing import FakeBoxes, Policy, Reply, Scripted, raw
+from agentgym.types import Boxes, Task
+
+BROKEN_CALL = raw('<tool_call>\n{"name": oops\n</tool_call>')
+CANCEL_CHANGE = "let asyncio.CancelledError pass (`except Exception` does, `except:` and `except BaseException` do not)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `check_env` was asked for; its docstring explains each."""
+
+    cls: type[Env[Any]]
+    task: Task
+    oracle: Sequence[Reply] | Policy
+    noop: Sequence[Reply] | Policy
+    boxes: Boxes | None
+    threshold: float
+    idle_is_right: bool
+    repeatable: bool
+    secrets: Sequence[str]
+    shared: Sequence[str]
+    reward_range: tuple[float, float] | None
+    block_limit_s: float
+
+
+class EnvCheck(Coroutine[Any, Any, None]):
+    """The coroutine of a check that is known by name until it is awaited, so that a forgotten `await` is found."""
+
+    unawaited: ClassVar[list["EnvCheck"]] = []
+
+    def __init__(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self.work, self.name = work, name
+        self.unawaited.append(self)
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        self._begin()
+        return self.work.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Run on to the next wait."""
+        self._begin()
+        return self.work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception where the check waits."""
+        self._begin()
+        return self.work.throw(*error)
+
+    def close(self) -> None:
+        """End the check without running it on."""
+        self._begin()
+        self.work.close()
+
+    def _begin(self) -> None:
+        if self in self.unawaited:
+            self.unawaited.remove(self)
+
+
+def forgotten() -> list[str]:
+    """The names of the envs whose check was made and never awaited; they are forgotten with this call."""
+    names = [check.name for check in EnvCheck.unawaited]
+    for check in list(EnvCheck.unawaited):
+        check.close()
+    return names
+
+
+async def run_checks(settings: Settings) -> None:
+    """Run every check; AssertionError with all that was found."""
+    findings = check_class(settings.cls)
+    if not findings:
+        findings = check_tasks(settings.cls)
+        with LeakWatch(processes=settings.boxes is None or isinstance(settings.boxes, FakeBoxes)) as leaks:
+            leaks.see_tasks()
+            findings += await _played(settings)
+            left = [*await leaks.left_tasks(), *await asyncio.to_thread(leaks.left)]
+        findings += _check_left(left)
+    report(settings.cls.__name__, findings)
+
+
+def _check_left(left: Sequence[str]) -> Iterator[Finding]:
+    """One finding for each kind of thing that the rollouts left; each of them left one more."""
+    kinds: dict[str, list[str]] = {}
+    for line in left:
+        kinds.setdefault(line.split()[1], []).append(line)
+    for lines in kinds.values():
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        yield Finding("leak", f"after its rollouts {lines[0]}{more}", "end it in close(), which always runs")
+
+
+async def _played(settings: Settings) -> list[Finding]:
+    async with _boxes(settings.cls, settings.boxes) as (boxes, no_box):
+        stage = Stage(settings.cls, settings.task, boxes)
+        first = await stage.run(Scripted(settings.oracle))
+        findings = list(_check_oracle(settings, first, no_box))
+        plays = [first]
+        if first.error is None:
+            found, second = await _again(settings, stage, first)
+            findings += found
+            plays.append(second)
+        for check in (_check_noop, _check_broken_call):
+            found, play = await check(settings, stage)
+            findings += found
+            plays.append(play)
+        findings += await _check_cancel(settings, stage, plays[1] if first.error is None else first)
+    findings += check_hidden(settings.task, settings.secrets, plays)
+    return [*findings, *_check_rewards(settings, plays), *_check_closed(plays)]
+
+
+@asynccontextmanager
+async def _boxes(cls: type[Env[Any]], boxes: Boxes | None) -> AsyncIterator[tuple[Boxes | None, str]]:
+    """The given boxes; else a pool of what the env declares; else fake boxes and the reason for them."""
+    if boxes is not None or cls.sandbox is None:
+        yield boxes, ""
+        return
+    async with AsyncExitStack() as stack:
+        try:
+            found, reason = await stack.enter_async_context(cls.sandbox.open(1)), ""
+        except (SandboxError, ImportError) as error:
+            found, reason = FakeBoxes(), f"no box of {cls.__name__} can be had here ({error}), a FakeBox was used"
+            warnings.warn(f"check_env: {reason}", stacklevel=2)
+        yield found, reason
+
+
+def _check_oracle(settings: Settings, play: Play, no_box: str) -> Iterator[Finding]:
+    failed = [
+        str(message["content"]).removeprefix("error: ")
+        for turn in play.turns
+        for message in turn.messages
+        if message["role"] == "tool" and str(message["content"]).startswith("error: ")
+    ]
+    if play.error is not None and not play.bad_rewards:
+        change = no_box or "make the script of the oracle play through"
+        yield Finding("oracle", f"the rollout failed: {play.error}", change)
+    elif play.reward is not None and play.reward < settings.threshold:
+        scores = dict(play.rollout.rewards) if play.rollout is not None else {}
+        hint = "look at what its tools answered" + (f": {failed[-1]:.300}" if failed else "")
+        yield Finding("oracle", f"reward {play.reward} < {settings.threshold}, {scores}", no_box or hint)
+    for text in failed:
+        yield from _check_failure(text, no_box)
+
+
+def _check_failure(text: str, no_box: str) -> Iterator[Finding]:
+    """A tool that failed where the oracle needed it, told from one that raised ToolError for the model to read."""
+    late = re.fullmatch(r"(tool '.*') timed out after (.*)", text)
+    broken = re.match(r"(tool '[^']*') failed: (.*)", text, re.DOTALL)
+    if late is not None:
+        wrong = f"{late[1]} took longer than its {late[2]} in the oracle's play"
+        yield Finding("timeout", wrong, "raise its timeout_s, or make it faster")
+    elif broken is not None:
+        change = "mend it, or raise ag.ToolError where the model is to read that"
+        yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's play", no_box or change)
+
+
+async def _again(settings: Settings, stage: Stage, first: Play) -> tuple[list[Finding], Play]:
+    """The oracle's play once more: nothing differs, nothing is shared, nothing blocks, and the score stays as it is."""
+    before = shared_state(stage.cls)
+    with StallWatch(settings.cls, settings.block_limit_s) as stalls:
+        second = await stage.run(Scripted(settings.oracle), score_twice=True)
+    findings = compare(first, second) if settings.repeatable else []
+    if not findings and settings.repeatable:
+        change = "it must not change what it looks at; remember its first result in self"
+        findings = [Finding("reward", f"scored twice, {text}", change) for text in second.changed_scores]
+    findings += compare_state(before, shared_state(stage.cls), settings.cls.__name__, settings.shared)
+    return [*findings, *stalls.findings()], second
+
+
+async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], Play]:
+    play = await stage.run(Repeating(settings.noop))
+    if play.bad_rewards:
+        return [], play  # it is said of the reward itself
+    if play.error is not None:
+        return [
+            Finding("no-op", f"the rollout failed: {play.error}", "a model that does nothing useful must be scored too")
+        ], play
+    if play.reward is not None and play.reward >= settings.threshold and not settings.idle_is_right:
+        scores = dict(play.rollout.rewards) if play.rollout is not None else {}
+        wrong = f"reward {play.reward} >= {settings.threshold}, {scores}"
+        change = "doing nothing must not be paid like the solution; pass idle_is_right=True where it is the solution"
+        return [Finding("no-op", wrong, change)], play
+    return [], play
+
+
+async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Finding], Play]:
+    engine = Once([BROKEN_CALL])
+    play = await stage.run(engine)
+    if engine.went_on:
+        return [], play
+    if play.error is not None:
+        wrong = f"a malformed call ended the rollout with an error: {play.error}"
+        return [Finding("malformed call", wrong, "answer it with a message, as ToolEnv.step does")], play
+    if settings.cls.limits.turns > 1 and stage.offers_tools:
+        wrong = "a malformed call ended the rollout"
+        return [Finding("malformed call", wrong, "go on, with a tool message that says what was wrong")], play
+    return [], play
+
+
+async def _check_cancel(settings: Settings, stage: Stage, oracle: Play) -> list[Finding]:
+    """Cancelled at the engine, and at the first wait of reset and of each tool and reward that waits, it ends."""
+    waiting = await stage.cancel_while_sampling()
+    plays = [waiting]
+    if waiting.error is None and not waiting.ended_as_cancelled:
+        return [Finding("cancel", "the rollout swallowed its cancellation", CANCEL_CHANGE)]
+    findings: list[Finding] = []
+    for turn, where in _waits(oracle):
+        play = await stage.run(Scripted(settings.oracle), cancel_in=turn)
+        plays.append(play)
+        if play.swallowed_by is not None:
+            findings.append(Finding("cancel", f"{where} swallowed a cancellation", CANCEL_CHANGE))
+        elif play.cancelled.is_set() and not play.ended_as_cancelled:
+            findings.append(Finding("cancel", f"the rollout did not end when {where} was cancelled", CANCEL_CHANGE))
+    return [*findings, *_check_closed(plays)]
+
+
+def _waits(oracle: Play) -> list[tuple[int, str]]:
+    """The turns of the oracle's play that wait, each tool and reward once."""
+    found = {RESET: "reset() or setup()"} if oracle.waited_in_reset else {}
+    for number, turn in enumerate(oracle.turns):
+        if turn.waited_in is not None and turn.waited_in not in found.values():
+            found[number] = turn.waited_in
+    if oracle.waited_in_score is not None and oracle.waited_in_score not in found.values():
+        found[SCORE] = oracle.waited_in_score
+    return list(found.items())
+
+
+def _check_rewards(settings: Settings, plays: Sequence[Play]) -> Iterator[Finding]:
+    for play in plays:
+        for name, wrong in play.bad_rewards.items():
+            named = name if name == "step()" else f"reward {name!r}"
+            yield Finding("reward", f"{named} {wrong}", "return a finite number, or raise where there is none")
+        low, high = settings.reward_range or (float("-inf"), float("inf"))
+        if play.reward is not None and not low <= play.reward <= high:
+            yield Finding(
+                "reward", f"{play.reward} is not within reward_range {low}..{high}", "scale it, or widen the range"
+            )
+
+
+def _check_closed(plays: Sequence[Play]) -> Iterator[Finding]:
+    for play in plays:
+        if play.closed != 1:
+            yield Finding(
+                "cancel", f"close() was called {play.closed} times", "leave the calls of close() to the runner"
+            )

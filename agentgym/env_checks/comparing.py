@@ -1,0 +1,98 @@
+"""Two plays of one seed side by side: what differs was drawn from elsewhere than the seed."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agentgym.env import Env
+from agentgym.env_checks.findings import Finding
+from agentgym.env_checks.plays import Play
+from agentgym.types import Message
+
+ANYWAY = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?")
+"""What differs between two runs of a sound program too: addresses, how long it took, and what time it was."""
+SEED = "draw from random.Random(seed) with the seed that reset(seed=...) is given"
+
+
+def compare(first: Play, second: Play) -> list[Finding]:
+    """The first thing in which two plays of one seed and one script differ; rewards only where all else is the same."""
+    if _texts(first.prompt) != _texts(second.prompt):
+        wrong = f"the same seed gave another first prompt{_shown(first.prompt, second.prompt)}"
+        return [Finding("seed", wrong, SEED)]
+    for before, after in zip(first.turns, second.turns, strict=False):
+        if before.action != after.action:
+            return []  # The oracle itself wrote something else: there is nothing to compare from here on.
+        if _texts(before.messages) != _texts(after.messages):
+            return list(_answers(before.messages, after.messages))
+    return list(_rewards(first, second))
+
+
+def _answers(first: Sequence[Message], second: Sequence[Message]) -> Iterator[Finding]:
+    for before, after in zip(first, second, strict=False):
+        if _texts([before]) != _texts([after]):
+            name = f"tool {before['name']!r}" if "name" in before else "step()"
+            change = f"{SEED}, or pass repeatable=False where the world itself never answers the same twice"
+            yield Finding(
+                "seed", f"{name} answered the same call of the same seed differently{_shown([before], [after])}", change
+            )
+            return
+    yield Finding("seed", f"step() gave {len(first)} messages, and {len(second)} for the same seed", SEED)
+
+
+def _rewards(first: Play, second: Play) -> Iterator[Finding]:
+    if first.rollout is None or second.rollout is None or first.reward == second.reward:
+        return
+    before, after = first.rollout.rewards, second.rollout.rewards
+    named = [
+        f"reward {name!r} was {before[name]!r} and then {after.get(name)!r}"
+        for name in before
+        if before[name] != after.get(name)
+    ]
+    wrong = "; ".join(named) or f"the reward was {first.reward!r} and then {second.reward!r}"
+    change = f"{SEED}, or pass repeatable=False where a judge never answers the same twice"
+    yield Finding("reward", f"{wrong} for the same play of the same seed", change)
+
+
+def _texts(messages: Sequence[Message]) -> list[Any]:
+    return [(message["role"], ANYWAY.sub("", str(message["content"]))) for message in messages]
+
+
+def _shown(first: Sequence[Message], second: Sequence[Message]) -> str:
+    for before, after in zip(first, second, strict=False):
+        if before != after:
+            return f" ({_cut(str(before['content']))} / {_cut(str(after['content']))})"
+    return ""
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def shared_state(cls: type[Env[Any]]) -> dict[str, str]:
+    """What the class and its bases hold besides methods, by attribute, in a form that can be compared."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not base.__module__.startswith(("agentgym.", "builtins", "typing")):
+            found |= {name: _state(value) for name, value in vars(base).items() if not name.startswith("__")}
+    return found
+
+
+def _state(value: Any) -> str:
+    if isinstance(value, list | dict | set | bytearray) and len(value) > 10_000:
+        return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, list | dict | set | tuple | bytearray | int | float | str | bytes | None):
+        return repr(value)
+    return str(id(value))
+
+
+def compare_state(before: dict[str, str], after: dict[str, str], name: str, shared: Sequence[str]) -> list[Finding]:
+    """The attributes of the class that a second play of the same script changed again."""
+    changed = [key for key in after if before.get(key) != after[key] and key not in shared]
+    return [
+        Finding(
+            "shared",
+            f"{name}.{key} is an attribute of the class, and a rollout changed it: all rollouts share it",
+            f"make it in __init__ (self.{key} = ...), or pass shared=[{key!r}] where they are meant to share it",
+        )
+        for key in changed
+    ]

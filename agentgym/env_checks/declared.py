@@ -1,0 +1,99 @@
+"""What a class and its tasks say, read before anything is played."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agentgym.env import Env, Split, ToolEnv, rewards_of
+from agentgym.env_checks.findings import Finding
+from agentgym.tools import tools_of
+from agentgym.types import Task
+
+LOOKED_AT = 64
+"""How many tasks of a split that makes its tasks when they are asked for are compared with those of the other one."""
+
+
+def check_class(cls: type[Env[Any]]) -> list[Finding]:
+    """The tools have schemas, something scores the rollout, and no override has lost its decorator."""
+    owner: type = cls
+    try:
+        tools_of(owner)
+    except ValueError as error:
+        return [Finding("tool", str(error), "the schema that the model sees is made from it")]
+    return [*_check_rewards(cls), *_check_overrides(cls)]
+
+
+def _check_rewards(cls: type[Env[Any]]) -> Iterator[Finding]:
+    owner: type = cls
+    scores_itself = cls.score is not ToolEnv.score or cls.step is not ToolEnv.step
+    if issubclass(cls, ToolEnv) and not scores_itself and not rewards_of(owner):
+        yield Finding(
+            "reward",
+            f"{cls.__name__} has no @ag.reward method",
+            "mark the method that scores the rollout with @ag.reward",
+        )
+
+
+def _check_overrides(cls: type[Env[Any]]) -> Iterator[Finding]:
+    for base in cls.__mro__[1:]:
+        for name in base.__dict__:
+            given, now = inspect.getattr_static(base, name), inspect.getattr_static(cls, name)
+            for mark, decorator in (("__agentgym_tool__", "tool"), ("__agentgym_reward__", "reward")):
+                if hasattr(given, mark) and inspect.isfunction(now) and not hasattr(now, mark):
+                    yield Finding(
+                        decorator,
+                        f"{cls.__name__}.{name} overrides a @ag.{decorator} of {base.__name__} without the decorator",
+                        f"write @ag.{decorator} above it, or the {decorator} is gone",
+                    )
+
+
+def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
+    """No task is in both splits; an env without `tasks` has nothing to compare."""
+    try:
+        given = [cls.tasks(split) for split in _SPLITS]
+        train, test = map(_some, given)
+    except NotImplementedError:
+        return []
+    except Exception as error:
+        return [
+            Finding("tasks", f"{cls.__name__}.tasks raised {_said(error)}", "it must give the tasks of both splits")
+        ]
+    ids = sorted({task.id for task in train} & {task.id for task in test})
+    if ids:
+        shown = ", ".join(map(repr, ids[:3]))
+        return [
+            Finding("tasks", f"train and test share {len(ids)} ids ({shown})", "no held-out task may be trained on")
+        ]
+    return _check_contents(train, test, listed=all(isinstance(tasks, list | tuple) for tasks in given))
+
+
+_SPLITS: tuple[Split, Split] = ("train", "test")
+
+
+def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool) -> list[Finding]:
+    """The same task under two ids. Tasks that are made from their index may meet by chance, but not all in order."""
+    columns = {type(task) for task in (*train, *test) if set(type(task).model_fields) > {"id", "prompt"}}
+    pairs = list(zip(train, test, strict=False))
+    if listed:
+        known = {_content(task): task for task in train}
+        pairs = [(known[_content(task)], task) for task in test if _content(task) in known]
+    elif not all(_content(one) == _content(other) for one, other in pairs):
+        return []
+    if not pairs or not columns:
+        return []
+    wrong = f"train and test share {len(pairs)} tasks under different ids ({pairs[0][0].id!r} and {pairs[0][1].id!r})"
+    return [Finding("tasks", wrong, "no held-out task may be trained on")]
+
+
+def _content(task: Task) -> str:
+    return repr(sorted(task.model_dump(exclude={"id"}).items()))
+
+
+def _some(tasks: Sequence[Any]) -> list[Task]:
+    """All tasks of a list, the first ones of a sequence that makes them when they are asked for."""
+    end = len(tasks) if isinstance(tasks, list | tuple) else min(len(tasks), LOOKED_AT)
+    return [task for task in (tasks[i] for i in range(end)) if isinstance(task, Task)]
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

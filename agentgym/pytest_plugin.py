@@ -1,0 +1,102 @@
+"""The pytest plugin: fixtures for the tests of an env, and async tests that run without a configuration.
+
+The only file that imports pytest; pytest finds it by its entry point.
+"""
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from agentgym.env_checks.check import forgotten
+from agentgym.env_checks.leaks import LeakWatch
+from agentgym.testing import FakeBoxes
+
+WATCH = pytest.StashKey[LeakWatch]()
+ASYNC_PLUGINS = ("asyncio", "trio", "tornasync", "twisted", "aiohttp")
+
+
+@pytest.fixture
+def boxes() -> FakeBoxes:
+    """A pool of FakeBoxes with no shell."""
+    return FakeBoxes()
+
+
+@pytest.fixture
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test if it leaves a thread, a child process, an open file, a temporary folder or an asyncio task behind.
+
+    What is about to end is waited for; each line of the message names the thread or command line that was left.
+    """
+    with LeakWatch() as watch:
+        request.node.stash[WATCH] = watch
+        yield
+        left = [*watch.tasks_left, *watch.left()]
+    assert not left, "the test left something behind:\n" + "\n".join(left)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Without a word on it in the project's configuration, pytest-asyncio runs async tests as they stand."""
+    if config.pluginmanager.hasplugin("asyncio") and not _configured(config, "asyncio_mode"):
+        config.option.asyncio_mode = "auto"
+        # pytest-asyncio asks every project without a configuration for this one, just behind this hook.
+        warnings.filterwarnings("ignore", 'The configuration option "asyncio_default_fixture_loop_scope" is unset')
+
+
+def _configured(config: pytest.Config, name: str) -> bool:
+    if config.getoption(name, None) is not None:
+        return True
+    if any(line.partition("=")[0].strip() == name for line in config.getoption("override_ini", None) or ()):
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pytest 9 has no other way to tell a default from what a user wrote
+        return name in config.inicfg
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Say what to install where an async test has nothing that runs it."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj) or pyfuncitem.get_closest_marker("anyio"):
+        return
+    if not any(pyfuncitem.config.pluginmanager.hasplugin(name) for name in ASYNC_PLUGINS):
+        pytest.fail("an async test needs pytest-asyncio: pip install pytest-asyncio", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """See the tasks of a test that must leave none, and fail a test that forgot to await its check."""
+    # A failed env test prints its transcript here, once rollouts keep one.
+    forgotten()
+    watch = item.stash.get(WATCH, None)
+    if watch is None or not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.obj):
+        result = yield
+    else:
+        original, item.obj = item.obj, _seeing_tasks(item.obj, watch)
+        try:
+            result = yield
+        finally:
+            item.obj = original
+    names = ", ".join(forgotten())
+    if names:
+        pytest.fail(
+            f"check_env({names}) was never awaited and checked nothing: write `await check_env(...)` in an async test",
+            pytrace=False,
+        )
+    return result
+
+
+def _seeing_tasks(test: Callable[..., Any], watch: LeakWatch) -> Callable[..., Any]:
+    """The async test, and behind it a look at the tasks that it left in its loop."""
+
+    @functools.wraps(test)
+    async def seen(*args: Any, **kwargs: Any) -> Any:
+        watch.see_tasks()
+        result = await test(*args, **kwargs)
+        watch.tasks_left = await watch.left_tasks()
+        return result
+
+    return seen

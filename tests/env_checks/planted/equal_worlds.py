@@ -1,0 +1,16 @@
+"""Tasks made from their index, and no other world for the held-out ones."""
+
+import agentgym as ag
+from agentgym.env import Split
+from tests.env_checks.looking import TASK, Looking, LookTask
+
+FOUND = r"tasks: train and test share 64 tasks under different ids \('train-0' and 'test-0'\): no held-out task"
+
+
+class Planted(Looking):
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[LookTask]:
+        def make(index: int) -> LookTask:
+            return TASK.model_copy(update={"id": f"{split}-{index}", "answer": str(index)})
+
+        return ag.Procedural(make, range(10**6))

@@ -1,0 +1,24 @@
+"""A plain tool, which runs in a thread, and takes its time there."""
+
+import time
+
+import agentgym as ag
+from agentgym.testing import call, say
+
+TASK = ag.Task(id="t", prompt=({"role": "user", "content": "Look."},))
+ORACLE = [call("look"), call("look"), say("seen")]
+
+
+class Sound(ag.ToolEnv[ag.Task]):
+    looks = 0
+
+    @ag.tool
+    def look(self) -> str:
+        """Look closely."""
+        time.sleep(0.7)
+        self.looks += 1
+        return "seen"
+
+    @ag.reward
+    def looked(self) -> float:
+        return float(self.looks == 2)

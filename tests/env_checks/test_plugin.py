@@ -1,0 +1,100 @@
+"""The pytest plugin in a project of one's own: an empty folder, the wheel, and no configuration."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
+PROJECTS = Path(__file__).with_name("projects")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, unpacked where Python finds it before any other agentgym."""
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    zipfile.ZipFile(next(out.glob("agentgym-*.whl"))).extractall(out / "site")
+    return out / "site"
+
+
+def play(site: Path, folder: Path, *arguments: str) -> str:
+    """What pytest prints in that folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment |= {"PYTHONPATH": f"{site}:{folder}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def project(folder: Path, name: str) -> Path:
+    """A folder with that test file alone."""
+    (folder / f"test_{name}.py").write_text((PROJECTS / f"{name}.py").read_text())
+    return folder
+
+
+def test_the_readmes_test_runs_as_printed_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
+    for name in ("my_env.py", "test_my_env.py"):
+        (tmp_path / name).write_text(README[name])
+    printed = play(site, tmp_path, "-q")
+    if "no sandbox runs here" in printed:
+        pytest.skip("no Docker and no bubblewrap on this machine")
+    assert "2 passed" in printed, printed
+    assert "arning" not in printed, printed
+
+
+def test_the_readmes_env_keeps_its_contract_in_a_real_box(site: Path, tmp_path: Path) -> None:
+    for name in ("my_env.py", "test_my_env.py"):
+        (tmp_path / name).write_text(README[name])
+    printed = play(site, project(tmp_path, "readme_check"), "-q", "test_readme_check.py")
+    if "a FakeBox was used" in printed:
+        pytest.skip("no Docker and no bubblewrap on this machine")
+    assert "1 passed" in printed, printed
+
+
+def test_a_mode_that_the_project_names_stays(site: Path, tmp_path: Path) -> None:
+    folder = project(tmp_path, "plain")
+    (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = strict\n")
+    assert "mode=Mode.STRICT" in play(site, folder)
+    (folder / "pytest.ini").unlink()
+    assert "mode=Mode.STRICT" in play(site, folder, "--asyncio-mode", "strict")
+    assert "mode=Mode.STRICT" in play(site, folder, "-o", "asyncio_mode=strict")
+    assert "1 passed" in play(site, folder)
+
+
+def test_without_pytest_asyncio_an_async_test_says_what_to_install(site: Path, tmp_path: Path) -> None:
+    printed = play(site, project(tmp_path, "plain"), "-p", "no:asyncio")
+    assert "an async test needs pytest-asyncio: pip install pytest-asyncio" in printed, printed
+    assert "1 failed" in printed
+
+
+@pytest.mark.parametrize("name", ["forgotten_await", "forgotten_async"])
+def test_a_check_that_nobody_awaits_fails_its_test(name: str, site: Path, tmp_path: Path) -> None:
+    printed = play(site, project(tmp_path, name))
+    assert "check_env(Adder) was never awaited and checked nothing: write `await check_env(...)`" in printed, printed
+    assert "1 failed, 1 passed" in printed
+
+
+def test_what_a_test_leaves_fails_it_in_words_that_name_it(site: Path, tmp_path: Path) -> None:
+    printed = play(site, project(tmp_path, "leaving"))
+    assert "6 passed, 5 errors" in printed, printed
+    for line in (
+        r"the thread 'left' goes on, in wait \(threading\.py:\d+\)",
+        r"the process \d+ \(\S+ -c input\(\)\) goes on",
+        r"the file \S+test_leaving\.py is open",
+        r"the temporary folder \S+left-\S+ is there",
+        r"the asyncio task 'beat' \(Event\.wait\) goes on",
+    ):
+        assert re.search(line, printed), f"{line} is not in {printed}"
+
+
+def test_the_thread_of_a_plain_tool_is_no_leak(site: Path, tmp_path: Path) -> None:
+    printed = play(site, project(tmp_path, "plain_tools"), "-q")
+    assert "300 passed" in printed, printed
