@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "types errors threads owners log",
+    "types errors threads owners log returns",
     "tools",
     "env",
     "rollouts train bridges view samples credit sandboxes testing",

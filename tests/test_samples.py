@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any, get_args
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.samples import Estimator, SampleBatch, advantages, merge, samples
+from agentgym.samples import Estimator, SampleBatch, advantages, merge, samples, turn_advantages
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
 
 
@@ -204,7 +205,7 @@ def test_no_estimator_counts_a_rollout_by_its_rows_or_lets_a_failed_one_in(estim
 def test_one_row_a_rollout_equals_the_plain_reshape() -> None:
     rewards = np.random.default_rng(0).normal(size=(32, 8))
     plain = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-6)
-    got = advantages(rewards.ravel(), np.arange(256), np.arange(32).repeat(8))
+    got = advantages(rewards.ravel(), np.arange(256), np.arange(32).repeat(8), estimator="grpo")
     np.testing.assert_allclose(got, plain.ravel(), rtol=1e-12, atol=1e-12)
 
 
@@ -225,6 +226,26 @@ def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused
         advantages([0, np.inf], [0, 1], [0, 0])
     with pytest.raises(ValueError, match=r"estimator: 'gae' is none of .*credit=\"turns\""):
         advantages([0, 1], [0, 1], [0, 0], estimator="gae")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_scores_that_differ_by_less_than_a_millionth_are_no_signal_and_count_nowhere(estimator: Estimator) -> None:
+    noise = [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1]
+    assert noise[0] != noise[1]
+    alone = advantages([1, 0], [2, 3], [1, 1], estimator=estimator)
+    got = advantages([*noise, 1, 0], [0, 1, 2, 3], [0, 0, 1, 1], estimator=estimator)
+    np.testing.assert_array_equal(got, [0, 0, *alone])
+    assert advantages([1, 1 + 9e-7], [0, 1], [0, 0], estimator=estimator).tolist() == [0, 0]
+    assert all(advantages([1, 1 + 2e-6], [0, 1], [0, 0], estimator=estimator) != 0)
+
+
+def test_all_functions_that_give_advantages_have_one_default_estimator() -> None:
+    defaults = {
+        signature(advantages).parameters["estimator"].default,
+        signature(turn_advantages).parameters["estimator"].default,
+        signature(samples).parameters["advantage"].default,
+    }
+    assert defaults == {"dr_grpo"}
 
 
 def test_no_rows_have_no_advantages() -> None:
@@ -292,6 +313,24 @@ def test_groups_without_signal_leave_the_batch_and_are_counted() -> None:
     assert rows.metrics()["samples/groups_without_signal"] == 3
 
 
+def test_a_group_whose_scores_are_the_same_sum_in_another_order_leaves_the_batch() -> None:
+    groups = [
+        group(rollout("a", 0.1 + 0.2 + 0.3), rollout("b", 0.3 + 0.2 + 0.1)),
+        group(rollout("c", 1.0, group="h"), rollout("d", 0.0, group="h"), name="h"),
+    ]
+    rows = samples(groups, advantage="reinforce++")
+    assert {row.rollout_id for row in rows} == {"c", "d"}
+    assert rows.groups_without_signal == 1
+    assert rows[0].advantages == pytest.approx(np.sqrt(0.5), rel=1e-5)
+
+
+def test_a_batch_counts_trained_tokens_and_rollouts_and_not_responses_and_rows() -> None:
+    two = [segment(i, ("context", [1]), ("turn", [2, 3]), ("context", [4]), ("turn", [5])) for i in range(2)]
+    rows = samples([group(rollout("a", 1.0, *two), rollout("b", 0.0))])
+    assert (len(rows), sum(len(row.response_ids) for row in rows)) == (3, 9)
+    assert (rows.rollouts_trained, rows.trained_tokens) == (2, 7)
+
+
 def test_no_groups_are_no_samples() -> None:
     rows = samples([])
     assert len(rows) == 0
@@ -336,6 +375,10 @@ def test_a_prompt_that_does_not_extend_the_last_step_starts_a_new_sample() -> No
 def test_a_prompt_that_drifts_inside_the_last_response_starts_a_new_sample() -> None:
     rows = merge([step([10], [20, 21]), step([10, 20, 99, 30], [40], at=1)])
     assert len(rows) == 2
+
+
+def test_a_prompt_that_differs_inside_the_first_prompt_starts_a_new_sample() -> None:
+    assert len(merge([step([10, 11], [20]), step([10, 99, 20, 30], [40], at=1)])) == 2
 
 
 def test_three_turns_merge_into_one_row() -> None:
