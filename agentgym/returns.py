@@ -1,4 +1,4 @@
-"""What rollouts got from each of their turns on, and whether those of a group differ enough to learn from. Numpy only."""
+"""What rollouts got from each of their turns on, and whether a group's differ enough to learn from. Numpy only."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from agentgym.types import Rollout
 
 LEAST_DIFFERENCE = 1e-6
-"""Scores of a group that all lie closer together than this are equal: sums of the same floats in another order differ."""
+"""Scores of a group that lie closer together than this are equal: a sum's last digits depend on its order."""
 
 
 def differ(scores: NDArray[np.float64]) -> bool:
-    """Whether the largest and the smallest score of a group differ enough to learn from; of columns, those of any one."""
-    return bool(len(scores) and scores.size and np.ptp(scores, axis=0).max() >= LEAST_DIFFERENCE)
+    """Whether a group's largest and smallest score differ enough to learn from, in any of the columns."""
+    return bool(scores.size and np.ptp(scores, axis=0).max() >= LEAST_DIFFERENCE)
 
 
 def returns_by_turn(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:

@@ -107,8 +107,9 @@ def test_a_group_in_play_judges_its_signal_as_the_samples_do(by_turn: bool) -> N
         (played("a", 0.6, 0), played("b", 0.6 + 1e-9, 0)),
         (played("a", 1, 0),),
     ]
+    task = Task(id="g", prompt=({"role": "user", "content": "?"},))
     for pair in pairs:
-        group: GroupPlay[Task] = GroupPlay(Task(id="g", prompt="?"), n=2, seed=0, number=0, by_turn=by_turn)
+        group: GroupPlay[Task] = GroupPlay(task, n=2, seed=0, number=0, by_turn=by_turn)
         group.ended.update(enumerate(pair))
         rows = samples([Group(group_id="g", rollouts=pair)], credit="turns" if by_turn else "outcome")
         assert group.signal == (rows.groups_without_signal == 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentgym.samples import samples
 from agentgym.train.batch import Batch, collate
-from agentgym.train.loss import Divergence, divergence, loss_sums, policy_loss
+from agentgym.train.loss import Divergence, LossConfig, divergence, policy_loss
 from agentgym.train.objective import rollout_log_ratios, row_log_ratios
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
@@ -46,8 +46,7 @@ def row(advantages: list[float], mask: list[int] | None = None, *, name: str = "
 def terms(ratios: list[list[float]], batch: Batch, **settings: Any) -> tuple[float, list[list[float]]]:
     """The loss at these probability ratios, summed over trained tokens, and its gradient by the log-probabilities."""
     logprobs = torch.tensor([[math.log(r) + OLD for r in one] for one in ratios], requires_grad=True)
-    given: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2, "normalise": "token", "denominator": 1.0} | settings
-    loss = policy_loss(logprobs, batch, **given)
+    loss, _ = policy_loss(logprobs, torch.zeros_like(logprobs), batch, LossConfig(**settings), denominator=1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     return float(loss.detach()), logprobs.grad.tolist()
@@ -136,9 +135,7 @@ def test_clipped_tokens_are_counted_by_every_loss() -> None:
     mean = 1.875**0.25
 
     def clipped(**settings: Any) -> float:
-        return loss_sums(
-            torch.tensor(0.0), logprobs, logprobs, batch, **({"clip_low": 0.2, "clip_high": 0.2} | settings)
-        ).clipped
+        return policy_loss(logprobs, logprobs, batch, LossConfig(**settings), denominator=1.0)[1].clipped
 
     assert [clipped(), clipped(dual_clip=3.0), clipped(loss="cispo")] == [2, 3, 4]
     assert clipped(loss="gspo", clip_high=mean - 1 - 1e-4) == 2
@@ -179,10 +176,9 @@ def test_the_gradient_is_that_of_the_papers_formula(name: str, groups_of: Groups
     for ours in (True, False):
         logprobs = start.clone().requires_grad_()
         settings: dict[str, Any] = {"loss": name, "dual_clip": 2.0 if name == "ppo" else None}
+        made = LossConfig(clip_high=0.3, normalise="sample", **settings)
         loss = (
-            policy_loss(
-                logprobs, batch, clip_low=0.2, clip_high=0.3, normalise="sample", denominator=len(rows), **settings
-            )
+            policy_loss(logprobs, logprobs, batch, made, denominator=len(rows))[0]
             if ours
             else plain(name, logprobs, rows)
         )
@@ -292,40 +288,66 @@ def test_the_divergence_holds_the_policy_near_its_reference(
     assert ends[1] < ends[0] / 10
 
 
-def test_a_segment_in_parts_is_refused(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
+@pytest.mark.parametrize(
+    ("change", "instead"),
+    [
+        ({"loss": "gspo"}, "loss='gspo_rollout'"),
+        ({"correction": "sequence"}, "correction='token'"),
+        ({"correction": "sequence_mask"}, "correction='token_mask'"),
+        ({"correction": "geometric_mask"}, "correction='token_mask'"),
+    ],
+)
+def test_a_segment_in_parts_is_refused(
+    tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any], instead: str
+) -> None:
     parts = list(samples(groups_of(1), merge=False))
-    for change, word in (({"loss": "gspo"}, "gspo_rollout"), ({"correction": "sequence"}, "a token's weight")):
-        with (
-            Trainer(tiny_model, replace(config, **change)) as trainer,  # type: ignore[arg-type]
-            pytest.raises(ValueError, match=rf"^{next(iter(change))}: .*merge=True\), or {word}"),
-        ):
-            trainer.train(parts)
+    ((field, value),) = change.items()
+    with (
+        Trainer(tiny_model, replace(config, **change)) as trainer,
+        pytest.raises(ValueError, match=rf"^{field}: {value} needs each segment whole .*merge=True, or set {instead}"),
+    ):
+        trainer.train(parts)
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"loss": "reinforce"}, "loss: 'reinforce' is none of ppo, cispo, gspo, gspo_rollout"),
-        ({"kl_estimator": "k4"}, "kl_estimator: 'k4' is none of k1, k2, k3"),
-        (
-            {"loss": "gspo", "correction": "token"},
-            "loss, correction: gspo takes no correction, .*use correction='none'",
-        ),
-        ({"loss": "cispo", "correction": "sequence_mask"}, "loss, correction: cispo takes no"),
-        ({"loss": "sft", "correction": "token"}, "loss, correction: sft takes no"),
-        ({"dual_clip": 1.0}, "dual_clip: must be above 1"),
-        ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip: .*loss='ppo'"),
-        ({"dual_clip": 3.0, "correction": "token"}, "dual_clip: .*correction='none'"),
-        ({"kl_coef": -0.1}, "kl_coef: must be at least 0"),
-        ({"clip_low": 1.5}, r"clip_low: must be in 0\.\.1"),
-        ({"clip_high": -0.1}, "clip_high: must be at least 0"),
-        ({"correction_cap": 0.5}, "correction_cap: must be at least 1"),
-        ({"decay_steps": 0}, "decay_steps: must be at least 1"),
-        ({"temperature": math.nan}, "temperature: must be at least 0"),
-        ({"normalise": "mean"}, "normalise: 'mean' is none of token, sample, rollout or a number above 0"),
-        ({"normalise": 0.0}, "normalise: 0.0 is none of"),
+        ({"loss": "reinforce"}, "loss\n.*'ppo', 'cispo', 'gspo', 'gspo_rollout' or 'sft'"),
+        ({"kl_estimator": "k4"}, "kl_estimator\n.*'k1', 'k2' or 'k3'"),
+        ({"balance": "rows"}, "balance\n.*'length', 'square' or 'flops'"),
+        ({"loss": "gspo", "correction": "token"}, "correction, loss: gspo takes no correction, .*set loss='ppo'"),
+        ({"loss": "cispo", "correction": "sequence_mask"}, "correction, loss: cispo takes no"),
+        ({"loss": "sft", "correction": "token"}, "correction, loss: sft takes no"),
+        ({"dual_clip": 1.0}, "dual_clip\n.*greater than 1"),
+        ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip, loss, correction: .*loss='ppo'"),
+        ({"dual_clip": 3.0, "correction": "token"}, "dual_clip, loss, correction: .*correction='none'"),
+        ({"clip_high": 0.3, "correction": "token"}, "clip_high, loss, correction: .*or leave clip_high at 0.2"),
+        ({"clip_low": 0.3, "loss": "sft"}, "clip_low, loss, correction: .*or leave clip_low at 0.2"),
+        ({"kl_estimator": "k1"}, "kl_estimator, kl_coef: .*set kl_coef, or leave kl_estimator at 'k3'"),
+        ({"correction_cap": 3.0}, "correction_cap, correction: .*set correction, or leave correction_cap at 2.0"),
+        ({"kl_coef": -0.1}, "kl_coef\n.*greater than or equal to 0"),
+        ({"clip_low": 1.5}, "clip_low\n.*less than or equal to 1"),
+        ({"clip_low": -0.1}, "clip_low\n.*greater than or equal to 0"),
+        ({"clip_high": -0.1}, "clip_high\n.*greater than or equal to 0"),
+        ({"correction_cap": 0.5}, "correction_cap\n.*greater than or equal to 1"),
+        ({"decay_steps": 0}, "decay_steps\n.*greater than or equal to 1"),
+        ({"temperature": math.nan}, "temperature\n.*finite"),
+        ({"temperature": -1.0}, "temperature\n.*greater than or equal to 0"),
+        ({"normalise": "mean"}, "normalise.*\n.*'token', 'sample' or 'rollout'"),
+        ({"normalise": 0.0}, "normalise.*\n.*greater than 0"),
+        ({"normalise": math.inf}, "normalise.*\n.*finite"),
+        ({"grad_clip": 0.0}, "grad_clip\n.*greater than 0"),
+        ({"grad_clip": -1.0}, "grad_clip\n.*greater than 0"),
+        ({"grad_clip": math.nan}, "grad_clip\n.*finite"),
+        ({"lr": -1e-3}, "lr\n.*greater than or equal to 0"),
+        ({"lora_alpha": 0}, "lora_alpha\n.*greater than or equal to 1"),
+        ({"lora_targets": "q_proj"}, "lora_targets\n.*valid tuple"),
+        ({"betas": (0.9, 1.0)}, "betas.1\n.*less than 1"),
+        ({"weight_decay": -0.1}, "weight_decay\n.*greater than or equal to 0"),
+        ({"threads": 0}, "threads\n.*greater than or equal to 1"),
+        ({"rollouts_per_step": 0}, "rollouts_per_step\n.*greater than or equal to 1"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(change: dict[str, Any], error: str) -> None:
-    with pytest.raises(ValueError, match=f"^{error}"):
+def test_settings_that_mean_nothing_are_refused_by_the_name_of_the_field(change: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=rf"(?s)for TrainConfig.*\n(  Value error, )?{error}"):
         TrainConfig(**change)
