@@ -111,7 +111,7 @@ def _turn_units(
     squares = np.array([float((part * part).sum() / max(part.shape[1], 1)) for part in centred])
     count = np.array([len(part) for part in centred])
     if estimator == "grpo":
-        return np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON
+        return np.asarray(np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON)
     if estimator == "reinforce++":
         kept = int(count[squares > 0].sum())
         return np.full(len(centred), np.sqrt(squares.sum() / max(kept - 1, 1)) + EPSILON)
@@ -152,7 +152,7 @@ def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray
     high, low = np.full(n_groups, -np.inf), np.full(n_groups, np.inf)
     np.maximum.at(high, group, reward)
     np.minimum.at(low, group, reward)
-    return high - low >= LEAST_DIFFERENCE
+    return np.asarray(high - low >= LEAST_DIFFERENCE)
 
 
 def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArray[np.float64]:

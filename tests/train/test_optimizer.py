@@ -132,7 +132,7 @@ def test_a_step_is_adamws_with_the_configs_betas_and_weight_decay(
         own = torch.cat([weight.detach().flatten() for weight in learner_of(trainer)._weights])
     reference = torch.optim.AdamW(weights, lr=PLAIN.lr, betas=betas, weight_decay=decay)
     for gradient in gradients:
-        parts = gradient.split([weight.numel() for weight in weights])
+        parts = torch.split(gradient, [weight.numel() for weight in weights])
         for weight, part in zip(weights, parts, strict=True):
             weight.grad = part.view_as(weight)
         reference.step()
@@ -244,6 +244,15 @@ def test_dropout_in_a_models_config_is_off_while_it_is_trained(
             assert not any(part.training for part in learner_of(trainer).policy.model.modules())
             gradients += given_to_the_optimizer(trainer, rows)
     assert torch.equal(*gradients)
+
+
+def test_shards_of_bfloat16_reduce_their_gradients_in_float32(tiny_model: Path) -> None:
+    with Trainer(tiny_model, replace(PLAIN, shard=True, dtype="bfloat16")) as trainer:
+        policy: Any = learner_of(trainer).policy
+        sharded = [part for part in policy.modules() if hasattr(part, "_get_fsdp_state")]
+        policies = [part._get_fsdp_state()._mp_policy for part in sharded]
+    assert len(policies) == 3  # two layers and the root
+    assert {(how.param_dtype, how.reduce_dtype) for how in policies} == {(torch.bfloat16, torch.float32)}
 
 
 # Demonstrations
