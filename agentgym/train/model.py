@@ -100,12 +100,13 @@ def load_policy(
 
 def _base(path: Path | str, dtype: torch.dtype) -> Any:
     """The model's own weights, all of them; ValueError that says what to do where they are not there."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     _refuse_folder(path)
     try:
         base, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"model: {path} cannot be loaded, from a folder or from the Hugging Face hub: {error}"
         ) from error
@@ -114,8 +115,8 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
     missing = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
     if missing:
         raise ValueError(
-            f"model: the checkpoint in {path} lacks {missing[0]} and {len(missing) - 1} more of the model's weights, "
-            "which would be random; give one that has all of them"
+            f"model: the checkpoint in {path} lacks {len(missing)} of the model's weights, {missing[0]} for one, which "
+            "would be random; give one that has all of them"
         )
     return base
 

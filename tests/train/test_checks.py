@@ -138,7 +138,16 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_with_random_
     weights = load_file(copy / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    refused(copy, r"^model: the checkpoint in .* lacks model\.layers\.1\.mlp\.up_proj\.weight")
+    refused(
+        copy, r"^model: the checkpoint in .* lacks 1 of the model's weights, model\.layers\.1\.mlp\.up_proj\.weight"
+    )
+
+
+def test_a_file_of_weights_that_was_cut_off_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    copy = edited(tiny_model, tmp_path)
+    content = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(content[: len(content) // 2])
+    refused(copy, f"^model: {copy} cannot be loaded")
 
 
 @pytest.mark.parametrize("setting", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
