@@ -10,10 +10,13 @@ Every estimator is the distance to the group's mean in a unit of its own::
     reinforce++  S + 1e-6                                     REINFORCE++ with a baseline, arXiv 2501.03262
     maxrl        mean; the advantage is 0 where that is 0     MaxRL, arXiv 2602.02710
 
-s is the group's standard deviation, S that of reward - mean over the rollouts of all groups in which two scores
-differ; both are unbiased. REINFORCE++ has it over tokens: here each rollout counts once, however long it is.
-MaxRL climbs log(mean reward), which is the likelihood of success where rewards are 0 and 1; a negative reward has no
-logarithm and is refused. A group in which nothing succeeded has no gradient, and a group of one gets 0 from all.
+s is the group's standard deviation, S that of reward - mean over the rollouts of all groups with a signal; both are
+unbiased. REINFORCE++ has it over tokens: here each rollout counts once, however long it is. MaxRL climbs
+log(mean reward), which is the likelihood of success where rewards are 0 and 1; a negative reward has no logarithm and
+is refused, and a group in which nothing succeeded has no gradient.
+
+A group has a signal where its largest and its smallest score differ by LEAST_DIFFERENCE or more. All advantages of a
+group without one, and of a group of one, are exactly 0.
 """
 
 from collections.abc import Sequence
@@ -22,6 +25,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from agentgym.returns import LEAST_DIFFERENCE, differ, returns_by_turn, turn_rewards
 from agentgym.types import Floats, Ints, Rollout
 
 Estimator: TypeAlias = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "maxrl"]
@@ -36,7 +40,7 @@ def advantages(
     rollouts: Ids,
     groups: Ids,
     *,
-    estimator: Estimator = "grpo",
+    estimator: Estimator = "dr_grpo",
 ) -> NDArray[np.float64]:
     """One advantage per row; a rollout counts once in its group's baseline, however many rows it has.
 
@@ -58,7 +62,7 @@ def advantages(
     scored = np.flatnonzero(present & ~np.isnan(reward_of))
     out = np.full(n_rollouts, np.nan)
     centred, unit = _baseline(reward_of[scored], group_of[scored], n_groups, estimator)
-    out[scored] = centred / unit
+    out[scored] = centred / unit[group_of[scored]]
     return out[rollout]
 
 
@@ -72,26 +76,25 @@ def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_g
 
     Every rollout counts in the mean of every turn, those that had ended by then with their outcome: a mean over the
     rollouts that reached turn t would depend on who chose to go on, and pay for going on. What rollout i itself adds
-    to the mean only scales its advantage by (n-1)/n, at every turn alike, so the gradient keeps its direction. The
-    unit is the estimator's, of the rollouts' whole rewards. Without turn rewards these are the usual advantages.
+    to the mean only scales its advantage by (n-1)/n, at every turn alike, so the gradient keeps its direction. A group
+    has a signal where its returns differ at any turn, its totals may be equal.
+
+    The unit is the estimator's. Where it is a deviation (grpo, reinforce++), it is that of the returns, the mean over
+    the turns of their variance at each: totals that are almost equal say nothing about how far the turns differ.
+    Without turn rewards these are the usual advantages.
     """
     if any(rollout.reward is None for rollout in rollouts):
         raise ValueError("rollouts: one without a reward has no return")
     group, n_groups = _codes("group", [rollout.group_id for rollout in rollouts])
-    _, unit = _baseline(np.array([r.reward for r in rollouts], np.float64), group, n_groups, estimator)
-    played = [_turn_rewards(rollout) for rollout in rollouts]
+    members = _members(group, n_groups)
+    returns = [returns_by_turn([rollouts[i] for i in rows]) for rows in members]
+    centred = [G - G.mean(0) if differ(G) else np.zeros_like(G) for G in returns]
+    unit = _turn_units(np.array([r.reward for r in rollouts], np.float64), group, centred, estimator)
     out: list[Floats] = [np.zeros(0, np.float32)] * len(rollouts)
-    for members in _members(group, n_groups):
-        returns = _returns([rollouts[i] for i in members], [played[i] for i in members])
-        for i, row in zip(members, returns - returns.mean(0), strict=True):
-            out[i] = np.asarray(row[: len(played[i])] / unit[i], np.float32)
+    for code, rows in enumerate(members):
+        for i, row in zip(rows, centred[code], strict=True):
+            out[i] = np.asarray(row[: len(turn_rewards(rollouts[i]))] / unit[code], np.float32)
     return out
-
-
-def _turn_rewards(rollout: Rollout) -> NDArray[np.float64]:
-    """What the env's steps gave, in the order of the turns' numbers."""
-    turns = sorted((turn for s in rollout.segments for turn in s.turns), key=lambda turn: turn.number)
-    return np.array([turn.reward for turn in turns], np.float64)
 
 
 def _members(group: Ints, n_groups: int) -> list[list[int]]:
@@ -101,22 +104,28 @@ def _members(group: Ints, n_groups: int) -> list[list[int]]:
     return members
 
 
-def _returns(rollouts: Sequence[Rollout], played: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """What each rollout of a group got from each turn on; its outcome behind its last turn."""
-    returns = np.zeros((len(rollouts), max(map(len, played)) + 1))
-    for row, rollout, given in zip(returns, rollouts, played, strict=True):
-        row[: len(given)] = given[::-1].cumsum()[::-1]
-        row += (rollout.reward or 0.0) - given.sum()
-    return returns
+def _turn_units(
+    reward: NDArray[np.float64], group: Ints, centred: Sequence[NDArray[np.float64]], estimator: Estimator
+) -> NDArray[np.float64]:
+    """The estimator's unit of each group, from the distances of its returns to their means."""
+    squares = np.array([float((part * part).sum() / max(part.shape[1], 1)) for part in centred])
+    count = np.array([len(part) for part in centred])
+    if estimator == "grpo":
+        return np.asarray(np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON)
+    if estimator == "reinforce++":
+        kept = int(count[squares > 0].sum())
+        return np.full(len(centred), np.sqrt(squares.sum() / max(kept - 1, 1)) + EPSILON)
+    return _baseline(reward, group, len(centred), estimator)[1]
 
 
 def _baseline(
     reward: NDArray[np.float64], group: Ints, n_groups: int, estimator: Estimator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Distance to the group's mean and the estimator's unit, of each of these rollouts."""
+    """Distance to the group's mean of each of these rollouts, exactly 0 without a signal; and each group's unit."""
     count = np.bincount(group, minlength=n_groups)
     mean = np.bincount(group, reward, n_groups) / np.maximum(count, 1)
-    centred = reward - mean[group]
+    signal = _signals(reward, group, n_groups)
+    centred = np.where(signal[group], reward - mean[group], 0.0)
     others = np.maximum(count - 1, 1)
     if estimator == "dr_grpo":
         unit = np.ones(n_groups)
@@ -125,7 +134,8 @@ def _baseline(
     elif estimator == "grpo":
         unit = np.sqrt(np.bincount(group, centred * centred, n_groups) / others) + EPSILON
     elif estimator == "reinforce++":
-        unit = np.full(n_groups, _spread(reward, centred, group, n_groups) + EPSILON)
+        kept = int(count[signal].sum())
+        unit = np.full(n_groups, np.sqrt((centred * centred).sum() / max(kept - 1, 1)) + EPSILON)
     elif estimator == "maxrl":
         unit = _likelihood(mean, reward)
     else:
@@ -134,19 +144,15 @@ def _baseline(
             f"estimator: {estimator!r} is none of {known}; there is no value model and no credit by token: "
             'where turns differ in worth use samples(credit="turns")'
         )
-    return centred, unit[group]
+    return centred, unit
 
 
-def _spread(reward: NDArray[np.float64], centred: NDArray[np.float64], group: Ints, n_groups: int) -> float:
-    """Standard deviation of the distances to the means, over the rollouts of groups in which two scores differ.
-
-    A group without a signal is not trained on, and counts in no denominator.
-    """
-    one = np.zeros(n_groups)
-    one[group] = reward
-    signal = np.bincount(group[reward != one[group]], minlength=n_groups) > 0
-    kept = centred[signal[group]]
-    return float(np.sqrt((kept * kept).sum() / max(len(kept) - 1, 1)))
+def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray[np.bool_]:
+    """Of each group, whether its scores differ enough to learn from; `differ` of all groups at once."""
+    high, low = np.full(n_groups, -np.inf), np.full(n_groups, np.inf)
+    np.maximum.at(high, group, reward)
+    np.minimum.at(low, group, reward)
+    return np.asarray(high - low >= LEAST_DIFFERENCE)
 
 
 def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArray[np.float64]:

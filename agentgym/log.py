@@ -1,6 +1,7 @@
 """A run's figures, as lines on disk and a bar on the screen."""
 
 import json
+import math
 import os
 import stat
 import sys
@@ -63,7 +64,7 @@ class Log:
         """Record one step; the line is on disk when this returns."""
         self.rows.append(dict(figures))
         if self._file is not None:
-            self._file.write(json.dumps({"step": step, **figures}) + "\n")
+            self._file.write(json.dumps({"step": step} | _in_json(figures), allow_nan=False) + "\n")
             self._file.flush()
         recent = [row["reward"] for row in self.rows[-5:]]
         shown = f"reward {figures['reward']:.2f} (last 5: {sum(recent) / len(recent):.2f})"
@@ -85,6 +86,13 @@ class Log:
             "rollouts": int(sum(row["rollouts/started"] for row in self.rows)),
             "tool_calls": round(calls),
         }
+
+
+def _in_json(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Figures that strict JSON holds: null for one that is not finite, and how many those are."""
+    told = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+    odd = sum(value is None for value in told.values())
+    return told | {"figures_not_finite": float(odd)} if odd else told
 
 
 def cut_back(path: Path, steps: int) -> list[dict[str, float]]:

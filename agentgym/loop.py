@@ -156,6 +156,7 @@ class Play:
         staleness: int = 0,
         seed: int = 0,
         places: Sequence[Place] = (),
+        by_turn: bool = False,
     ) -> AsyncIterator["Rollouts"]:
         """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`.
 
@@ -183,6 +184,7 @@ class Play:
             sampling=self.sampling,
             seed=seed,
             left=handed_on(places, rank),
+            by_turn=by_turn,
         )
         async with scheduler:
             yield Rollouts(scheduler, draw, self.trainer, len(range(rank, prompts, world)))
@@ -295,6 +297,7 @@ async def _train(run: Run, play: Play, log: Log, saver: Saver) -> None:
         staleness=run.staleness,
         seed=run.seed,
         places=[Place(**place) for place in begun.places],
+        by_turn=run.credit == "turns",
     ) as rollouts:
         for step in range(begun.step, run.steps):
             log.note("rollouts")

@@ -26,7 +26,7 @@ class SampleBatch(Sequence[Sample]):
     groups: int
     """Groups that came in."""
     groups_without_signal: int
-    """Of those, the ones dropped because no two of their scores differ."""
+    """Of those, the ones dropped because all of their advantages are 0: their scores are equal."""
     rollouts: int
     """Rollouts that came in."""
     rollouts_failed: int
@@ -73,11 +73,12 @@ def samples(
 
     One sample per turn: the prompt is everything in the segment before the turn. With `merge`, one sample
     per segment, whose environment tokens between turns have mask 0: same loss, and each token computed once.
-    Failed rollouts and groups whose scores are all equal are left out and counted. Two groups of one id
+    Failed rollouts and groups without a signal (see `credit.py`) are left out and counted. Two groups of one id
     share a baseline. Raises ValueError for a rollout id that appears twice.
 
     With `credit` "outcome" every token of a rollout has the rollout's advantage; with "turns" each turn has that of
-    what came after it (`turn_advantages`), where the env's steps give rewards of their own.
+    what came after it (`turn_advantages`), where the env's steps give rewards of their own. Then a group has a signal
+    where what came after any turn differs, although the totals may be equal.
     """
     if credit not in ("outcome", "turns"):
         raise ValueError(f"credit: {credit!r} is none of outcome, turns")
@@ -85,27 +86,18 @@ def samples(
     twice = [name for name, n in Counter(rollout.rollout_id for rollout in rollouts).items() if n > 1]
     if twice:
         raise ValueError(f"rollout {twice[0]!r}: appears {Counter(r.rollout_id for r in rollouts)[twice[0]]} times")
-    worth = advantages(
-        [rollout.reward for rollout in rollouts],
-        [rollout.rollout_id for rollout in rollouts],
-        [rollout.group_id for rollout in rollouts],
-        estimator=advantage,
-    )
-    scores: dict[str, set[float]] = {group.group_id: set() for group in groups}
-    for rollout in rollouts:
-        if rollout.reward is not None:
-            scores[rollout.group_id].add(rollout.reward)
-    by_turn = _by_turn(rollouts, advantage) if credit == "turns" else {}
+    worth = _by_turn(rollouts, advantage) if credit == "turns" else _by_outcome(rollouts, advantage)
+    signal = {rollout.group_id for rollout in rollouts if _moves(worth.get(rollout.rollout_id, 0.0))}
     rows = tuple(
         row
-        for rollout, value in zip(rollouts, worth.tolist(), strict=True)
-        if rollout.reward is not None and len(scores[rollout.group_id]) > 1
-        for row in _cut(rollout, by_turn.get(rollout.rollout_id, value), merged=merge)
+        for rollout in rollouts
+        if rollout.rollout_id in worth and rollout.group_id in signal
+        for row in _cut(rollout, worth[rollout.rollout_id], merged=merge)
     )
     return SampleBatch(
         rows=rows,
         groups=len(groups),
-        groups_without_signal=sum(len(scores[group.group_id]) < 2 for group in groups),
+        groups_without_signal=sum(group.group_id not in signal for group in groups),
         rollouts=len(rollouts),
         rollouts_failed=sum(rollout.reward is None for rollout in rollouts),
         rollouts_trained=len({row.rollout_id for row in rows}),
@@ -154,6 +146,26 @@ def _imitated(rollout: Rollout, segment: Segment, context_weight: float) -> Samp
 
 Worth: TypeAlias = float | dict[int, float]
 """The advantage of a rollout, or of each of its turns by number."""
+
+
+def _by_outcome(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Worth]:
+    """The advantage of each scored rollout, by its id."""
+    values = advantages(
+        [rollout.reward for rollout in rollouts],
+        [rollout.rollout_id for rollout in rollouts],
+        [rollout.group_id for rollout in rollouts],
+        estimator=estimator,
+    )
+    return {
+        rollout.rollout_id: value
+        for rollout, value in zip(rollouts, values.tolist(), strict=True)
+        if rollout.reward is not None
+    }
+
+
+def _moves(worth: Worth) -> bool:
+    """Whether an advantage of this rollout is not 0."""
+    return any(worth.values()) if isinstance(worth, dict) else bool(worth)
 
 
 def _by_turn(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Worth]:

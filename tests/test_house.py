@@ -17,7 +17,7 @@ HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft"
 ORDER = [
     "failures declarations sound_json task_fields",
     "types errors",
-    "threads time_limits owners log task_rows extras",
+    "threads time_limits owners log returns task_rows extras",
     "scoring",
     "tools",
     "env",

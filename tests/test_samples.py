@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.samples import Estimator, SampleBatch, advantages, merge, samples
+from agentgym.samples import SampleBatch, merge, samples
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
 
 
@@ -81,156 +81,6 @@ def ids_and_masks(rows: SampleBatch) -> list[tuple[list[int], list[int], list[in
     return [(r.prompt_ids.tolist(), r.response_ids.tolist(), r.loss_mask.astype(int).tolist()) for r in rows]
 
 
-# Baselines
-
-
-def test_a_rollout_counts_once_in_its_baseline() -> None:
-    got = advantages([1, 3, 3, 5, 11], [0, 1, 1, 2, 3], [0, 0, 0, 1, 1], estimator="dr_grpo")
-    np.testing.assert_array_equal(got, [-1, 1, 1, -3, 3])
-    got = advantages([1, 3, 3, 5, 11], [0, 1, 1, 2, 3], [0, 0, 0, 1, 1], estimator="grpo")
-    np.testing.assert_allclose(got, np.array([-1, 1, 1, -1, 1]) / np.sqrt(2), atol=1e-6)
-
-
-def test_string_ids_group_as_int_ids_do() -> None:
-    rewards, rollouts, groups = [1, 3, 3, 5, 11], [0, 1, 1, 2, 3], [0, 0, 0, 1, 1]
-    named = advantages(rewards, [f"r{i}" for i in rollouts], [f"g{i}" for i in groups])
-    far_apart = advantages(rewards, np.array(rollouts) * 10**9, -np.array(groups) * 10**9)
-    plain = advantages(rewards, np.array(rollouts), np.array(groups))
-    np.testing.assert_array_equal(named, plain)
-    np.testing.assert_array_equal(far_apart, plain)
-
-
-@pytest.mark.parametrize("ids", [[0, 1, 1], ["a", "b", "b"], np.array([0, 1, 1])])
-def test_unequal_sibling_rewards_name_the_rollout_and_its_rows(ids: Any) -> None:
-    with pytest.raises(ValueError, match=r"rollout .*[1b].*: unequal rewards \[2.0, 6.0\] in its rows \[1, 2\]"):
-        advantages([0, 2, 6], ids, [0, 0, 0])
-
-
-def test_a_sibling_without_a_reward_is_unequal_too() -> None:
-    with pytest.raises(ValueError, match="unequal rewards"):
-        advantages([2, None], ["a", "a"], [0, 0])
-
-
-def test_a_rollout_in_two_groups_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"rollout 5: unequal groups .* in its rows \[0, 2\]"):
-        advantages([1, 2, 1], [5, 6, 5], [0, 0, 1])
-
-
-@pytest.mark.parametrize("which", ["rollout", "group"])
-def test_a_missing_id_is_an_error_and_never_one_merged_rollout(which: str) -> None:
-    ids = (
-        {"rollout": [1, None, None], "group": [0, 0, 0]}
-        if which == "rollout"
-        else {
-            "rollout": [1, 2, 3],
-            "group": [0, None, None],
-        }
-    )
-    with pytest.raises(ValueError, match=f"{which} id: None in row 1"):
-        advantages([1, 2, 2], ids["rollout"], ids["group"])  # type: ignore[arg-type]
-
-
-def test_float_ids_are_refused() -> None:
-    with pytest.raises(ValueError, match="group id"):
-        advantages([1.0, 2.0], [1, 2], np.array([0.0, 0.0]))
-
-
-def test_interleaved_groups_keep_their_own_baselines() -> None:
-    got = advantages([0, 10, 2, 14], [0, 1, 2, 3], [0, 1, 0, 1], estimator="dr_grpo")
-    np.testing.assert_array_equal(got, [-1, -2, 1, 2])
-
-
-def test_uneven_groups_never_share_one_global_mean() -> None:
-    got = advantages([5, 5, 5, 0, 1], [0, 1, 2, 3, 4], [0, 0, 0, 1, 1], estimator="dr_grpo")
-    np.testing.assert_array_equal(got, [0, 0, 0, -0.5, 0.5])
-
-
-ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_group_of_one_gets_zero_and_never_nan(estimator: Estimator) -> None:
-    np.testing.assert_array_equal(advantages([7.5], ["a"], ["g"], estimator=estimator), [0])
-
-
-def test_a_failed_rollout_is_outside_the_baseline_and_has_no_advantage() -> None:
-    got = advantages([100, None, 50], [0, 1, 2], [0, 0, 0], estimator="dr_grpo")
-    np.testing.assert_array_equal(got, [25, np.nan, -25])
-
-
-def test_leave_one_out_takes_the_mean_of_the_others() -> None:
-    got = advantages([6, 3, 9, 12, 1], [0, 1, 2, 3, 4], [0, 0, 1, 1, 2], estimator="rloo")
-    np.testing.assert_allclose(got, [3, -3, -3, 3, 0])
-
-
-def test_without_std_the_advantage_is_the_distance_to_the_mean() -> None:
-    got = advantages([6, 3, 9, 12], [0, 1, 2, 3], [0, 0, 1, 1], estimator="dr_grpo")
-    np.testing.assert_array_equal(got, [1.5, -1.5, -1.5, 1.5])
-
-
-def test_the_spread_of_the_batch_counts_rollouts_of_groups_with_a_signal_once() -> None:
-    # Distances -1 1 | -2 2, the third group has no signal; rollout 1 fans out into three rows.
-    rewards, rollouts, groups = [1, 3, 3, 3, 0, 4, 5, 5], [0, 1, 1, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 1, 2, 2]
-    got = advantages(rewards, rollouts, groups, estimator="reinforce++")
-    np.testing.assert_allclose(got, np.array([-1, 1, 1, 1, -2, 2, 0, 0]) / np.sqrt(10 / 3), atol=1e-5)
-    np.testing.assert_array_equal(got[:6], advantages(rewards[:6], rollouts[:6], groups[:6], estimator="reinforce++"))
-
-
-def test_the_likelihood_of_success_weighs_a_rare_one_by_its_rarity() -> None:
-    got = advantages([1, 0, 0, 0, 1, 1, 1, 0, 0, 0], range(10), [0] * 4 + [1] * 4 + [2] * 2, estimator="maxrl")
-    np.testing.assert_allclose(got, [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0])
-
-
-def test_a_negative_reward_has_no_likelihood() -> None:
-    with pytest.raises(ValueError, match=r"^reward: -0.1 is negative, .*use dr_grpo"):
-        advantages([1, -0.1], [0, 1], [0, 0], estimator="maxrl")
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_no_estimator_counts_a_rollout_by_its_rows_or_lets_a_failed_one_in(estimator: Estimator) -> None:
-    rewards, rollouts, groups = [1.0, 0.0, 0.5, 0.0, 1.0], [0, 1, 2, 3, 4], [0, 0, 0, 1, 1]
-    once = advantages(rewards, rollouts, groups, estimator=estimator)
-    rows = [4, 0, 2, 0, 3, 0, 1]
-    again = advantages(
-        [*(rewards[i] for i in rows), None],
-        [*(rollouts[i] for i in rows), 9],
-        [*(groups[i] for i in rows), 1],
-        estimator=estimator,
-    )
-    np.testing.assert_allclose(again[:-1], once[rows], rtol=1e-12)
-    assert np.isnan(again[-1])
-
-
-def test_one_row_a_rollout_equals_the_plain_reshape() -> None:
-    rewards = np.random.default_rng(0).normal(size=(32, 8))
-    plain = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-6)
-    got = advantages(rewards.ravel(), np.arange(256), np.arange(32).repeat(8))
-    np.testing.assert_allclose(got, plain.ravel(), rtol=1e-12, atol=1e-12)
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
-def test_the_order_of_rows_means_nothing(fan_out: list[int], random: Any) -> None:
-    rows = [(float(r % 3), r, r // 3) for r, k in enumerate(fan_out) for _ in range(k)]
-    mixed = random.sample(rows, len(rows))
-    first = dict(zip((r[1] for r in rows), advantages(*zip(*rows, strict=True)).tolist(), strict=True))
-    again = dict(zip((r[1] for r in mixed), advantages(*zip(*mixed, strict=True)).tolist(), strict=True))
-    assert first == pytest.approx(again, abs=1e-12)
-
-
-def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 rewards, 1 rollout ids, 1 group ids"):
-        advantages([1, 2], [0], [0])
-    with pytest.raises(ValueError, match="not finite in row 1"):
-        advantages([0, np.inf], [0, 1], [0, 0])
-    with pytest.raises(ValueError, match=r"estimator: 'gae' is none of .*credit=\"turns\""):
-        advantages([0, 1], [0, 1], [0, 0], estimator="gae")  # type: ignore[arg-type]
-
-
-def test_no_rows_have_no_advantages() -> None:
-    assert len(advantages([], [], [])) == len(advantages([], np.zeros(0, int), np.zeros(0, int))) == 0
-
-
 # Rollouts to samples
 
 
@@ -292,6 +142,24 @@ def test_groups_without_signal_leave_the_batch_and_are_counted() -> None:
     assert rows.metrics()["samples/groups_without_signal"] == 3
 
 
+def test_a_group_whose_scores_are_the_same_sum_in_another_order_leaves_the_batch() -> None:
+    groups = [
+        group(rollout("a", 0.1 + 0.2 + 0.3), rollout("b", 0.3 + 0.2 + 0.1)),
+        group(rollout("c", 1.0, group="h"), rollout("d", 0.0, group="h"), name="h"),
+    ]
+    rows = samples(groups, advantage="reinforce++")
+    assert {row.rollout_id for row in rows} == {"c", "d"}
+    assert rows.groups_without_signal == 1
+    assert rows[0].advantages == pytest.approx(np.sqrt(0.5), rel=1e-5)
+
+
+def test_a_batch_counts_trained_tokens_and_rollouts_and_not_responses_and_rows() -> None:
+    two = [segment(i, ("context", [1]), ("turn", [2, 3]), ("context", [4]), ("turn", [5])) for i in range(2)]
+    rows = samples([group(rollout("a", 1.0, *two), rollout("b", 0.0))])
+    assert (len(rows), sum(len(row.response_ids) for row in rows)) == (3, 9)
+    assert (rows.rollouts_trained, rows.trained_tokens) == (2, 7)
+
+
 def test_no_groups_are_no_samples() -> None:
     rows = samples([])
     assert len(rows) == 0
@@ -336,6 +204,10 @@ def test_a_prompt_that_does_not_extend_the_last_step_starts_a_new_sample() -> No
 def test_a_prompt_that_drifts_inside_the_last_response_starts_a_new_sample() -> None:
     rows = merge([step([10], [20, 21]), step([10, 20, 99, 30], [40], at=1)])
     assert len(rows) == 2
+
+
+def test_a_prompt_that_differs_inside_the_first_prompt_starts_a_new_sample() -> None:
+    assert len(merge([step([10, 11], [20]), step([10, 99, 20, 30], [40], at=1)])) == 2
 
 
 def test_three_turns_merge_into_one_row() -> None:

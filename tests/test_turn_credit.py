@@ -7,8 +7,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from agentgym.samples import Estimator, advantages, samples, turn_advantages
-from agentgym.types import Group, Rollout, Segment, Turn, Version
+from agentgym.rollouts.play import GroupPlay
+from agentgym.samples import Credit, Estimator, advantages, samples, turn_advantages
+from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
 
 
 def played(name: str, outcome: float, *rewards: float) -> Rollout:
@@ -57,19 +58,61 @@ def test_without_turn_rewards_it_is_the_groups_usual_advantage(estimator: Estima
         assert row == pytest.approx([value] * len(row), rel=1e-6)
 
 
-def test_the_unit_of_a_turn_is_that_of_the_whole_rewards() -> None:
-    # Rewards 7 and 3, returns [7, 6] and [3]; another group, of 2 and 0, widens the spread of the batch.
+def test_the_unit_of_a_turn_is_the_estimators_and_a_deviation_is_that_of_the_returns() -> None:
+    # Returns 7 6 and 3 1, distances 2 2.5 and -2 -2.5; another group's, of 2 and 0, are 1 and -1.
     others = [replace(played(name, outcome, 0), group_id="h") for name, outcome in (("c", 2), ("d", 0))]
     group = [played("a", 4, 1, 2), played("b", 1, 2)]
+    of_both_turns = (2 * 2**2 + 2 * 2.5**2) / 2
     units: dict[Estimator, float] = {
-        "grpo": np.sqrt(8),
+        "grpo": np.sqrt(of_both_turns),
         "rloo": 1 / 2,
-        "reinforce++": np.sqrt((4 + 4 + 1 + 1) / 3),
+        "reinforce++": np.sqrt((of_both_turns + 1 + 1) / 3),
         "maxrl": 5.0,
     }
     for estimator, unit in units.items():
         got = worth(*group, *others, estimator=estimator)
         assert got[:2] == [pytest.approx([2 / unit, 2.5 / unit], rel=1e-5), pytest.approx([-2 / unit], rel=1e-5)]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce++"])
+def test_totals_that_tie_do_not_blow_up_what_the_turns_are_worth(estimator: Estimator) -> None:
+    for gap in (0.0, 1e-5):
+        got = worth(played("a", 0, 1, 0), played("b", 0, 0, 1 + gap), estimator=estimator)
+        assert np.abs(np.concatenate(got)).max() < 2
+
+
+def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
+    group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 0, 0, 1)))
+    by_turn = samples([group], credit="turns", merge=False)
+    assert [row.advantages.tolist() for row in by_turn] == [[0], [-0.5], [0], [0.5]]
+    assert by_turn.groups_without_signal == 0
+    by_outcome = samples([group], credit="outcome")
+    assert (len(by_outcome), by_outcome.groups_without_signal) == (0, 1)
+
+
+def test_a_group_whose_turns_are_the_same_leaves_the_batch_under_both_credits() -> None:
+    group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 1e-8, 1, 0)))
+    for credit in get_args(Credit):
+        rows = samples([group], credit=credit)
+        assert (len(rows), rows.groups_without_signal) == (0, 1)
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+def test_a_group_in_play_judges_its_signal_as_the_samples_do(by_turn: bool) -> None:
+    pairs = [
+        (played("a", 0, 1, 0), played("b", 0, 0, 1)),
+        (played("a", 0, 0.1, 0.2, 0.3), played("b", 0.1 + 0.2 + 0.3)),
+        (played("a", 1), played("b", 0)),
+        (played("a", 1, 0), played("b", 0, 0)),
+        (played("a", 0.6, 0), played("b", 0.6 + 1e-9, 0)),
+        (played("a", 1, 0),),
+    ]
+    task = Task(id="g", prompt=({"role": "user", "content": "?"},))
+    for pair in pairs:
+        group: GroupPlay[Task] = GroupPlay(task, n=2, seed=0, number=0, by_turn=by_turn)
+        group.ended.update(enumerate(pair))
+        rows = samples([Group(group_id="g", rollouts=pair)], credit="turns" if by_turn else "outcome")
+        assert group.signal == (rows.groups_without_signal == 0)
 
 
 P = 0.7
@@ -106,6 +149,10 @@ def estimate(baseline: str) -> float:
         pair = (ended_after(n, "a"), ended_after(m, "b"))
         if baseline == "ours":
             mine = worth(*pair)[0]
+        elif baseline == "samples":
+            rows = samples([Group(group_id="g", rollouts=pair)], credit="turns", merge=False)
+            trained = {row.step: float(row.advantages[0]) for row in rows if row.rollout_id == "a"}
+            mine = [trained.get(t, 0.0) for t in range(n)]
         else:  # the mean over those that reached the turn
             reach = [[OUTCOMES[k - 1] + sum(TURN_REWARDS[t:k]) for t in range(k)] for k in (n, m)]
             mine = [reach[0][t] - float(np.mean([r[t] for r in reach if len(r) > t])) for t in range(n)]
@@ -115,6 +162,13 @@ def estimate(baseline: str) -> float:
 
 def test_the_gradient_is_unbiased_although_the_policy_chooses_how_many_turns_it_takes() -> None:
     assert estimate("ours") == pytest.approx(gradient() / 2, rel=1e-5)  # (n - 1) / n, at every turn alike
+
+
+def test_what_is_trained_on_is_unbiased_although_totals_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rewards, outcomes in (((1.0, -0.4, 0.9), (0.5, 2.0, -1.0)), ((1.0, 0.0, -1.0), (0.0, 0.0, 1.0))):
+        monkeypatch.setitem(globals(), "TURN_REWARDS", rewards)
+        monkeypatch.setitem(globals(), "OUTCOMES", outcomes)
+        assert estimate("samples") == pytest.approx(gradient() / 2, rel=1e-5, abs=1e-8)
 
 
 def test_a_mean_over_those_that_reached_the_turn_would_be_biased() -> None:

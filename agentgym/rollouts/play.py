@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic
 
+import numpy as np
+
 from agentgym.env import TaskT
+from agentgym.returns import differ, returns_by_turn
 from agentgym.rollouts.turnstile import Meter
 from agentgym.types import Group, Rollout, StopReason
 
@@ -12,8 +15,10 @@ from agentgym.types import Group, Rollout, StopReason
 class GroupPlay(Generic[TaskT]):
     """The rollouts of one task; complete with `n` scored ones, or when all have ended."""
 
-    def __init__(self, task: TaskT, *, n: int, seed: int, number: int) -> None:
+    def __init__(self, task: TaskT, *, n: int, seed: int, number: int, by_turn: bool = False) -> None:
         self.task, self.n, self.seed = task, n, seed
+        self.by_turn = by_turn
+        """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
         self.number = number
         """As how many'th its task was drawn, from 0."""
         self.meters: list[Meter] = []
@@ -79,8 +84,9 @@ class GroupPlay(Generic[TaskT]):
 
     @property
     def signal(self) -> bool:
-        """Whether two of its scores differ."""
-        return len({r.reward for r in self.scored}) > 1
+        """Whether its scores differ enough to learn from, as `samples` judges it."""
+        totals = np.array([[rollout.reward] for rollout in self.scored], np.float64)
+        return differ(returns_by_turn(self.scored) if self.by_turn else totals)
 
     @property
     def busy(self) -> bool:

@@ -50,12 +50,15 @@ class Scheduler(Generic[TaskT]):
         seed: int = 0,
         on_rollout: Callable[[Rollout], None] | None = None,
         left: Place | None = None,
+        by_turn: bool = False,
     ) -> None:
         if n < 1 or concurrency < 1:
             raise ValueError(f"{'n' if n < 1 else 'concurrency'}: must be at least 1")
         self._oversample = oversample or Oversample()
         self._oversample.fits(group_size=n, staleness=staleness)
         self._cls, self._n, self._staleness = find_env(env), n, staleness
+        self._by_turn = by_turn
+        """Whether a group without a signal is one whose turns do not differ, rather than its totals."""
         self._bound = staleness or self._oversample.carry
         self._left = left or Place()
         """By the scheduler whose place this one takes: in the first batch's account, as dropped."""
@@ -141,7 +144,7 @@ class Scheduler(Generic[TaskT]):
             if drawn is None:
                 return
             number, task = drawn
-            group = GroupPlay(task, n=self._n, seed=self._seed + self._batches, number=number)
+            group = GroupPlay(task, n=self._n, seed=self._seed + self._batches, number=number, by_turn=self._by_turn)
             self._groups.append(group)
             self._started += 1
             for index in range(self._n + self._oversample.extra_rollouts):

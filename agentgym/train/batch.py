@@ -1,6 +1,5 @@
 """Samples to tensors: what a layout computes, and what the loss needs of each response token."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -54,18 +53,15 @@ def collate(
     *,
     pad_id: int,
     layout: Layout = "padded",
-    max_tokens: int | None = None,
     masked: bool = False,
 ) -> Batch:
     """The samples as one Batch, in their order; nothing is cut and no input is changed.
 
-    A sample of more than `max_tokens` tokens is kept and warned about. `masked` turns the loss mask off:
-    a padding batch, which is computed so that ranks stay in step, and trains nothing.
+    `masked` turns the loss mask off: a padding batch, which is computed so that ranks stay in step, and trains nothing.
     Raises ValueError for no samples.
     """
     if not samples:
         raise ValueError("samples: none to collate; an empty batch has no shape")
-    _warn_long(samples, max_tokens)
     rows, tail = len(samples), max(len(row.response_ids) for row in samples)
     mask_BR = np.zeros((rows, tail), np.bool_)
     logprobs_BR = np.zeros((rows, tail), np.float32)
@@ -81,14 +77,4 @@ def collate(
         logprobs_BR=torch.from_numpy(logprobs_BR),
         advantages_BR=torch.from_numpy(advantages_BR),
         weight_B=torch.tensor([row.weight for row in samples], dtype=torch.float32),
-    )
-
-
-def _warn_long(samples: Sequence[Sample], max_tokens: int | None) -> None:
-    lengths = [len(row) for row in samples]
-    if max_tokens is None or max(lengths) <= max_tokens:
-        return
-    over = sum(length > max_tokens for length in lengths)
-    warnings.warn(
-        f"{over} samples are over {max_tokens} tokens, the longest has {max(lengths)}; none is cut", stacklevel=3
     )

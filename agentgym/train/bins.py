@@ -4,7 +4,6 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,15 +106,6 @@ def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Bin]:
         else:
             low = middle
     return bins
-
-
-def filled_bins(lengths: Ints, limit: Limit, layout: Literal["padded", "packed"]) -> list[Bin]:
-    """As full as they get, one after another; the last ones hold what is left."""
-    if layout == "packed":
-        return best_fit(lengths, limit.tokens or int(lengths.sum()))
-    order = np.argsort(-lengths, kind="stable")
-    spans = _cut(lengths[order].tolist(), [1.0] * len(order), limit, float("inf"))
-    return [order[start:stop].tolist() for start, stop in spans]
 
 
 PIECE = 1 / 16

@@ -13,14 +13,16 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentgym.train.replace_folder import sweep, written_whole
+
 _NAME = re.compile(r"step-(\d+)")
+_LEFT = re.compile(r"\.(step-\d+)-")
 _STATE, _MANIFEST = "state.pt", "manifest.json"
 
 
@@ -54,25 +56,14 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, keep:
 
 def write_step(folder: Path, step: int, files: Mapping[str, bytes]) -> None:
     """One step's folder with these files and their manifest: written beside its place, then renamed into it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".step-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    place = folder / f"step-{step:06}"
-    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=folder))
-    try:
+    _sweep(folder)
+    with written_whole(folder / f"step-{step:06}") as fresh:  # one of the same step is there where the run was cut back
         for name, content in files.items():
             _write(fresh / name, content)
         sums = {name: {"bytes": len(content), "sha256": _sum(content)} for name, content in files.items()}
         _write(fresh / _MANIFEST, json.dumps({"step": step, "files": sums}).encode())
-        fresh.chmod(0o755)
         _sync(fresh)
-        if place.exists():  # of the same step, from before the run was cut back
-            place.rename(fresh.with_name(f"{fresh.name}-old"))
-        fresh.rename(place)
-        _sync(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
+    _sync(folder)
 
 
 def last_checkpoint(folder: Path) -> Checkpoint:
@@ -82,6 +73,7 @@ def last_checkpoint(folder: Path) -> Checkpoint:
     """
     import torch
 
+    _sweep(folder)
     steps = _steps(folder)
     for step in sorted(steps, reverse=True):
         try:
@@ -118,6 +110,12 @@ def read_step(path: Path) -> dict[str, bytes]:
 def has_checkpoints(folder: Path) -> bool:
     """Whether a run has left any here, whole or not."""
     return bool(_steps(folder))
+
+
+def _sweep(folder: Path) -> None:
+    """Tidy up after processes that died in a write."""
+    for name in {match[1] for left in folder.glob(".step-*") if (match := _LEFT.match(left.name))}:
+        sweep(folder / name)
 
 
 def _steps(folder: Path) -> dict[int, Path]:

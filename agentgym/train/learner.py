@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentgym.train.batch import Batch, collate
+from agentgym.train.checks import ModelLimits
 from agentgym.train.config import TrainConfig
 from agentgym.train.guard import Trace, culprits, gradient_is_finite, warn_skipped
 from agentgym.train.loss import LossSums, denominator
@@ -21,8 +23,11 @@ from agentgym.train.objective import Objective, refuse_parts, rollout_log_ratios
 from agentgym.train.plan import Micro, cost_of, mini_batches, over_budget, plan_step
 from agentgym.train.ranks import Ranks
 from agentgym.train.shard import open_policy
-from agentgym.train.state import random_state, restore_random, restore_training, training_state
+from agentgym.train.state import random_state, refuse_other_policy, restore_random, restore_training, training_state
 from agentgym.types import Floats, Sample, Sampling
+
+PAD_ID = 0
+"""Any id of the vocabulary: no token sees a padded one, and none of it is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ class Learner:
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
-        self._pad_id = int(self.policy.causal.config.pad_token_id or 0)
+        self._limits = ModelLimits.of(self.policy.causal)
         self._cost = cost_of(config.balance, self.policy.causal.config.get_text_config().hidden_size)
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -57,40 +62,46 @@ class Learner:
         began = time.perf_counter()
         self._agree(samples)
         refuse_parts(self.config, samples)
+        self._limits.refuse(samples)
         forwards: list[_Forward] = []
         norms: list[float] = []
+        untrained = 0
         for rows in mini_batches(samples, rollouts=self.config.rollouts_per_step):
-            norms.append(self._mini_batch(len(norms), [samples[i] for i in rows], forwards))
+            part = [samples[i] for i in rows]
+            if any(row.loss_mask.any() for row in part):
+                norms.append(self._mini_batch(len(norms), part, forwards))
+            else:
+                untrained += 1
         skipped = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
         stats = {
             "train/optimizer_steps": float(len(norms) - len(skipped)),
             "train/skipped_steps": float(len(skipped)),
+            "train/untrained_steps": float(untrained),
             "train/samples": float(len(samples)),
             "train/over_budget": float(over_budget([len(row) for row in samples], self.config.micro_tokens)),
         }
         if norms:
             forwards = self.ranks.gather(forwards)
-            stats |= _figures(forwards, len(norms))
-            if self.config.kl_coef:
-                stats["train/reference_kl"] = sum(f.sums.reference_kl for f in forwards) / _tokens(forwards)
-            if self.config.layout == "tree":
-                stats["train/unique_tokens"] = float(sum(f.real_tokens for f in forwards))
-            stats |= {"train/grad_norm": sum(norms) / len(norms), "train/lr": self._optimizer.param_groups[0]["lr"]}
-        if skipped:  # last: a warning may be an error
+            stats |= _figures(forwards, norms, self.config)
+            stats["train/lr"] = self._optimizer.param_groups[0]["lr"]
+        # Last: a warning may be an error.
+        if untrained:
+            warnings.warn(
+                f"{untrained} mini-batch(es) without a step: the loss mask of all their samples is 0 everywhere",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if skipped:
             blamed = sorted({name for step in skipped for name in culprits(_traces(forwards, step))})
             stats["train/skipped_rollouts"] = float(len(blamed))
             warn_skipped(len(skipped), blamed)
         return stats | {"train/seconds": time.perf_counter() - began}
 
     def _agree(self, samples: Sequence[Sample]) -> None:
-        """Refuse on every rank, rather than hang on some, when they do not hold the same samples."""
+        """Refuse on every rank, rather than hang on some or average two steps, where their samples differ."""
         if self.ranks.world == 1:
             return
-        digest = 0
-        for row in samples:
-            name = f"{row.rollout_id} {row.segment} {row.step} {len(row.prompt_ids)} {len(row.response_ids)};"
-            digest = zlib.crc32(name.encode(), digest)
-        digests = self.ranks.gather([(len(samples), digest)])
+        digests = self.ranks.gather([(len(samples), _digest(samples))])
         if len(set(digests)) > 1:
             raise ValueError(f"samples: every rank must pass the same ones, got (count, digest) {digests}")
 
@@ -148,7 +159,7 @@ class Learner:
 
     def _collate(self, samples: Sequence[Sample], *, masked: bool = False) -> Batch:
         """The samples in the run's layout, on this rank's device."""
-        batch = collate(samples, pad_id=self._pad_id, layout=self.config.layout, masked=masked)
+        batch = collate(samples, pad_id=PAD_ID, layout=self.config.layout, masked=masked)
         return batch.to(self.ranks.device)
 
     def _reference(self, batch: Batch) -> Tensor:
@@ -178,10 +189,24 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """All that the next step depends on, but for the samples. Every rank must call it."""
         state = training_state(self.policy, self._optimizer)
-        return state | {"optimizer_steps": self.optimizer_steps, "random": self.ranks.gather([random_state()])}
+        return state | {
+            "policy": self._policy(),
+            "optimizer_steps": self.optimizer_steps,
+            "random": self.ranks.gather([random_state()]),
+        }
+
+    def _policy(self) -> dict[str, Any]:
+        """What makes the same adapter weights another policy where it differs."""
+        adapted = {name.split(".lora_")[0] for name, _ in self.policy.named_parameters() if ".lora_" in name}
+        return {
+            "model": self.policy.base_fingerprint,
+            "lora_targets": sorted({name.rpartition(".")[2] for name in adapted}),
+            **{name: getattr(self.config, name) for name in ("lora_rank", "lora_alpha", "rslora", "dora")},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from there, on as many ranks as there are now."""
+        refuse_other_policy(self._policy(), state.get("policy"))
         restore_training(self.policy, self._optimizer, state)
         self.optimizer_steps = int(state["optimizer_steps"])
         if self.ranks.rank < len(state["random"]):
@@ -207,6 +232,7 @@ class Learner:
             policy_version=0,
             is_last=True,
         )
+        self._limits.refuse([row])
         scores: Floats = self._scores(self._collate([row]), sampling.temperature)[0].cpu().numpy()
         return scores
 
@@ -221,30 +247,45 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
     return config.lr * warm * (1 - 0.9 * fallen)
 
 
-def _figures(forwards: list[_Forward], steps: int) -> dict[str, float]:
-    """The figures of a step over all ranks' micro-batches; means are over trained tokens."""
+def _digest(samples: Sequence[Sample]) -> int:
+    """Differs where any id, mask, log-probability, advantage or weight does."""
+    digest = 0
+    for row in samples:
+        name = f"{row.rollout_id} {row.segment} {row.step} {len(row.prompt_ids)} {row.weight};"
+        digest = zlib.crc32(name.encode(), digest)
+        for part in (row.prompt_ids, row.response_ids, row.loss_mask, row.logprobs, row.advantages):
+            digest = zlib.crc32(np.ascontiguousarray(part).data, digest)
+    return digest
+
+
+def _figures(forwards: list[_Forward], norms: list[float], config: TrainConfig) -> dict[str, float]:
+    """The figures over all ranks' micro-batches, of the optimizer steps that were taken if any was."""
+    finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
+    steps = finite or set(range(len(norms)))
+    taken = [f for f in forwards if f.step in steps]
+    tokens = sum(f.sums.tokens for f in taken)
     real, computed = sum(f.real_tokens for f in forwards), sum(f.computed_tokens for f in forwards)
-    per_token = 1 / _tokens(forwards)
-    return {
-        "train/loss": sum(f.sums.loss for f in forwards) / steps,
-        "train/clip_fraction": sum(f.sums.clipped for f in forwards) * per_token,
-        "train/kl": sum(f.sums.kl for f in forwards) * per_token,
-        "train/entropy": sum(f.sums.entropy for f in forwards) * per_token,
+    figures = {
+        "train/loss": sum(f.sums.loss for f in taken) / len(steps),
+        "train/grad_norm": sum(norms[step] for step in steps) / len(steps),
+        "train/clip_fraction": sum(f.sums.clipped for f in taken) / tokens,
+        "train/kl": sum(f.sums.kl for f in taken) / tokens,
+        "train/entropy": sum(f.sums.entropy for f in taken) / tokens,
         # Of the first mini-batch: from the second on, the policy has moved away from the engine's.
         "train/logprob_gap": max(f.sums.gap for f in forwards if f.step == 0),
-        "train/trained_tokens": float(sum(f.sums.tokens for f in forwards)),
+        "train/trained_tokens": float(tokens if finite else 0),
         "train/padding": 1 - real / computed,
         "train/micro_batches": float(len(forwards)),
     }
+    if config.kl_coef:
+        figures["train/reference_kl"] = sum(f.sums.reference_kl for f in taken) / tokens
+    if config.layout == "tree":
+        figures["train/unique_tokens"] = float(real)
+    return figures
 
 
 def _traces(forwards: list[_Forward], step: int) -> list[Trace]:
     return [forward.trace for forward in forwards if forward.step == step]
-
-
-def _tokens(forwards: list[_Forward]) -> int:
-    """Trained tokens, and 1 where there are none."""
-    return max(sum(f.sums.tokens for f in forwards), 1)
 
 
 def _number(norm: Tensor) -> float:

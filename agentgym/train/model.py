@@ -8,6 +8,7 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
+from agentgym.train.fingerprint import base_fingerprint
 from agentgym.train.layout import Inputs
 from agentgym.train.logprobs import token_logprobs
 
@@ -26,6 +27,8 @@ class PolicyModel(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.base_fingerprint = ""
+        """Tells base models apart; see `base_fingerprint`. Empty until the weights are there."""
 
     @property
     def causal(self) -> Any:
@@ -82,16 +85,53 @@ def load_policy(
 
     The adapter's start depends on `seed` alone, and is a policy equal to the base (arXiv 2106.09685). It is scaled by
     alpha / rank, or alpha / sqrt(rank) with `rslora` (arXiv 2312.03732); `dora` trains the length of each weight row
-    apart from its direction (arXiv 2402.09353). Raises ValueError for a target that the model has not, and for a model
-    whose logits are more than its output layer, which this kit would get wrong.
+    apart from its direction (arXiv 2402.09353). Raises ValueError for a target that the model has not, for a model
+    whose logits are more than its output layer, which this kit would get wrong, and for a folder without a whole model.
     """
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    base = _base(path, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shape = AdapterShape(rank=rank, alpha=alpha, targets=targets, rslora=rslora, dora=dora)
-        return _adapted(base, path, shape)
+        print_of_base = base_fingerprint(base)
+        policy = _adapted(base, path, shape)
+    policy.base_fingerprint = print_of_base
+    return policy
+
+
+def _base(path: Path | str, dtype: torch.dtype) -> Any:
+    """The model's own weights, all of them; ValueError that says what to do where they are not there."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    _refuse_folder(path)
+    try:
+        base, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(
+            f"model: {path} cannot be loaded, from a folder or from the Hugging Face hub: {error}"
+        ) from error
+    if getattr(base, "_hf_peft_config_loaded", False):
+        raise ValueError(f"model: {path} is an adapter; {MERGE_FIRST}")
+    missing = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
+    if missing:
+        raise ValueError(
+            f"model: the checkpoint in {path} lacks {len(missing)} of the model's weights, {missing[0]} for one, which "
+            "would be random; give one that has all of them"
+        )
+    return base
+
+
+MERGE_FIRST = "give its base model as `model`, or merge the two into one folder with `agentgym merge` and give that"
+
+
+def _refuse_folder(path: Path | str) -> None:
+    """ValueError for an adapter's folder, and for a path at which there is nothing."""
+    folder = Path(path)
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"model: {path} holds an adapter, which would be left out; {MERGE_FIRST}")
+    # A name on the hub is `model` or `owner/model`; anything else can only be a path.
+    if not folder.exists() and (str(path).startswith((".", "/", "~")) or str(path).count("/") > 1):
+        raise ValueError(f"model: there is no folder {path}; give one that exists, or a name on the Hugging Face hub")
 
 
 def empty_policy(path: Path | str, *, dtype: torch.dtype, shape: AdapterShape) -> PolicyModel:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agentgym.train.batch import Batch
 from agentgym.train.config import TrainConfig
-from agentgym.train.loss import LossSums, Ratio, divergence, loss_sums, policy_loss, weighted_sum
+from agentgym.train.loss import LossConfig, LossSums, divergence, policy_loss, weighted_sum
 from agentgym.types import Sample
 
 
@@ -31,23 +31,21 @@ class Objective:
         reference_BR: Tensor | None,
     ) -> tuple[Tensor, LossSums]:
         """The term of these rows, a scalar to go back from, and its figures."""
-        config, ratio, sequence_B = self.config, _ratio(self.config), self._sequence(rows, logprobs_BR)
-        loss = policy_loss(
+        config, mask_BR = self.config, batch.loss_mask_BR
+        loss, sums = policy_loss(
             logprobs_BR,
+            entropy_BR,
             batch,
-            normalise=config.normalise,
+            _loss_config(config),
             denominator=self.denominator,
-            sequence_B=sequence_B,
-            **ratio,
+            sequence_B=self._sequence(rows, logprobs_BR),
         )
-        kl = 0.0
-        if reference_BR is not None:
-            kl_BR = divergence(logprobs_BR, reference_BR, batch.loss_mask_BR, estimator=config.kl_estimator)
-            mean = weighted_sum(kl_BR, batch.loss_mask_BR, batch.weight_B, config.normalise) / self.denominator
-            loss = loss + config.kl_coef * mean
-            kl = float(kl_BR.detach().sum())
-        sums = loss_sums(loss.detach(), logprobs_BR, entropy_BR, batch, sequence_B=sequence_B, **ratio)
-        return loss, replace(sums, reference_kl=kl)
+        if reference_BR is None:
+            return loss, sums
+        kl_BR = divergence(logprobs_BR, reference_BR, mask_BR, estimator=config.kl_estimator)
+        mean = weighted_sum(kl_BR, mask_BR, batch.weight_B, config.normalise) / self.denominator
+        loss = loss + config.kl_coef * mean
+        return loss, replace(sums, loss=float(loss.detach()), reference_kl=float(kl_BR.detach().sum()))
 
     def _sequence(self, rows: Sequence[Sample], like: Tensor) -> Tensor | None:
         if self.sequences is None:
@@ -55,14 +53,15 @@ class Objective:
         return torch.tensor([self.sequences[row.rollout_id] for row in rows], dtype=like.dtype, device=like.device)
 
 
-def _ratio(config: TrainConfig) -> Ratio:
-    return Ratio(
+def _loss_config(config: TrainConfig) -> LossConfig:
+    return LossConfig(
         loss="gspo" if config.loss == "gspo_rollout" else config.loss,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
         dual_clip=config.dual_clip,
         correction=config.correction,
-        cap=config.correction_cap,
+        correction_cap=config.correction_cap,
+        normalise=config.normalise,
     )
 
 
@@ -84,15 +83,19 @@ def rollout_log_ratios(rows: Sequence[tuple[str, float, int]]) -> dict[str, floa
     return {name: total / max(counts[name], 1) for name, total in sums.items()}
 
 
+WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "correction='token'"} | dict.fromkeys(
+    ("sequence_mask", "geometric_mask"), "correction='token_mask'"
+)
+"""Losses and corrections that judge a segment as a whole, and the setting that does not."""
+
+
 def refuse_parts(config: TrainConfig, samples: Sequence[Sample]) -> None:
     """Raise ValueError where a segment is in several samples and the loss wants it whole."""
-    if config.loss != "gspo" and not config.correction.startswith("sequence"):
-        return
+    field = "loss" if config.loss in WHOLE_SEGMENTS else "correction"
+    value: str = getattr(config, field)
     segments = {(row.rollout_id, row.segment) for row in samples}
-    if len(segments) == len(samples):
-        return
-    field, other = ("loss", "gspo_rollout") if config.loss == "gspo" else ("correction", "a token's weight")
-    raise ValueError(
-        f"{field}: {config.loss if field == 'loss' else config.correction} needs a whole segment in one sample, and "
-        f"{len(samples)} samples are of {len(segments)} segments; use samples(merge=True), or {other}"
-    )
+    if value in WHOLE_SEGMENTS and len(segments) < len(samples):
+        raise ValueError(
+            f"{field}: {value} needs each segment whole in one sample, but {len(segments)} segments were cut into "
+            f"{len(samples)} samples; cut them with merge=True, or set {WHOLE_SEGMENTS[value]}"
+        )

@@ -41,25 +41,20 @@ def cost_of(balance: Balance, hidden: int) -> Cost:
     raise ValueError(f"balance: {balance!r} is none of length, square, flops")
 
 
-def mini_batches(
-    samples: Sequence[Sample], *, rollouts: int | None = None, groups: int | None = None
-) -> list[list[int]]:
-    """Row indices of each optimizer step: at most this many rollouts (or groups), with all of their samples.
+def mini_batches(samples: Sequence[Sample], *, rollouts: int | None = None) -> list[list[int]]:
+    """Row indices of each optimizer step: at most this many rollouts, with all of their samples.
 
     Steps are as even as can be: 9 rollouts by 8 are 5 and 4, not 8 and 1. Rollouts keep the order in which they
-    first appear. With neither count, everything is one step. Every row is in exactly one step.
+    first appear. Without a count, everything is one step. Every row is in exactly one step.
     """
-    if rollouts is not None and groups is not None:
-        raise ValueError("rollouts, groups: count mini-batches in one of them, not in both")
-    size = groups if rollouts is None else rollouts
-    if size is not None and size < 1:
-        raise ValueError(f"rollouts, groups: a mini-batch needs at least 1, got {size}")
+    if rollouts is not None and rollouts < 1:
+        raise ValueError(f"rollouts: a mini-batch needs at least 1, got {rollouts}")
     units: dict[str, list[int]] = {}
     for i, row in enumerate(samples):
-        units.setdefault(row.rollout_id if groups is None else row.group_id, []).append(i)
+        units.setdefault(row.rollout_id, []).append(i)
     if not units:
         return []
-    steps = 1 if size is None else -(-len(units) // size)
+    steps = 1 if rollouts is None else -(-len(units) // rollouts)
     batches: list[list[int]] = [[] for _ in range(steps)]
     for place, rows in enumerate(units.values()):
         batches[place * steps // len(units)] += rows

@@ -64,8 +64,13 @@ def open_ranks(device: str, *, group: bool = False) -> Ranks:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"device: {name!r} is none of auto, cpu, cuda")
     device = torch.device(name)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
-        torch.cuda.set_device(device)
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise ValueError(f"device: {name} is asked for, and torch finds no GPU here; set device to auto or cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
+    torch.cuda.set_device(device)
     return device

@@ -42,9 +42,11 @@ def _from_the_first(path: Path | str, config: TrainConfig, ranks: Ranks, seed: i
             source = _load(path, config, seed)
         except Exception as failure:  # raised on every rank: the others would wait for weights that never come
             error = f"{type(failure).__name__}: {failure}"
-    if error := ranks.gather([error])[0]:
+    error, base_fingerprint = ranks.share((error, "" if source is None else source.base_fingerprint))
+    if error:
         raise ValueError(f"model: the first rank could not load {path}: {error}")
     policy = empty_policy(path, dtype=_dtype(config), shape=_shape(config))
+    policy.base_fingerprint = base_fingerprint
     _arrange(policy, config, ranks, sharded=True)
     policy.to_empty(device=ranks.device)
     weights = {} if source is None else source.state_dict()
@@ -88,9 +90,20 @@ def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded:
 
 def checkpoint_layers(policy: PolicyModel) -> None:
     """Keep only the input of each decoder layer for the backward, which computes the rest again."""
-    for layer in policy.causal.get_decoder().layers:
+    for layer in _layers(policy, "checkpointing"):
         # Inside the layer's hooks, which FSDP gathers its weights in. Nothing is random: dropout is off.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _layers(policy: PolicyModel, setting: str) -> Any:
+    """The decoder's layers; ValueError that names the setting that needs them where the model has no list of them."""
+    layers = getattr(policy.causal.get_decoder(), "layers", None)
+    if layers is None:
+        raise ValueError(
+            f"{setting}: {policy.causal.config.model_type} has no list `layers` of decoder layers; train it on one "
+            "process, with checkpointing and shard left at False"
+        )
+    return layers
 
 
 def shard(
@@ -111,6 +124,6 @@ def shard(
     }
     if dtype != torch.float32:
         how["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in policy.causal.get_decoder().layers:
+    for layer in _layers(policy, "shard"):
         fully_shard(layer, **how)
     fully_shard(policy, **how)

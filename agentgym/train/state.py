@@ -23,15 +23,14 @@ def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
             for weight, name in names.items()
             if (kept := optimizer.state.get(weight))
         },
-        "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
     }
 
 
 @torch.no_grad()
 def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Weights and optimizer are as they were; ValueError, before either has changed, for another model's state.
+    """Weights and the optimizer's moments are as they were; its rate, betas and weight decay stay those it has.
 
-    Every rank must call it, with the same state.
+    Every rank must call it, with the same state. Raises ValueError, before anything has changed, for another model's.
     """
     names = _names(model, optimizer)
     _refuse_strangers({name: weight.shape for weight, name in names.items()}, state["weights"])
@@ -39,16 +38,25 @@ def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, s
         weight.copy_(_like(weight, state["weights"][name]))
     kept = state["optimizer"]
     places = {weight: i for i, weight in enumerate(w for g in optimizer.param_groups for w in g["params"])}
-    groups = [
-        {**saved, "params": [places[weight] for weight in group["params"]]}
-        for saved, group in zip(state["groups"], optimizer.param_groups, strict=True)
-    ]
+    groups = [{**group, "params": [places[weight] for weight in group["params"]]} for group in optimizer.param_groups]
     values = {
         places[weight]: {key: _like(weight, value) for key, value in kept[name].items()}
         for weight, name in names.items()
         if name in kept
     }
     optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def refuse_other_policy(own: Mapping[str, Any], saved: Mapping[str, Any] | None) -> None:
+    """Raise ValueError that names what differs where a checkpoint's base model or adapter's settings are others."""
+    if saved is None:
+        raise ValueError("checkpoint: it does not say which model and adapter it is of; it cannot be gone on from")
+    for name, value in own.items():
+        if saved.get(name) != value:
+            raise ValueError(
+                f"checkpoint: it was written with {name} {saved.get(name)}, and this run has {value}, which would be "
+                f"another policy; resume with the {name} that it was written with, or start a run of its own"
+            )
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:

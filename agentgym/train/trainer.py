@@ -119,9 +119,10 @@ class Trainer:
         """Train on these samples: one optimizer step per mini-batch of rollouts; no sample, no step.
 
         Every rank passes all of the samples, and gets the same figures. A gradient that is not finite is not
-        applied, counted in `train/skipped_steps`, and a RuntimeWarning names the rollouts that it came from. Cancelling
-        the call does not stop the step.
-        Raises ValueError when ranks hold different samples.
+        applied, counted in `train/skipped_steps`, and a RuntimeWarning names the rollouts that it came from; figures
+        are those of the steps that were taken. A mini-batch in which no token is trained is no step either: it is
+        counted in `train/untrained_steps` and warned about. Cancelling the call does not stop the step.
+        Raises ValueError when ranks hold different samples, and for samples that the model cannot be given.
         """
         opened = self._open_now
         return await asyncio.wrap_future(opened.thread.submit(opened.learner.train, samples))
@@ -158,8 +159,10 @@ class Trainer:
     def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:
         """Go on from the last whole checkpoint in `folder`: its step, and the `run` that was kept beside it.
 
-        Weights, optimizer and random states are as they were, also on another number of ranks. Every rank must call
-        it. Raises ValueError where no checkpoint is whole, or where it is of another model or adapter.
+        Weights, the optimizer's moments and random states are as they were, also on another number of ranks. All that
+        the config says holds from here on: learning rate, schedule, betas and weight decay may change. Every rank must
+        call it. Raises ValueError, and changes nothing, where no checkpoint is whole, and where it was written with
+        another base model or with an adapter of another rank, alpha, kind or other layers, naming which.
         """
         found = self.first(lambda: last_checkpoint(Path(folder)))
         self._call(lambda learner: learner.restore(found.state["trainer"]))

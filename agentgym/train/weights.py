@@ -1,7 +1,6 @@
 """The adapter out of the trainer: gathered, named as PEFT names it, written so that PEFT reads it."""
 
 import json
-import shutil
 import tempfile
 import warnings
 from enum import Enum
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentgym.train.model import PolicyModel
+from agentgym.train.replace_folder import written_whole
 from agentgym.types import Adapter
 
 
@@ -39,15 +39,9 @@ def write_adapter(adapter: Adapter, path: Path) -> None:
     """Write PEFT's two files; what stands at `path` is never half written."""
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
+    with written_whole(path) as fresh:
         save_file(dict(adapter.tensors), fresh / "adapter_model.safetensors", metadata={"format": "pt"})
         (fresh / "adapter_config.json").write_text(json.dumps(dict(adapter.config), indent=2, sort_keys=True) + "\n")
-        fresh.chmod(0o755)
-        _swap(fresh, path)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
@@ -59,9 +53,8 @@ def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
-        fresh, held = Path(made) / "model", Path(made) / "adapter"
+    with written_whole(path) as fresh, tempfile.TemporaryDirectory() as made:
+        held = Path(made) / "adapter"
         if isinstance(adapter, Adapter):
             write_adapter(adapter, held)
         else:
@@ -73,7 +66,6 @@ def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
             merged = PeftModel.from_pretrained(model.float(), held).merge_and_unload(safe_merge=True)
         merged.to(own).save_pretrained(fresh)
         _copy_tokenizer(base, fresh)
-        _swap(fresh, path)
 
 
 def _copy_tokenizer(base: Path | str, path: Path) -> None:
@@ -84,15 +76,6 @@ def _copy_tokenizer(base: Path | str, path: Path) -> None:
     except (OSError, ValueError):
         return  # a model without one, such as a test's
     tokenizer.save_pretrained(path)
-
-
-def _swap(fresh: Path, path: Path) -> None:
-    """Put the folder `fresh` in the place of `path`."""
-    old = fresh.with_name(fresh.name + "-old")
-    if path.exists():
-        path.rename(old)
-    fresh.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def whole(tensor: Tensor) -> Tensor:

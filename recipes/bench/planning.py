@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from agentgym.train.plan import Balance, Micro, cost_of, plan_step, shares
-from agentgym.train.stream import StreamPlanner
 from agentgym.types import Ints, Sample
 from recipes.bench.harness import arguments, at_least, at_most, load_workloads, report
 
@@ -104,16 +103,6 @@ def padded_tokens(plans: Plan, lengths: Ints) -> float:
     return float(padded.sum() / lengths.sum())
 
 
-def streamed(lengths: list[int], depth: int) -> Plan:
-    """The whole stream's micro-batches, by rank; rows are numbers of arrival."""
-    planner = StreamPlanner(
-        ranks=RANKS, micro_tokens=BUDGET, layout="packed", cost=cost_of("flops", HIDDEN), depth=depth
-    )
-    out = [micros for length in lengths for micros in planner.put(length)]
-    out += planner.flush()
-    return list(zip(*out, strict=True))
-
-
 def make_samples(prompt: Ints, completion: Ints, group: Ints, seed: int) -> list[Sample]:
     """Samples of random ids whose groups share a prompt, in an order that keeps no group together."""
     rng = np.random.default_rng([seed, 6])
@@ -189,9 +178,6 @@ def main() -> None:
     figures |= judge("padded_budget", plans, lengths, seconds, module, padded=True)
     figures["padded_budget_padded_over_real"] = padded_tokens(plans, lengths)
     figures["strided_padded_over_real"] = padded_tokens(strided(len(listed)), lengths)
-    for depth in (2, 4):
-        plans, seconds = timed(lambda: streamed(listed, depth))  # noqa: B023
-        figures |= judge(f"stream_{depth}", plans, lengths, seconds, module)
     for key in KEYS[::2]:
         figures |= tree(key, prompt, completion, group, args.seed)
     least = -(-int(lengths.sum()) // (RANKS * BUDGET))
@@ -214,7 +200,6 @@ def main() -> None:
             "tree: samples lost or twice": at_most(figures["tree_length_lost_or_twice"], 0),
             "tree: us a sample": at_most(figures["tree_length_us_a_sample"], 50),
             "tree: most tokens in a row": at_most(figures["tree_length_most_tokens"], BUDGET),
-            "stream: samples lost or twice": at_most(figures["stream_4_lost_or_twice"], 0),
         },
         as_json=args.json,
     )

@@ -4,7 +4,7 @@ import numpy as np
 
 from agentgym.train.plan import Micro
 from recipes.bench.harness import load_workloads
-from recipes.bench.planning import judge, streamed, uneven
+from recipes.bench.planning import judge, uneven
 
 
 def test_a_lost_sample_an_empty_rank_and_a_slow_one_show() -> None:
@@ -19,9 +19,3 @@ def test_a_lost_sample_an_empty_rank_and_a_slow_one_show() -> None:
 
 def test_a_straggler_is_what_the_slowest_ranks_take_over_an_even_share() -> None:
     assert uneven(np.array([[3.0, 1.0], [2.0, 2.0]])) == 1.25
-
-
-def test_a_stream_ends_with_every_sample_in_a_micro_batch() -> None:
-    lengths = np.random.default_rng(0).integers(100, 5000, 300).tolist()
-    figures = judge("stream", streamed(lengths, 2), np.array(lengths), 0.0, load_workloads(None))
-    assert figures["stream_lost_or_twice"] == 0

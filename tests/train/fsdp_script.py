@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from agentgym.train import trainer as trainer_module
@@ -18,15 +19,40 @@ def slow_disk(adapter: Adapter, path: Path) -> None:
     write_adapter(adapter, path)
 
 
+def unlike(rows: list[Sample], rank: int) -> dict[str, list[Sample]]:
+    """Samples that differ from rank to rank in one thing, and ones that are wrong on all."""
+    first, *rest = rows
+    ids, worth, said = first.response_ids.copy(), first.advantages.copy(), first.logprobs.copy()
+    ids[-1], worth[first.loss_mask], said[first.loss_mask] = 2 + rank, 1.0 + rank, -1.0 - rank
+    mask = first.loss_mask.copy()
+    mask[mask.argmax()] = rank == 0
+    far = first.response_ids.copy()
+    far[0] = 999
+    return {
+        "count": rows[rank:],
+        "ids": [replace(first, response_ids=ids), *rest],
+        "advantages": [replace(first, advantages=worth), *rest],
+        "logprobs": [replace(first, logprobs=said), *rest],
+        "mask": [replace(first, loss_mask=mask), *rest],
+        "weight": [replace(first, weight=0.5 + rank / 4), *rest],
+        "vocabulary": [replace(first, response_ids=far), *rest],
+    }
+
+
+async def refusal(trainer: Trainer, rows: list[Sample]) -> str:
+    """Why the samples are refused."""
+    try:
+        await trainer.step(rows)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
 async def main(model: Path, config: TrainConfig, batches: list[list[Sample]], out: Path) -> None:
     async with Trainer(model, config) as trainer:
         stats = [await trainer.step(batch) for batch in batches]
         empty = await trainer.step([])
-        refused = ""
-        try:  # ranks that hold different samples
-            await trainer.step(batches[0][trainer.rank :])
-        except ValueError as error:
-            refused = str(error)
+        refused = {name: await refusal(trainer, rows) for name, rows in unlike(batches[1], trainer.rank).items()}
         trainer.save(out / "adapter")
         written = await asyncio.to_thread((out / "adapter" / "adapter_config.json").exists)
         result = {

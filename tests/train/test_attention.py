@@ -90,6 +90,24 @@ def test_the_block_mask_is_the_dense_mask(end: Ints) -> None:
         assert listed(*mine) == listed(*theirs)
 
 
+@given(ends(11))
+@settings(max_examples=100, deadline=None)
+def test_a_full_block_is_seen_whole_and_no_seen_pair_is_outside_of_the_blocks(end: Ints) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "BLOCK", 4)  # small blocks have every kind of border
+        mask = block_mask(end, CPU)
+    count = -(-len(end) // 4)
+    padded = torch.zeros(count * 4, count * 4, dtype=torch.bool)
+    padded[: len(end), : len(end)] = dense(end)
+    tiles = padded.reshape(count, 4, count, 4).transpose(1, 2).flatten(2)
+    full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    some = listed(mask.kv_num_blocks, mask.kv_indices)
+    for query in range(count):
+        assert not full[query] & some[query]
+        assert all(tiles[query, key].all() for key in full[query])
+        assert {key for key in range(count) if tiles[query, key].any()} <= full[query] | some[query]
+
+
 def listed(count: Tensor | None, indices: Tensor | None) -> list[set[int]]:
     """The blocks of each row of blocks; what stands behind the first `count` means nothing."""
     assert count is not None

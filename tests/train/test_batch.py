@@ -70,14 +70,6 @@ def test_width_is_the_longest_sum_and_not_the_sum_of_the_longest() -> None:
     assert width((10, 90), (90, 10)) == 100
 
 
-def test_a_row_over_max_tokens_is_warned_about_and_not_cut() -> None:
-    rows = [row(50, 10), row(5, 5)]
-    with pytest.warns(UserWarning, match="1 samples are over 30 tokens, the longest has 60"):
-        batch = collate(rows, pad_id=0, max_tokens=30)
-    assert block(batch).input_ids_BT.shape == (2, 60)
-    assert int(block(batch).attention_BT.sum()) == 70
-
-
 def test_each_row_gets_its_advantage_under_its_own_mask() -> None:
     masks = [[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]]
     worth = [1, 1, -1, -1]

@@ -1,10 +1,5 @@
 """Checkpoints are whole or absent, and training goes on from them as if it had never stopped."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +10,13 @@ import pytest
 import torch
 
 from agentgym.samples import samples
-from agentgym.train.checkpoint import has_checkpoints, last_checkpoint, read_step, write_checkpoint, write_step
+from agentgym.train.checkpoint import last_checkpoint, write_checkpoint
 from agentgym.train.trainer import TrainConfig, Trainer
+from agentgym.train.weights import write_merged
 from agentgym.types import Group, Sample, Sampling
 from tests.torchrun import of_each_rank, run_on_ranks
 
 HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +75,73 @@ def test_the_generators_of_random_numbers_go_on_too(tiny_model: Path, config: Tr
         assert draw() == drawn
 
 
-def test_a_checkpoint_of_another_adapter_is_refused_and_changes_nothing(
-    tiny_model: Path, config: TrainConfig, alone: tuple[Path, Result]
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"lora_alpha": 16}, "lora_alpha 8, and this run has 16"),
+        ({"lora_rank": 8}, "lora_rank 4, and this run has 8"),
+        ({"rslora": True}, "rslora False, and this run has True"),
+        ({"dora": True}, "dora False, and this run has True"),
+        ({"lora_targets": ("q_proj", "v_proj")}, r"lora_targets \['down_proj', .*this run has \['q_proj', 'v_proj'\]"),
+    ],
+)
+def test_a_checkpoint_of_another_adapter_is_refused_by_its_setting_and_changes_nothing(
+    tiny_model: Path, config: TrainConfig, alone: tuple[Path, Result], change: dict[str, Any], said: str
 ) -> None:
-    with Trainer(tiny_model, replace(config, lora_rank=8)) as trainer:
+    with Trainer(tiny_model, replace(config, **change)) as trainer:
         before = trainer.score([3, 1, 4, 1, 5], sampling=Sampling())
-        with pytest.raises(ValueError, match=r"checkpoint: .* are not the weights"):
+        with pytest.raises(ValueError, match=f"^checkpoint: it was written with {said}"):
             trainer.resume(alone[0])
+        assert trainer.optimizer_steps == 0
         assert np.array_equal(before, trainer.score([3, 1, 4, 1, 5], sampling=Sampling()))
+
+
+@pytest.mark.parametrize("change", ["a weight", "a setting"])
+def test_a_checkpoint_of_another_base_model_of_the_same_shape_is_refused(
+    tiny_model: Path, config: TrainConfig, alone: tuple[Path, Result], change: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    if change == "a weight":
+        with torch.no_grad():
+            model.get_decoder().layers[1].mlp.up_proj.weight.mul_(1.02)
+    else:
+        model.config.rms_norm_eps = 1e-3
+    model.save_pretrained(tmp_path)
+    with (
+        Trainer(tmp_path, config) as trainer,
+        pytest.raises(ValueError, match=r"^checkpoint: .* written with model "),
+    ):
+        trainer.resume(alone[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_base_goes_on_in_another_type_and_under_the_optimizers_new_settings(
+    tiny_model: Path, config: TrainConfig, batches: list[list[Sample]], alone: tuple[Path, Result], dtype: Any
+) -> None:
+    ends = []
+    for betas, decay in (((0.9, 0.95), 0.0), ((0.5, 0.9), 0.0), ((0.9, 0.95), 10.0)):
+        changed = replace(config, betas=betas, weight_decay=decay, dtype=dtype)
+        with Trainer(tiny_model, changed) as trainer:
+            trainer.resume(alone[0])
+            trainer.train(batches[1])
+            ends.append(torch.cat([t.flatten() for t in trainer.adapter().tensors.values()]))
+    assert not torch.allclose(ends[0], ends[1], atol=1e-5)
+    assert not torch.allclose(ends[0], ends[2], atol=1e-4)
+
+
+def test_a_checkpoint_that_does_not_name_its_policy_is_refused(
+    tiny_model: Path, config: TrainConfig, alone: tuple[Path, Result], tmp_path: Path
+) -> None:
+    found = last_checkpoint(alone[0])
+    del found.state["trainer"]["policy"]
+    write_checkpoint(tmp_path, 1, found.state, keep=1)
+    with (
+        Trainer(tiny_model, config) as trainer,
+        pytest.raises(ValueError, match="does not say which model and adapter"),
+    ):
+        trainer.resume(tmp_path)
 
 
 # Several ranks
@@ -161,109 +215,28 @@ def test_a_merged_model_is_base_and_adapter_without_peft(
     assert (ranks[0] / "merged" / "model.safetensors").exists()
 
 
-# On disk
-
-
-def whole(folder: Path) -> list[int]:
-    """The steps that are whole."""
-    return [step for step in range(100) if (folder / f"step-{step:06}").exists() and read(folder, step)]
-
-
-def read(folder: Path, step: int) -> dict[str, bytes]:
-    return read_step(folder / f"step-{step:06}")
-
-
-def test_a_process_killed_at_any_moment_of_a_write_leaves_the_step_whole_or_absent(tmp_path: Path) -> None:
-    write_step(tmp_path, 1, {"state.pt": b"step 1" * 100})
-    outcomes = []
-    for moment in range(100):
-        done = subprocess.run(
-            [sys.executable, HERE / "write_script.py", tmp_path, "2", str(moment)],
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert read(tmp_path, 1)["state.pt"] == b"step 1" * 100
-        there = (tmp_path / "step-000002").exists()
-        assert not there or read(tmp_path, 2)["state.pt"] == b"step 2" * 100
-        outcomes.append(there)
-        if done.returncode == 0:
-            break
-        assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(outcomes) > 5
-    assert outcomes[0] is False
-    assert outcomes[-1] is True
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []  # what the dead left is gone
-
-
-def test_the_last_ones_stay_and_those_after_a_cut_back_go(tmp_path: Path) -> None:
-    for step in (10, 20, 30, 40):
-        write_checkpoint(tmp_path, step, {"said": step}, keep=3)
-    assert whole(tmp_path) == [20, 30, 40]
-    write_checkpoint(tmp_path, 30, {"said": "again"}, keep=2)
-    assert whole(tmp_path) == [20, 30]
-    assert last_checkpoint(tmp_path).state == {"said": "again"}
-
-
-def test_none_is_kept_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep"):
-        write_checkpoint(tmp_path, 1, {}, keep=0)
-    assert not has_checkpoints(tmp_path)
-
-
-def truncate(path: Path) -> None:
-    content = (path / "state.pt").read_bytes()
-    (path / "state.pt").write_bytes(content[:-10])
-
-
-def flip(path: Path) -> None:
-    content = bytearray((path / "state.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (path / "state.pt").write_bytes(content)
-
-
-def lose(path: Path) -> None:
-    (path / "state.pt").unlink()
-
-
-def half_a_manifest(path: Path) -> None:
-    manifest = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(manifest[: len(manifest) // 2])
-
-
-def another_manifest(path: Path) -> None:
-    (path / "manifest.json").write_text(json.dumps(["step", 2]))
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (truncate, r"state\.pt has \d+ bytes of \d+"),
-        (flip, r"state\.pt .* checksum differs"),
-        (lose, r"state\.pt cannot be read"),
-        (half_a_manifest, r"manifest\.json cannot be read"),
-        (another_manifest, r"manifest\.json cannot be read"),
-    ],
-)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
-    damage: Callable[[Path], None], said: str, tmp_path: Path
+def test_a_merged_model_is_summed_in_float32_and_written_in_the_bases_type_with_its_tokenizer(
+    tiny_model: Path, alone: tuple[Path, Result], config: TrainConfig, tmp_path: Path
 ) -> None:
-    for step in (1, 2):
-        write_checkpoint(tmp_path, step, {"said": step}, keep=2)
-    damage(tmp_path / "step-000002")
-    with pytest.warns(UserWarning, match=f"step-000002 is not used: .*{said}"):
-        found = last_checkpoint(tmp_path)
-    assert (found.step, found.state) == (1, {"said": 1})
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-
-def test_without_a_whole_checkpoint_there_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"resume: no whole checkpoint in .*looked at 0"):
-        last_checkpoint(tmp_path / "nowhere")
-    write_checkpoint(tmp_path, 1, {}, keep=1)
-    truncate(tmp_path / "step-000001")
-    with (
-        pytest.warns(UserWarning, match="is not used"),
-        pytest.raises(ValueError, match=r"no whole checkpoint .*looked at 1"),
-    ):
-        last_checkpoint(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    base.save_pretrained(tmp_path / "base")
+    words = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a").save_pretrained(tmp_path / "base")
+    with Trainer(tiny_model, config) as trainer:
+        trainer.resume(alone[0])
+        adapter = trainer.adapter()
+    write_merged(tmp_path / "base", adapter, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto").state_dict()
+    for name, weight in base.state_dict().items():
+        assert merged[name].dtype == torch.bfloat16
+        key = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{key}.lora_A.weight" not in adapter.tensors:
+            continue
+        a, b = (adapter.tensors[f"{key}.lora_{which}.weight"] for which in "AB")
+        expected = (weight.float() + (b @ a) * (config.lora_alpha / config.lora_rank)).to(torch.bfloat16)
+        assert torch.equal(merged[name], expected), name
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "merged").get_vocab() == {"a": 0, "b": 1}

@@ -12,11 +12,13 @@ from torch import Tensor
 from agentgym.samples import merge, samples
 from agentgym.train.batch import Batch, collate
 from agentgym.train.loss import (
+    LARGEST_LOG_RATIO,
     Correction,
+    LossConfig,
+    LossSums,
     Normalise,
     denominator,
     importance_weights,
-    loss_sums,
     policy_loss,
     weighted_sum,
 )
@@ -43,7 +45,16 @@ def one_row(logprobs: list[float], advantages: list[float], mask: list[int], *, 
 
 
 def clipped(logprobs: Tensor, batch: Batch, normalise: Normalise = "token", total: float = 1.0) -> Tensor:
-    return policy_loss(logprobs, batch, clip_low=0.2, clip_high=0.2, normalise=normalise, denominator=total)
+    return policy_loss(logprobs, logprobs, batch, LossConfig(normalise=normalise), denominator=total)[0]
+
+
+def figures(logprobs: Tensor, entropy: Tensor, batch: Batch, *, correction: Correction = "none") -> LossSums:
+    return policy_loss(logprobs, entropy, batch, LossConfig(correction=correction), denominator=1.0)[1]
+
+
+def weights_of(log_ratios: list[list[float]], correction: Correction, cap: float) -> Tensor:
+    log_ratio = torch.tensor(log_ratios)
+    return importance_weights(log_ratio, torch.ones_like(log_ratio).bool(), correction=correction, cap=cap)
 
 
 # Means
@@ -78,6 +89,8 @@ def test_the_denominator_counts_only_what_is_trained() -> None:
     assert denominator(rows, "token") == 3
     assert denominator(rows, "sample") == 2
     assert denominator(rows, "rollout") == 2
+    nothing = [one_row([0] * 2, [1] * 2, [0, 0], weight=0.25)]
+    assert denominator(rows + nothing, "rollout") == 2
     assert denominator(rows, 640.0) == 640
     for wrong in ("mean", 0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="normalise"):
@@ -116,16 +129,49 @@ def test_a_masked_column_has_no_part_whatever_stands_in_it() -> None:
 def test_the_figures_by_hand() -> None:
     batch = collate([one_row([-1.0, -1.0, 0.0], [1, 1, 0], [1, 1, 0])], pad_id=0)
     logprobs, entropy = torch.tensor([[-0.5, -1.1, -9.0]]), torch.tensor([[1.0, 2.0, 9.0]])
-    got = loss_sums(torch.tensor(3.0), logprobs, entropy, batch, clip_low=0.2, clip_high=0.2)
-    assert (got.loss, got.tokens, got.clipped, got.entropy) == (3.0, 2, 1.0, 3.0)
+    got = figures(logprobs, entropy, batch)
+    assert (got.tokens, got.clipped, got.entropy) == (2, 1.0, 3.0)
+    assert got.loss == pytest.approx(-(1.2 + math.exp(-0.1)))
     assert got.gap == pytest.approx(0.5)
+    assert figures(torch.tensor([[-1.1, -1.7, -9.0]]), entropy, batch).gap == pytest.approx(0.7)
     assert got.kl == pytest.approx(math.exp(0.5) - 1.5 + math.exp(-0.1) - 0.9, rel=1e-5)
 
 
 def test_the_figures_of_nothing_are_zero() -> None:
     batch = collate([one_row([-1.0], [1], [1])], pad_id=0, masked=True)
-    got = loss_sums(torch.tensor(0.0), torch.zeros(1, 1), torch.zeros(1, 1), batch, clip_low=0.2, clip_high=0.2)
+    got = figures(torch.zeros(1, 1), torch.zeros(1, 1), batch)
     assert (got.tokens, got.gap, got.kl) == (0, 0.0, 0.0)
+
+
+LOSSES = [
+    LossConfig(),
+    LossConfig(loss="cispo"),
+    LossConfig(loss="gspo"),
+    LossConfig(dual_clip=3.0),
+    *(LossConfig(correction=c) for c in ("token", "token_mask", "sequence", "sequence_mask", "geometric_mask")),
+]
+
+
+@pytest.mark.parametrize("config", LOSSES, ids=lambda c: c.correction if c.correction != "none" else c.loss)
+def test_a_ratio_beyond_float32_is_stopped_by_the_clip_and_spoils_nothing(config: LossConfig) -> None:
+    # Both rows are of good tokens; under dual_clip the second is bad, and the bound stops it.
+    batch = collate(
+        [one_row([-300.0], [1], [1]), one_row([-300.0], [1 if config.dual_clip is None else -1], [1])], pad_id=0
+    )
+    logprobs = torch.tensor([[-1.0], [-300.0 + 88.73]], requires_grad=True)
+    loss, sums = policy_loss(logprobs, torch.zeros(2, 1), batch, config, denominator=1.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    assert torch.isfinite(loss)
+    assert all(math.isfinite(value) for value in (sums.loss, sums.kl, sums.gap))
+    assert logprobs.grad.abs().max() <= 2
+    assert sums.clipped == 2
+
+
+def test_the_bound_of_the_ratio_changes_none_that_float32_holds() -> None:
+    largest = torch.tensor(LARGEST_LOG_RATIO)
+    assert torch.isfinite(largest.exp())
+    assert torch.isinf((largest + 0.01).exp())
 
 
 # Importance weights
@@ -136,25 +182,34 @@ WEIGHTS: dict[Correction, list[float]] = {
     "token_mask": [1.6487, 0.6065, 0.0],
     "sequence": [2.0, 2.0, 2.0],
     "sequence_mask": [0.0, 0.0, 0.0],
+    "geometric_mask": [1.6487, 0.6065, 2.7183],
 }
 
 
 @pytest.mark.parametrize("correction", WEIGHTS)
 def test_importance_weights_by_hand(correction: Correction) -> None:
-    weights = importance_weights(torch.tensor([LOG_RATIOS]), correction=correction, cap=2.0)
+    weights = weights_of([LOG_RATIOS], correction, 2.0)
     assert weights.tolist()[0] == pytest.approx(WEIGHTS[correction], abs=1e-4)
 
 
 @pytest.mark.parametrize("correction", ["sequence", "sequence_mask"])
 def test_a_sequences_weight_is_the_product_of_its_tokens(correction: Correction) -> None:
-    weights = importance_weights(torch.tensor([LOG_RATIOS, [-0.4, -0.1, 0.0]]), correction=correction, cap=3.0)
+    weights = weights_of([LOG_RATIOS, [-0.4, -0.1, 0.0]], correction, 3.0)
     assert weights[:, 0].tolist() == pytest.approx([math.exp(1.0), math.exp(-0.5)])
     assert torch.equal(weights, weights[:, :1].expand(2, 3))
 
 
-@pytest.mark.parametrize("correction", ["token_mask", "sequence_mask"])
+@pytest.mark.parametrize("correction", ["token_mask", "sequence_mask", "geometric_mask"])
 def test_a_mask_drops_what_has_become_too_rare_as_well(correction: Correction) -> None:
-    assert importance_weights(torch.tensor([[-0.8]]), correction=correction, cap=2.0).tolist() == [[0.0]]
+    assert weights_of([[-0.8]], correction, 2.0).tolist() == [[0.0]]
+
+
+def test_the_geometric_mean_is_of_the_trained_tokens_and_does_not_grow_with_their_number() -> None:
+    log_ratio, mask = torch.tensor([[0.0, 0.9], [0.6, 0.6]]), torch.tensor([[False, True], [True, True]])
+    weights = importance_weights(log_ratio, mask, correction="geometric_mask", cap=2.0)  # log 2 = 0.69
+    assert weights[0].tolist() == [0, 0]
+    assert weights[1].tolist() == pytest.approx([math.exp(0.6)] * 2)
+    assert importance_weights(log_ratio, mask, correction="sequence_mask", cap=2.0)[1].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("correction", WEIGHTS)
@@ -162,9 +217,7 @@ def test_the_gradient_of_a_corrected_token_is_its_weight_times_its_advantage(cor
     advantages = [1.0, -2.0, 3.0]
     batch = collate([one_row([-2.0] * 3 + [0.0], [*advantages, 0.0], [1, 1, 1, 0])], pad_id=0)
     logprobs = torch.tensor([[*(ratio - 2 for ratio in LOG_RATIOS), 1e30]], requires_grad=True)
-    loss = policy_loss(
-        logprobs, batch, clip_low=0.2, clip_high=0.2, correction=correction, normalise="token", denominator=1.0
-    )
+    loss, _ = policy_loss(logprobs, logprobs, batch, LossConfig(correction=correction), denominator=1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     expected = [-w * a for w, a in zip(WEIGHTS[correction], advantages, strict=True)]
     assert float(loss.detach()) == pytest.approx(sum(expected), abs=1e-3)
@@ -177,10 +230,9 @@ def test_truncated_and_masked_tokens_are_counted() -> None:
     logprobs = torch.tensor([[ratio - 2 for ratio in LOG_RATIOS]])
     counted: dict[Correction, float] = {"token": 1, "token_mask": 1, "sequence": 3, "sequence_mask": 3}
     for correction, count in counted.items():
-        got = loss_sums(
-            torch.tensor(0.0), logprobs, logprobs, batch, clip_low=0.2, clip_high=0.2, correction=correction
-        )
-        assert got.clipped == count
+        assert figures(logprobs, logprobs, batch, correction=correction).clipped == count
+    assert figures(logprobs, logprobs, batch, correction="geometric_mask").clipped == 0
+    assert figures(logprobs + 1, logprobs, batch, correction="geometric_mask").clipped == 3
 
 
 def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
@@ -188,9 +240,7 @@ def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
     corrections: list[Correction] = ["none", *WEIGHTS]
     for correction in corrections:
         logprobs = torch.full((1, 3), -1.0, requires_grad=True)
-        policy_loss(
-            logprobs, batch, clip_low=0.2, clip_high=0.2, correction=correction, normalise="token", denominator=1.0
-        ).backward()  # type: ignore[no-untyped-call]
+        policy_loss(logprobs, logprobs, batch, LossConfig(correction=correction), denominator=1.0)[0].backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
         assert logprobs.grad.tolist() == [[-1.0, 1.0, -2.0]]
 

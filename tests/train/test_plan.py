@@ -73,10 +73,6 @@ def bins_of(plans: list[list[Micro]]) -> list[list[set[int]]]:
 STEPS = rows_of([[3, 2], [1, 4], [2, 1], [1, 1]])
 
 
-def test_mini_batches_count_prompts_and_not_rows() -> None:
-    assert mini_batches(STEPS, groups=2) == [list(range(10)), list(range(10, 15))]
-
-
 def test_mini_batches_count_rollouts_and_not_rows() -> None:
     assert mini_batches(STEPS, rollouts=4) == [list(range(10)), list(range(10, 15))]
 
@@ -99,9 +95,7 @@ def test_steps_are_even_and_the_tail_is_flushed() -> None:
     assert mini_batches([], rollouts=8) == []
 
 
-def test_a_mini_batch_is_counted_in_one_thing() -> None:
-    with pytest.raises(ValueError, match="not in both"):
-        mini_batches(STEPS, rollouts=1, groups=1)
+def test_plans_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         mini_batches(STEPS, rollouts=0)
     with pytest.raises(ValueError, match="nothing to share"):

@@ -1,6 +1,7 @@
-"""Dies by SIGKILL at the Nth moment of writing a step: `python write_script.py FOLDER STEP N`.
+"""Dies by SIGKILL at the Nth moment of writing a step: `python write_script.py FOLDER STEP N [TEXT] [renames]`.
 
-The moments are before each call that changes the disk, and once in the middle of each file.
+The moments are before each call that changes the disk, and once in the middle of each file. With `renames` the file
+system cannot exchange two folders.
 """
 
 import os
@@ -10,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentgym.train import checkpoint
+from agentgym.train import checkpoint, replace_folder
 
 FOLDER, STEP, MOMENT = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+TEXT = sys.argv[4] if len(sys.argv) > 4 else f"step {STEP}"
 passed = 0
 
 
@@ -41,4 +43,5 @@ whole = checkpoint._write
 vars(checkpoint)["_write"] = write
 for name in ("fsync", "mkdir", "rename", "replace", "rmdir"):
     vars(os)[name] = before(vars(os)[name])
-checkpoint.write_step(FOLDER, STEP, {"state.pt": f"step {STEP}".encode() * 100})
+vars(replace_folder)["_exchange"] = before((lambda *_: False) if "renames" in sys.argv else replace_folder._exchange)
+checkpoint.write_step(FOLDER, STEP, {"state.pt": TEXT.encode() * 100})

@@ -1,0 +1,180 @@
+"""Samples, models and devices that a step would fail on or compute wrongly are refused by name."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentgym.samples import samples
+from agentgym.train.checks import ModelLimits
+from agentgym.train.trainer import TrainConfig, Trainer
+from agentgym.types import Group, Sample, Sampling
+
+Groups = Callable[..., list[Group]]
+PLAIN = TrainConfig(lora_rank=4, lora_alpha=8, warmup_steps=0, device="cpu")
+
+
+@pytest.fixture
+def rows(groups_of: Groups) -> list[Sample]:
+    return list(samples(groups_of(1)))
+
+
+def tokens(row: Sample, place: int, value: int) -> Sample:
+    ids = np.array(row.response_ids)
+    ids[place] = value
+    return replace(row, response_ids=ids)
+
+
+def long(row: Sample, length: int) -> Sample:
+    return replace(row, prompt_ids=np.full(length - len(row.response_ids), 3))
+
+
+SPOILT: dict[str, tuple[Callable[[Sample], Sample], str]] = {
+    "an id above the vocabulary": (lambda row: tokens(row, -1, 48), "token id 48, and the model's ids are 0 to 47"),
+    "a negative id": (lambda row: tokens(row, 0, -1), "token id -1, and the model's ids are 0 to 47"),
+    "an id of the prompt": (lambda row: replace(row, prompt_ids=np.array([999])), "token id 999"),
+    "too many positions": (lambda row: long(row, 257), r"257 tokens, and the model's positions end at 256"),
+    "a probability above 1": (
+        lambda row: replace(row, logprobs=np.where(row.loss_mask, 0.5, 0)),
+        "log-probability 0.5 above 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_a_sample_that_the_model_cannot_be_given_is_named_before_a_step_is_taken(
+    tiny_model: Path, rows: list[Sample], spoilt: str
+) -> None:
+    spoil, said = SPOILT[spoilt]
+    odd = spoil(rows[1])
+    with Trainer(tiny_model, PLAIN) as trainer:
+        whose = f"^samples: rollout '{odd.rollout_id}', segment {odd.segment}, step {odd.step} has .*{said}"
+        with pytest.raises(ValueError, match=whose):
+            trainer.train([rows[0], odd])
+        assert trainer.optimizer_steps == 0
+        assert trainer.train(rows)["train/optimizer_steps"] == 1
+
+
+def test_rows_up_to_the_last_position_and_an_engines_rounding_are_trained(tiny_model: Path, rows: list[Sample]) -> None:
+    row = replace(long(rows[0], 256), logprobs=np.where(rows[0].loss_mask, 1e-6, 0))
+    with Trainer(tiny_model, PLAIN) as trainer:
+        assert trainer.train([row])["train/optimizer_steps"] == 1
+        with pytest.raises(ValueError, match="token id 48"):
+            trainer.score([1, 48], sampling=Sampling())
+
+
+def test_the_positions_of_a_scaled_rotation_count() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    text = SimpleNamespace(max_position_embeddings=32_768, rope_parameters=rope)
+
+    class Model:
+        config = SimpleNamespace(get_text_config=lambda: text)
+
+        def get_input_embeddings(self) -> Any:
+            return torch.nn.Embedding(100, 2)
+
+        def get_output_embeddings(self) -> Any:
+            return torch.nn.Linear(2, 90)
+
+    assert ModelLimits.of(Model()) == ModelLimits(vocabulary=90, positions=131_072)
+
+
+@pytest.mark.parametrize("pad", [None, -1])
+def test_any_padding_id_in_a_models_config_gives_the_same_step(
+    tiny_model: Path, rows: list[Sample], tmp_path: Path, pad: int | None
+) -> None:
+    copy = edited(tiny_model, tmp_path, pad_token_id=pad)
+    losses = []
+    for model in (tiny_model, copy):
+        with Trainer(model, PLAIN) as trainer:
+            losses.append(trainer.train(rows)["train/grad_norm"])
+    assert losses[0] == losses[1]
+
+
+def edited(model: Path, folder: Path, **settings: Any) -> Path:
+    copy = folder / "model"
+    shutil.copytree(model, copy)
+    config = json.loads((copy / "config.json").read_text()) | settings
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+# Models
+
+
+def refused(model: Path | str, said: str, config: TrainConfig = PLAIN) -> None:
+    with pytest.raises(ValueError, match=said), Trainer(model, config):
+        pass
+
+
+def test_an_adapters_folder_is_no_model(tiny_model: Path, tmp_path: Path) -> None:
+    with Trainer(tiny_model, PLAIN) as trainer:
+        trainer.save(tmp_path / "adapter")
+    refused(tmp_path / "adapter", r"^model: .* holds an adapter, .*`agentgym merge`")
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "runs/of/mine/model"])
+def test_a_folder_that_is_not_there_is_said_to_be_missing(name: str) -> None:
+    refused(name, f"^model: there is no folder {name}")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, f"^model: {tmp_path} cannot be loaded")
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_with_random_numbers(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    copy = edited(tiny_model, tmp_path)
+    weights = load_file(copy / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    refused(
+        copy, r"^model: the checkpoint in .* lacks 1 of the model's weights, model\.layers\.1\.mlp\.up_proj\.weight"
+    )
+
+
+def test_a_file_of_weights_that_was_cut_off_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    copy = edited(tiny_model, tmp_path)
+    content = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(content[: len(content) // 2])
+    refused(copy, f"^model: {copy} cannot be loaded")
+
+
+@pytest.mark.parametrize("setting", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
+def test_a_model_that_changes_its_logits_is_refused(tiny_model: Path, tmp_path: Path, setting: str) -> None:
+    refused(edited(tiny_model, tmp_path, **{setting: 30.0}), setting)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")  # PEFT's own
+@pytest.mark.parametrize("setting", ["checkpointing", "shard"])
+def test_a_model_whose_layers_are_not_found_is_refused_by_the_setting_that_needs_them(
+    tmp_path: Path, setting: str
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    size = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    GPT2LMHeadModel(GPT2Config(vocab_size=48, **size)).save_pretrained(tmp_path)
+    config = replace(PLAIN, lora_targets=("all-linear",), **{setting: True})  # type: ignore[arg-type]
+    refused(tmp_path, f"^{setting}: gpt2 has no list `layers`", config)
+
+
+# Devices
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is of machines without a GPU")
+def test_a_gpu_that_is_not_there_is_said_to_be_missing(tiny_model: Path) -> None:
+    refused(tiny_model, "^device: cuda is asked for, and torch finds no GPU", replace(PLAIN, device="cuda"))
+
+
+def test_an_unknown_device_is_refused(tiny_model: Path) -> None:
+    refused(tiny_model, "^device: 'gpu' is none of auto, cpu, cuda", replace(PLAIN, device="gpu"))
