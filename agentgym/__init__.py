@@ -19,6 +19,8 @@ from agentgym.tools import Stop, tool
 from agentgym.types import ExecResult, Group, Message, Rollout, Sample, Sampling, StepResult, Task
 
 if TYPE_CHECKING:
+    from agentgym.command import main
+    from agentgym.evaluation import Evaluation, evaluate
     from agentgym.log import Log
     from agentgym.loop import Play, Run, learn, sync
     from agentgym.rollouts.local import LocalConfig, LocalEngine
@@ -34,6 +36,7 @@ __all__ = [
     "Compact",
     "Docker",
     "Env",
+    "Evaluation",
     "ExecResult",
     "Group",
     "KeepLast",
@@ -62,7 +65,9 @@ __all__ = [
     "Trainer",
     "Window",
     "batches",
+    "evaluate",
     "learn",
+    "main",
     "register",
     "reward",
     "rollout",
@@ -73,6 +78,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "agentgym.command": ("main",),
+    "agentgym.evaluation": ("Evaluation", "evaluate"),
     "agentgym.log": ("Log",),
     "agentgym.loop": ("Play", "Run", "learn", "sync"),
     "agentgym.rollouts.local": ("LocalConfig", "LocalEngine"),

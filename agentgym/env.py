@@ -385,6 +385,9 @@ class ToolEnv(Env[TaskT]):
         result = await dispatch(self, function["name"], function["arguments"], offered=offered)
         self.metrics["tool_calls"] += not result.malformed
         self.metrics["tool_errors"] += result.error
+        if result.error:
+            name = f"tool_errors/{function['name']}"
+            self.metrics[name] = self.metrics.get(name, 0.0) + 1
         self.metrics["malformed_calls"] += result.malformed
         return result
 

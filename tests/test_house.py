@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "types errors threads owners log",
+    "types errors threads owners log models settings",
     "tools",
     "env",
     "rollouts train bridges view samples credit sandboxes testing",
-    "progress loop workers cli",
+    "progress loop workers cli evaluation report preflight command",
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2}

@@ -131,6 +131,7 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Play) -> None:
         ("staleness", {"staleness": -1}),
         ("carry", {"staleness": 1, "oversample": Oversample(stop="target", extra_rollouts=1, carry=1)}),
         ("replace", {"group_size": 1, "oversample": Oversample(replace=1)}),
+        ("group_size", {"group_size": 1}),
     ],
 )
 def test_a_run_refuses_what_does_not_fit_together(field: str, changes: dict[str, Any]) -> None:

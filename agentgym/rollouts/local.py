@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 
 from agentgym.errors import EngineError
+from agentgym.models import find_model
 from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.types import Adapter, Completion, Floats, Ints, Sampling
 
@@ -66,7 +67,7 @@ class LocalEngine:
     ) -> None:
         if tokenizer is None and not isinstance(model, str | Path):
             raise ValueError("tokenizer: a loaded model needs one beside it")
-        self._model = model
+        self._model = find_model(model) if isinstance(model, str | Path) else model
         self._config = config or LocalConfig()
         self._tokenizer = tokenizer
         self._inbox: SimpleQueue[_Command | None] = SimpleQueue()

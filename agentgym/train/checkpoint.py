@@ -120,6 +120,11 @@ def has_checkpoints(folder: Path) -> bool:
     return bool(_steps(folder))
 
 
+def last_step(folder: Path) -> int:
+    """The step of the last one, 0 where there is none; it is not read."""
+    return max(_steps(folder), default=0)
+
+
 def _steps(folder: Path) -> dict[int, Path]:
     """The steps' folders by number, in rising order."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))

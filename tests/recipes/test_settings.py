@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 import agentgym as ag
+from agentgym.command import settings
 from agentgym.loop import open_engine
 from agentgym.rollouts.sglang import SGLangEngine
 from recipes.bisect_turns import BisectTurns
 from recipes.chase_grpo import ChaseGRPO
-from recipes.run import settings
 
 
 @pytest.mark.parametrize(
