@@ -4,10 +4,12 @@ import importlib.abc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import agentgym as ag
+from agentgym.command import Stop
 from agentgym.log import Log
 from recipes.chase_grpo import ChaseGRPO
 
@@ -16,6 +18,18 @@ MOMENT, SIGNAL = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
 
 def send() -> None:
     os.kill(os.getpid(), SIGNAL)
+
+
+stops: list[Stop] = []
+begun = Stop.__init__
+
+
+def remember(self: Stop) -> None:
+    begun(self)
+    stops.append(self)
+
+
+Stop.__init__ = remember  # type: ignore[method-assign]
 
 
 class Importing(importlib.abc.MetaPathFinder):
@@ -39,16 +53,26 @@ def before(owner: Any, name: str, *, call: int = 0, times: int = 1) -> None:
     setattr(owner, name, sending)
 
 
-def noted(doing: str, *, steps: int = 0) -> None:
+def noted(moment: str, *, steps: int = 0) -> None:
     """The signal comes when the run begins to do this, with so many steps done."""
     note = Log.note
 
-    def sending(self: Log, said: str) -> None:
-        note(self, said)
-        if said == doing and len(self.rows) == steps:
+    def sending(self: Log, doing: str) -> None:
+        note(self, doing)
+        if doing == moment and len(self.rows) == steps:
             send()
 
     Log.note = sending  # type: ignore[method-assign]
+
+
+def endless(*_: Any) -> dict[str, float]:
+    """A step that does not end, whoever cancels it; the second signal comes when the first one was heeded."""
+    send()
+    while not any(stop.number for stop in stops):
+        pass
+    send()
+    threading.Event().wait()
+    raise AssertionError
 
 
 def arm() -> None:
@@ -68,6 +92,10 @@ def arm() -> None:
         import agentgym.loop
 
         before(agentgym.loop, "sync", call=1)
+    elif MOMENT == "twice":  # a step that never ends, and a second Ctrl-C
+        from agentgym.train.learner import Learner
+
+        Learner.train = endless  # type: ignore[method-assign]
     elif MOMENT == "holding":
         from agentgym.train.trainer import Trainer
 

@@ -72,3 +72,8 @@ def test_a_stop_while_modules_are_imported_says_that_nothing_was_begun(name: str
     said = stopped("importing", name, tmp_path / "run")
     assert re.search(r"nothing was begun; to run it: .* --out ", said)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    said = stopped("twice", "SIGINT", tmp_path / "run")
+    assert "no step was finished" in said
