@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
-    from agentgym.train.trainer import TrainConfig, Trainer
+    from agentgym.train.config import TrainConfig
+    from agentgym.train.trainer import Trainer
 
 __all__ = [
     "AnyBox",
@@ -87,7 +88,8 @@ _LAZY = {
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),
     "agentgym.sandboxes.local": ("Bubblewrap", "Process"),
-    "agentgym.train.trainer": ("TrainConfig", "Trainer"),
+    "agentgym.train.config": ("TrainConfig",),
+    "agentgym.train.trainer": ("Trainer",),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 

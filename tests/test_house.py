@@ -134,6 +134,15 @@ def test_importing_the_face_loads_nothing_heavy(module: str) -> None:
     assert (done.stderr, done.stdout) == ("", "[]\n")
 
 
+@pytest.mark.parametrize("recipe", ["chase_grpo", "bisect_turns", "chase_sft"])
+def test_a_recipe_is_described_without_torch(recipe: str) -> None:
+    code = (
+        f"import sys, recipes.{recipe} as r; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout) == ("", "[]\n")
+
+
 @pytest.mark.parametrize("name", agentgym.__all__)
 def test_every_name_of_the_face_is_there(name: str) -> None:
     assert getattr(agentgym, name) is not None

@@ -95,6 +95,15 @@ async def test_a_lost_adapter_is_an_error(play: Play, monkeypatch: pytest.Monkey
         await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
 
 
+async def test_log_probabilities_that_are_no_numbers_are_an_error(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(self: LocalEngine, token_ids: list[int], *, sampling: Sampling) -> Floats:
+        return np.full(len(token_ids) - 1, np.nan, np.float32)
+
+    monkeypatch.setattr(LocalEngine, "score", unknown)
+    with pytest.raises(EngineError, match="up to nan nats off"):
+        await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+
+
 async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_bound(play: Play) -> None:
     versions: list[set[int]] = []
     async with play.schedule(4, n=4, staleness=1) as rollouts:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.torchrun import torchrun
+
 ROOT = Path(__file__).parents[2]
 SMALL = ["--box", "unsafe", "--engine.slots", "8", "--prompts", "2", "--group-size", "4", "--eval-tasks", "2"]
 FLAGS = [*SMALL, "--steps", "3", "--save-every", "1"]
@@ -77,3 +79,16 @@ def test_a_stop_while_modules_are_imported_says_that_nothing_was_begun(name: str
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     said = stopped("twice", "SIGINT", tmp_path / "run")
     assert "no step was finished" in said
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_first_process_keeps_the_last_finished_step(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    launch = torchrun(tmp_path / "logs")
+    script = ["-m", "tests.recipes.stopped_script", "training", "SIGINT"]
+    done = start(sys.executable, *launch, *script, *FLAGS, "--save-every", "0", "--out", str(out))
+    said = [line for line in done.stderr.splitlines() if line.startswith("Stopped by Ctrl-C: 1 finished steps")]
+    assert len(said) == 1, done.stderr[-3000:]
+    assert steps_kept(out) == ["step-000001"]
+    again = start(sys.executable, "-m", "recipes.chase_grpo", *FLAGS, "--resume", str(out))
+    assert again.returncode == 0, again.stderr[-3000:]
