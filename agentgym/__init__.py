@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
+    from agentgym.train.adapter_files import read_adapter
     from agentgym.train.config import TrainConfig
     from agentgym.train.trainer import Trainer
 
@@ -69,6 +70,7 @@ __all__ = [
     "evaluate",
     "learn",
     "main",
+    "read_adapter",
     "register",
     "reward",
     "rollout",
@@ -88,6 +90,7 @@ _LAZY = {
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),
     "agentgym.sandboxes.local": ("Bubblewrap", "Process"),
+    "agentgym.train.adapter_files": ("read_adapter",),
     "agentgym.train.config": ("TrainConfig",),
     "agentgym.train.trainer": ("Trainer",),
 }

@@ -56,7 +56,10 @@ def settings(recipe: type[Run], arguments: Sequence[str]) -> Run:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--engine", choices=("local", "sglang"))
     chosen, rest = first.parse_known_args(arguments)
-    default = recipe()  # type: ignore[call-arg]  # a recipe spells all its values out
+    try:
+        default = recipe()  # type: ignore[call-arg]  # a recipe spells all its values out
+    except TypeError as error:
+        raise SystemExit(f"{recipe.__name__}: every field of a recipe needs a value of its own: {error}") from None
     if chosen.engine is not None:
         default = replace(default, engine=SGLangConfig() if chosen.engine == "sglang" else LocalConfig())
     return tyro.cli(recipe, args=rest, default=default, config=(tyro.conf.AvoidSubcommands,))

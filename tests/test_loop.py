@@ -95,6 +95,18 @@ async def test_a_lost_adapter_is_an_error(play: Play, monkeypatch: pytest.Monkey
         await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
 
 
+async def test_a_saved_adapter_is_read_back_into_an_engine(play: Play, tmp_path: Path) -> None:
+    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
+    await play.trainer.step(ag.samples(groups))
+    play.trainer.save(tmp_path / "adapter")
+    await play.engine.load_adapter(ag.read_adapter(tmp_path / "adapter"), version=1)
+    ids = groups.rollouts[0].segments[0].token_ids.tolist()
+    gap = play.trainer.score(ids, sampling=SAMPLING) - await play.engine.score(ids, sampling=SAMPLING)
+    assert np.abs(gap).max() < 1e-4
+    with pytest.raises(ValueError, match=r"^adapter: .* holds no adapter, adapter_config\.json is missing"):
+        ag.read_adapter(tmp_path)
+
+
 async def test_log_probabilities_that_are_no_numbers_are_an_error(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def unknown(self: LocalEngine, token_ids: list[int], *, sampling: Sampling) -> Floats:
         return np.full(len(token_ids) - 1, np.nan, np.float32)

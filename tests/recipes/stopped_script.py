@@ -95,7 +95,7 @@ def arm() -> None:
     elif MOMENT == "twice":  # a step that never ends, and a second Ctrl-C
         from agentgym.train.learner import Learner
 
-        Learner.train = endless  # type: ignore[method-assign]
+        Learner.train = endless  # type: ignore[assignment, method-assign]
     elif MOMENT == "holding":
         from agentgym.train.trainer import Trainer
 

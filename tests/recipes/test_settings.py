@@ -46,6 +46,11 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(
     assert arguments[0] in capsys.readouterr().err
 
 
+def test_a_recipe_without_a_value_for_a_field_is_told_which() -> None:
+    with pytest.raises(SystemExit, match=r"Run: every field .* 'recipe', 'env'"):
+        settings(ag.Run, [])
+
+
 def test_a_launched_server_takes_an_adapter_of_the_trainers_rank() -> None:
     engine = open_engine(settings(ChaseGRPO, ["--engine", "sglang", "--train.lora-rank", "32"]), print)
     assert isinstance(engine, SGLangEngine)
