@@ -20,14 +20,18 @@ from agentgym.tools import Stop, tool
 from agentgym.types import ExecResult, Group, Message, Rollout, Sample, Sampling, StepResult, Task
 
 if TYPE_CHECKING:
+    from agentgym.command import main
+    from agentgym.evaluation import Evaluation, evaluate
     from agentgym.log import Log
     from agentgym.loop import Play, Run, learn, sync
+    from agentgym.rollouts.adapter_files import read_adapter
     from agentgym.rollouts.local import LocalConfig, LocalEngine
     from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
-    from agentgym.train.trainer import TrainConfig, Trainer
+    from agentgym.train.config import TrainConfig
+    from agentgym.train.trainer import Trainer
 
 __all__ = [
     "AnyBox",
@@ -35,6 +39,7 @@ __all__ = [
     "Compact",
     "Docker",
     "Env",
+    "Evaluation",
     "ExecResult",
     "Group",
     "KeepLast",
@@ -63,7 +68,10 @@ __all__ = [
     "Trainer",
     "Window",
     "batches",
+    "evaluate",
     "learn",
+    "main",
+    "read_adapter",
     "register",
     "reward",
     "rollout",
@@ -74,6 +82,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "agentgym.command": ("main",),
+    "agentgym.evaluation": ("Evaluation", "evaluate"),
     "agentgym.log": ("Log",),
     "agentgym.loop": ("Play", "Run", "learn", "sync"),
     "agentgym.rollouts.local": ("LocalConfig", "LocalEngine"),
@@ -81,7 +91,9 @@ _LAZY = {
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),
     "agentgym.sandboxes.local": ("Bubblewrap", "Process"),
-    "agentgym.train.trainer": ("TrainConfig", "Trainer"),
+    "agentgym.rollouts.adapter_files": ("read_adapter",),
+    "agentgym.train.config": ("TrainConfig",),
+    "agentgym.train.trainer": ("Trainer",),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 

@@ -437,6 +437,9 @@ class ToolEnv(Env[TaskT]):
         result = await dispatch(self, function["name"], function["arguments"], offered=offered)
         self.metrics["tool_calls"] += not result.malformed
         self.metrics["tool_errors"] += result.error
+        if result.error and not result.malformed:  # of a malformed call the name is the model's invention
+            name = f"tool_errors/{function['name']}"
+            self.metrics[name] = self.metrics.get(name, 0.0) + 1
         self.metrics["malformed_calls"] += result.malformed
         if result.failed:
             self.tool_failures[function["name"]] += 1

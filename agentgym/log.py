@@ -1,32 +1,47 @@
-"""A run's figures, as lines on disk and a bar on the screen."""
+"""A run's figures, as lines on disk and as a bar or lines on the screen."""
 
 import json
 import math
 import os
 import stat
 import sys
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+Sink: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Is called with a step's number and its figures; `lambda step, figures: wandb.log(figures, step=step)` is one."""
+
+EACH_STEP = ("rollouts", "training")
+"""What a run does in every step: a bar shows it, and lines leave it out."""
+HELD_OUT = "eval/reward"
+"""The held-out score, in a line of its own beside the steps'."""
+
 
 class Log:
     """A run's figures: one JSON line a step in metrics.jsonl, and a progress bar on stderr.
 
-    With `done` it goes on after so many steps: the lines of later ones, which a run that died left behind, are cut.
+    Where stderr is no terminal there is a line a step. Figures that are not finite are null in metrics.jsonl, and
+    `figures_not_finite` counts them. With `done` it goes on after so many steps: the lines of later ones, which a run
+    that died left behind, are cut.
     """
 
-    def __init__(self, folder: Path, *, steps: int, shown: bool = True, done: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, steps: int, shown: bool = True, done: int = 0, sinks: Sequence[Sink] = ()
+    ) -> None:
         self.folder = folder
         self.rows: list[dict[str, float]] = []
-        self._steps, self._shown, self._done = steps, shown, done
+        self._steps, self._shown, self._done, self._sinks = steps, shown, done, sinks
         self._file: IO[str] | None = None
+        self._console = Console(file=sys.stderr)
+        self._lines = shown and not self._console.is_terminal
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -34,8 +49,8 @@ class Log:
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
-            disable=not shown,
+            console=self._console,
+            disable=not shown or self._lines,
         )
 
     def __enter__(self) -> "Log":
@@ -45,6 +60,7 @@ class Log:
             if self._done:
                 self.rows = cut_back(path, self._done)
             self._file = path.open("a" if self._done else "w")
+        self._began = time.monotonic()
         self._bar.start()
         self._job = self._bar.add_task("starting", total=self._steps, completed=self._done, figures="")
         return self
@@ -57,18 +73,35 @@ class Log:
             self._file.close()
 
     def note(self, doing: str) -> None:
-        """Say what is going on now."""
+        """Say what is going on."""
         self._bar.update(self._job, description=doing)
+        if doing not in EACH_STEP:
+            self._line(doing)
+
+    def alert(self, said: str) -> None:
+        """Say on stderr what a user must not overlook; on the first process only."""
+        if self._shown:
+            self._console.print(f"WARNING: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
     def __call__(self, step: int, figures: Mapping[str, float]) -> None:
         """Record one step; the line is on disk when this returns."""
         self.rows.append(dict(figures))
-        if self._file is not None:
-            self._file.write(json.dumps({"step": step} | _in_json(figures), allow_nan=False) + "\n")
-            self._file.flush()
-        recent = [row["reward"] for row in self.rows[-5:]]
-        shown = f"reward {figures['reward']:.2f} (last 5: {sum(recent) / len(recent):.2f})"
-        self._bar.update(self._job, advance=1, figures=shown)
+        self._write({"step": step, **figures})
+        recent = [reward for row in self.rows[-5:] if (reward := row.get("reward")) is not None]
+        last = f"{recent[-1]:.2f} (last 5: {sum(recent) / len(recent):.2f})" if recent else "none"
+        self._bar.update(self._job, advance=1, figures=f"reward {last}")
+        self._line(f"step {step + 1}/{self._steps}  reward {last}  {self._pace(step + 1)}")
+        if self._shown:
+            for sink in self._sinks:
+                sink(step, figures)
+
+    def held_out(self, done: int, reward: float) -> None:
+        """Record the held-out score after `done` steps, in a line of its own."""
+        self._write({"step": done, HELD_OUT: reward})
+        self._line(f"held out: reward {reward:.4f} after {done} steps")
+        if self._shown:
+            for sink in self._sinks:
+                sink(done, {HELD_OUT: reward})
 
     def sync(self) -> None:
         """The lines so far outlive a power cut; a pipe's reader has them anyway."""
@@ -77,8 +110,8 @@ class Log:
 
     def summary(self) -> dict[str, Any]:
         """Mean reward of the first and last five steps, and totals."""
-        rewards = [row["reward"] for row in self.rows]
-        calls = sum(row.get("rollout/tool_calls", 0.0) * row["rollouts/finished"] for row in self.rows)
+        rewards = [reward for row in self.rows if (reward := row.get("reward")) is not None]
+        calls = sum((row.get("rollout/tool_calls") or 0.0) * row["rollouts/finished"] for row in self.rows)
         return {
             "reward_first": round(float(np.mean(rewards[:5])), 4) if rewards else None,
             "reward_last": round(float(np.mean(rewards[-5:])), 4) if rewards else None,
@@ -87,19 +120,33 @@ class Log:
             "tool_calls": round(calls),
         }
 
+    def _write(self, row: Mapping[str, float]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(strict(row), allow_nan=False) + "\n")
+            self._file.flush()
 
-def _in_json(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """Figures that strict JSON holds: null for one that is not finite, and how many those are."""
-    told = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-    odd = sum(value is None for value in told.values())
-    return told | {"figures_not_finite": float(odd)} if odd else told
+    def _line(self, said: str) -> None:
+        if self._lines:
+            print(said, file=self._console.file, flush=True)
+
+    def _pace(self, done: int) -> str:
+        """Seconds since the start, and about how many are left."""
+        took = time.monotonic() - self._began
+        left = took / max(done - self._done, 1) * (self._steps - done)
+        return f"{took:.0f} s, about {left:.0f} s left"
+
+
+def strict(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as JSON can say it: None for a figure that is not finite, and `figures_not_finite` counts them."""
+    odd = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    return {**row, **dict.fromkeys(odd), "figures_not_finite": len(odd)} if odd else dict(row)
 
 
 def cut_back(path: Path, steps: int) -> list[dict[str, float]]:
     """The figures of the first `steps` steps, and a file at `path` that holds no others; warns where one is missing."""
     text = path.read_text() if path.exists() else ""
     kept = [line for line in text.splitlines() if (row := _row(line)) is not None and row["step"] < steps]
-    rows = {int(row.pop("step")): row for row in map(json.loads, kept)}
+    rows = {int(row.pop("step")): row for row in map(json.loads, kept) if HELD_OUT not in row}
     if len(rows) < steps:
         warnings.warn(f"{path} has {len(rows)} of the {steps} steps that were done", stacklevel=2)
     fresh = path.with_name(f".{path.name}-cut")

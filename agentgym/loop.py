@@ -10,6 +10,8 @@ A run is `learn(run)`; its parts are functions of their own, for a loop you writ
             await sync(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
 """
 
+import asyncio
+import json
 import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,15 +20,19 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from transformers.utils.logging import disable_progress_bar
+from pydantic import Field
 
 from agentgym.env import Env, find_env
 from agentgym.errors import EngineError
-from agentgym.log import Log
+from agentgym.evaluation import Evaluation
+from agentgym.log import Log, Sink, strict
+from agentgym.models import find_model
+from agentgym.preflight import refuse_early
 from agentgym.progress import Saver, begin
+from agentgym.report import Report
 from agentgym.rollouts.account import Account, raise_if_all_failed
 from agentgym.rollouts.draw import Draw, Place, handed_on
 from agentgym.rollouts.engine import Engine
@@ -37,29 +43,32 @@ from agentgym.rollouts.schedule import Scheduler
 from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
 from agentgym.samples import Credit, Estimator, samples
 from agentgym.sandboxes.choose import AnyBox, Kind
+from agentgym.settings import check_fields
 from agentgym.task_rows import as_tasks
 from agentgym.train.config import TrainConfig
-from agentgym.train.trainer import Trainer
 from agentgym.types import Boxes, Sampling
 
-FIXED = ("env", "seed", "prompts", "group_size", "oversample", "staleness")
-"""Settings that say which tasks and draws come next: a resumed run has those it was begun with."""
+if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+    from agentgym.train.trainer import Trainer
 
-
+AtLeast0 = Annotated[int, Field(ge=0)]
+AtLeast1 = Annotated[int, Field(ge=1)]
+SUMMARY = "summary.json"
+"""In the run's folder: what `learn` returns."""
 PROBE = 256
 """Ids that trainer and engine both score after each sync, at most: a server may draw once behind each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training run, every setting in one place; a recipe is a Run with its values spelled out."""
+    """One training run, every setting in one place and checked; a recipe is a Run with its values spelled out."""
 
     recipe: str
     """Name of the run, in its folder and its last line."""
     env: str
     """A registered env, or "package.module:Class"."""
     model: Path | str
-    """Folder or Hugging Face name of the model to sample from and to train."""
+    """Folder or Hugging Face name of the model to sample from and to train; "tiny" comes with the library."""
     engine: LocalConfig | SGLangConfig = field(default_factory=LocalConfig)
     """What samples: the model in this process, or SGLang servers."""
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -67,26 +76,26 @@ class Run:
     """Folder of metrics, adapter and checkpoints; runs/RECIPE/TIME without it."""
     resume: Path | None = None
     """Folder of a run that was stopped: go on after its last whole checkpoint, there, as if it had not been."""
-    save_every: int = 10
+    save_every: AtLeast0 = 10
     """Steps from one checkpoint to the next; 0: only at the end and when interrupted."""
-    keep: int = 2
+    keep: AtLeast1 = 2
     """Checkpoints that stay; the oldest goes first."""
     seed: int = 0
     """Of tasks, sampling and the adapter's start."""
-    steps: int = 30
+    steps: AtLeast0 = 30
     """Batches collected and trained on."""
-    prompts: int = 8
+    prompts: AtLeast1 = 8
     """Tasks in a batch."""
-    group_size: int = 8
-    """Rollouts of each task."""
+    group_size: AtLeast1 = 8
+    """Rollouts of each task, at least 2: a reward is worth what it is above those of the same task."""
     box: Kind = "auto"
     """Where the model's code runs; auto is what the env declares."""
     oversample: Oversample = field(default_factory=Oversample)
     """Rollouts started beyond need, and when the rest is cut."""
-    staleness: int = 0
+    staleness: AtLeast0 = 0
     """Most policy versions that a group's oldest token may be behind when it is trained on. Above 0, later batches are
     played while one is trained on; 0: one after the other."""
-    max_tokens: int | None = None
+    max_tokens: AtLeast1 | None = None
     """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
@@ -94,19 +103,20 @@ class Run:
     """Whether all tokens of a rollout have its advantage, or each turn that of what came after it."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
-    eval_tasks: int = 128
+    eval_tasks: AtLeast0 = 128
     """Held-out tasks, one rollout each, before and after; 0 for none."""
-    probe_tolerance: float = 1e-3
+    probe_tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     """Largest difference of trainer and engine log-probabilities after a sync, in nats."""
 
     def __post_init__(self) -> None:
+        check_fields(self, Run)
         self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
         if self.train.dora and isinstance(self.engine, SGLangConfig):
             raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
-        if self.keep < 1 or self.save_every < 0:
-            raise ValueError(f"keep, save_every: at least 1 and 0, got {self.keep} and {self.save_every}")
+        if self.group_size < 2:
+            raise ValueError("group_size: one rollout has no other of its task to be better than; use at least 2")
         if self.resume is not None and self.out not in (None, self.resume):
             raise ValueError(f"out: a resumed run goes on in its own folder, {self.resume}; set resume alone")
 
@@ -122,7 +132,7 @@ class Play:
 
     env: type[Env[Any]]
     engine: Engine
-    trainer: Trainer
+    trainer: "Trainer"
     boxes: Boxes | None
     sampling: Sampling
     concurrency: int = 64
@@ -192,7 +202,7 @@ class Play:
     async def evaluate(self, count: int) -> float:
         """Mean reward over the first `count` held-out tasks, one rollout each."""
         groups = await self.collect(as_tasks(self.env, self.env.tasks("test"))[:count], n=1, seed=0)
-        return groups.metrics()["reward"]
+        return Evaluation(groups=groups, k=1).reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +211,7 @@ class Rollouts:
 
     scheduler: Scheduler[Any]
     draw: Draw[Any]
-    trainer: Trainer
+    trainer: "Trainer"
     wanted: int
     """Groups that this process plays for a batch."""
 
@@ -221,12 +231,12 @@ class Rollouts:
 
 
 async def sync(
-    trainer: Trainer, engine: Engine, version: int, probe: Sequence[int], sampling: Sampling, tolerance: float
+    trainer: "Trainer", engine: Engine, version: int, probe: Sequence[int], sampling: Sampling, tolerance: float
 ) -> float:
     """Give the engine the trainer's adapter, and prove on the `probe` ids that it took it; the difference in nats."""
     await engine.load_adapter(trainer.adapter(), version=version)
     gap = float(np.abs(trainer.score(probe, sampling=sampling) - await engine.score(probe, sampling=sampling)).max())
-    if gap > tolerance:
+    if not gap <= tolerance:  # also where it is nan
         raise EngineError(
             f"sync: after loading version {version} the engine's log-probabilities are up to {gap:.2g} nats off the "
             f"trainer's (tolerance {tolerance:g}): the engine does not sample from the policy that is trained"
@@ -234,23 +244,36 @@ async def sync(
     return gap
 
 
-async def learn(run: Run) -> dict[str, Any]:
-    """Train an adapter on an env; the summary that a recipe prints as its last line.
+async def learn(run: Run, *, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
+    """Train an adapter on an env; the summary, which is also the run's summary.json.
 
-    Writes metrics.jsonl as it goes, a checkpoint every `save_every` steps and at the end, and the adapter, in PEFT's
-    format, into `adapter/` at the end. When it is interrupted on one process it writes both, the checkpoint of the
-    last step that was done.
+    In the run's folder there are settings.json from the start, metrics.jsonl as it goes, a checkpoint every
+    `save_every` steps and at the end, and at the end the adapter, in PEFT's format, in `adapter/`. When it is cancelled
+    or fails, at any moment, it leaves the checkpoint and the adapter of the last finished step. Each of `sinks` is
+    called with the figures of a step on the first process.
     """
-    env = find_env(run.env)
+    try:
+        return await _learn(run, sinks)
+    except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
+        raise stopped.with_traceback(None) from None
+
+
+async def _learn(run: Run, sinks: Sequence[Sink]) -> dict[str, Any]:
     start = time.perf_counter()
+    env = find_env(run.env)
+    folder = run.resume or run.out or new_folder(run.recipe)
+    refuse_early(run, env, folder)
+    from transformers.utils.logging import disable_progress_bar
+
+    from agentgym.train.trainer import Trainer
+
     disable_progress_bar()  # the log has its own
+    report = Report()
     async with AsyncExitStack() as stack:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
-        folder = run.resume or run.out or _folder(run.recipe)
-        settings = {name: str(getattr(run, name)) for name in FIXED}
-        progress = begin(trainer, folder, settings, resume=run.resume is not None)
+        progress = begin(trainer, folder, resume=run.resume is not None)
         shown = trainer.rank == 0
-        log = stack.enter_context(Log(folder, steps=run.steps, shown=shown, done=progress.step))
+        log = stack.enter_context(Log(folder, steps=run.steps, shown=shown, done=progress.step, sinks=sinks))
         log.note("loading")
         engine = await stack.enter_async_context(open_engine(run, log.note))
         slots = run.engine.slots
@@ -260,14 +283,14 @@ async def learn(run: Run) -> dict[str, Any]:
         if progress.step:
             await sync(trainer, engine, progress.step, progress.probe, run.sampling, run.probe_tolerance)
         else:
-            progress = replace(progress, eval_before=await _evaluate(run, play, log))
-        saver = Saver(trainer, log, progress, settings, steps=run.steps, every=run.save_every, keep=run.keep)
-        with saver:
-            await _train(run, play, log, saver)
-        after = await _evaluate(run, play, log)
-    return {
+            progress = replace(progress, eval_before=await _evaluate(run, play, log, 0))
+        async with Saver(trainer, log, progress, steps=run.steps, every=run.save_every, keep=run.keep) as saver:
+            await _train(run, play, log, saver, report)
+        after = await _evaluate(run, play, log, run.steps)
+    summary = {
         "recipe": run.recipe,
         **log.summary(),
+        **report.summary(log.rows),
         "eval_before": progress.eval_before,
         "eval_after": after,
         "seed": run.seed,
@@ -276,6 +299,11 @@ async def learn(run: Run) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - start, 1),
         "out": str(folder),
     }
+    for said in report.warnings(log.rows):
+        log.alert(said)
+    if shown:
+        (folder / SUMMARY).write_text(json.dumps(strict(summary), allow_nan=False, indent=2) + "\n")
+    return summary
 
 
 def open_engine(run: Run, progress: Callable[[str], None]) -> AbstractAsyncContextManager[Engine]:
@@ -284,10 +312,10 @@ def open_engine(run: Run, progress: Callable[[str], None]) -> AbstractAsyncConte
         return LocalEngine(run.model, run.engine)
     rank = max(run.engine.max_lora_rank, run.train.lora_rank)
     config = replace(run.engine, max_lora_rank=rank)
-    return SGLangEngine(run.model, config, progress=lambda said: progress(f"server: {said[:40]}"))
+    return SGLangEngine(find_model(run.model), config, progress=lambda said: progress(f"server: {said[:40]}"))
 
 
-async def _train(run: Run, play: Play, log: Log, saver: Saver) -> None:
+async def _train(run: Run, play: Play, log: Log, saver: Saver, report: Report) -> None:
     begun = saver.progress
     probe = begun.probe
     async with play.schedule(
@@ -302,6 +330,7 @@ async def _train(run: Run, play: Play, log: Log, saver: Saver) -> None:
         for step in range(begun.step, run.steps):
             log.note("rollouts")
             groups = await rollouts.collect(to_come=run.steps - step - 1)
+            report.add(groups)
             batch = samples(groups, advantage=run.advantage, merge=run.merge, credit=run.credit)
             log.note("training")
             stats = await play.trainer.step(batch)
@@ -311,15 +340,18 @@ async def _train(run: Run, play: Play, log: Log, saver: Saver) -> None:
             await saver.done(replace(begun, step=step + 1, probe=probe, places=[asdict(p) for p in rollouts.places()]))
 
 
-async def _evaluate(run: Run, play: Play, log: "Log") -> float | None:
-    """The held-out score; None where the run asks for none."""
+async def _evaluate(run: Run, play: Play, log: Log, done: int) -> float | None:
+    """The held-out score after `done` steps, in the log; None where the run asks for none."""
     if not run.eval_tasks:
         return None
     log.note("held-out evaluation")
-    return round(await play.evaluate(run.eval_tasks), 4)
+    reward = round(await play.evaluate(run.eval_tasks), 4)
+    log.held_out(done, reward)
+    return reward
 
 
-def _folder(recipe: str) -> Path:
+def new_folder(recipe: str) -> Path:
+    """Of a run that names none."""
     return Path("runs") / recipe / datetime.now().strftime("%Y%m%d-%H%M%S")
 
 

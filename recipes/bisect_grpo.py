@@ -5,7 +5,6 @@ from pathlib import Path
 
 import agentgym as ag
 import envs.bisect.env  # noqa: F401  registers the env
-from recipes.run import main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +29,4 @@ class BisectGRPO(ag.Run):
 
 
 if __name__ == "__main__":
-    main(BisectGRPO)
+    ag.main(BisectGRPO)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+import agentgym as ag
 from agentgym.samples import Credit
 from recipes.bisect_grpo import BisectGRPO
-from recipes.run import main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,4 +17,4 @@ class BisectTurns(BisectGRPO):
 
 
 if __name__ == "__main__":
-    main(BisectTurns)
+    ag.main(BisectTurns)

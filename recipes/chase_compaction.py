@@ -8,7 +8,6 @@ from pathlib import Path
 
 import agentgym as ag
 import envs.chase.env  # noqa: F401  registers the env
-from recipes.run import main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,4 +32,4 @@ class ChaseCompactionGRPO(ag.Run):
 
 
 if __name__ == "__main__":
-    main(ChaseCompactionGRPO)
+    ag.main(ChaseCompactionGRPO)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import agentgym as ag
 import envs.chase.env  # noqa: F401  registers the env
-from recipes.run import main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +17,7 @@ class ChaseGRPO(ag.Run):
 
     recipe: str = "chase_grpo"
     env: str = "chase"
-    model: Path | str = Path(__file__).parent / "checkpoints" / "chase"
+    model: Path | str = "tiny"
     steps: int = 20
     max_tokens: int | None = 40
     train: ag.TrainConfig = field(
@@ -34,4 +33,4 @@ class ChaseGRPO(ag.Run):
 
 
 if __name__ == "__main__":
-    main(ChaseGRPO)
+    ag.main(ChaseGRPO)

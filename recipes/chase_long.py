@@ -5,7 +5,6 @@ from pathlib import Path
 
 import agentgym as ag
 import envs.chase_long.env  # noqa: F401  registers the env
-from recipes.run import main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +29,4 @@ class ChaseLongGRPO(ag.Run):
 
 
 if __name__ == "__main__":
-    main(ChaseLongGRPO)
+    ag.main(ChaseLongGRPO)

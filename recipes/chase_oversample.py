@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import agentgym as ag
 from recipes.chase_grpo import ChaseGRPO
-from recipes.run import main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,4 +19,4 @@ class ChaseOversample(ChaseGRPO):
 
 
 if __name__ == "__main__":
-    main(ChaseOversample)
+    ag.main(ChaseOversample)

@@ -29,7 +29,7 @@ DEMO_TASKS = 600_000
 class ChaseSFT:
     """What `python -m recipes.chase_sft` can be told."""
 
-    model: Path | str = Path(__file__).parent / "checkpoints" / "chase"
+    model: Path | str = "tiny"
     out: Path = Path("runs/chase_sft")
     seed: int = 0
     steps: int = 20

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import agentgym as ag
 import envs.chase_tree.env  # noqa: F401  registers the env
-from recipes.run import main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +13,7 @@ class ChaseTreeGRPO(ag.Run):
 
     recipe: str = "chase_tree"
     env: str = "chase_tree"
-    model: Path | str = Path(__file__).parent / "checkpoints" / "chase"
+    model: Path | str = "tiny"
     steps: int = 25
     max_tokens: int | None = 40
     train: ag.TrainConfig = field(
@@ -30,4 +29,4 @@ class ChaseTreeGRPO(ag.Run):
 
 
 if __name__ == "__main__":
-    main(ChaseTreeGRPO)
+    ag.main(ChaseTreeGRPO)

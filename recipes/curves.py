@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import tyro
-from matplotlib import pyplot as plt
+
+try:
+    import matplotlib as mpl
+    from matplotlib import pyplot as plt
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"recipes.curves: {missing}; python -m pip install 'matplotlib>=3.9'") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,8 @@ class Curves:
 
 def rewards(run: Path) -> list[float]:
     """Mean reward of each step."""
-    return [json.loads(line)["reward"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["reward"] for row in rows if "reward" in row]
 
 
 def main(curves: Curves) -> None:

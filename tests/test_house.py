@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "failures declarations sound_json task_fields",
+    "failures declarations sound_json task_fields models settings",
     "types errors",
     "threads time_limits owners log returns task_rows extras",
     "scoring",
     "tools",
     "env",
     "rollouts train bridges view samples credit sandboxes testing env_checks",
-    "progress loop workers cli pytest_plugin",
+    "progress loop workers cli pytest_plugin evaluation report preflight command",
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2}
@@ -136,6 +136,15 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 @pytest.mark.parametrize("module", ["agentgym", "agentgym.testing", "agentgym.cli"])
 def test_importing_the_face_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {(*HEAVY, 'pytest')!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout) == ("", "[]\n")
+
+
+@pytest.mark.parametrize("recipe", ["chase_grpo", "bisect_turns", "chase_sft"])
+def test_a_recipe_is_described_without_torch(recipe: str) -> None:
+    code = (
+        f"import sys, recipes.{recipe} as r; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stderr, done.stdout) == ("", "[]\n")
 

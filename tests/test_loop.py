@@ -98,6 +98,27 @@ async def test_a_lost_adapter_is_an_error(play: Play, monkeypatch: pytest.Monkey
         await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
 
 
+async def test_a_saved_adapter_is_read_back_into_an_engine(play: Play, tmp_path: Path) -> None:
+    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
+    await play.trainer.step(ag.samples(groups))
+    play.trainer.save(tmp_path / "adapter")
+    await play.engine.load_adapter(ag.read_adapter(tmp_path / "adapter"), version=1)
+    ids = groups.rollouts[0].segments[0].token_ids.tolist()
+    gap = play.trainer.score(ids, sampling=SAMPLING) - await play.engine.score(ids, sampling=SAMPLING)
+    assert np.abs(gap).max() < 1e-4
+    with pytest.raises(ValueError, match=r"^adapter: .* holds no adapter, adapter_config\.json is missing"):
+        ag.read_adapter(tmp_path)
+
+
+async def test_log_probabilities_that_are_no_numbers_are_an_error(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(self: LocalEngine, token_ids: list[int], *, sampling: Sampling) -> Floats:
+        return np.full(len(token_ids) - 1, np.nan, np.float32)
+
+    monkeypatch.setattr(LocalEngine, "score", unknown)
+    with pytest.raises(EngineError, match="up to nan nats off"):
+        await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+
+
 async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_bound(play: Play) -> None:
     versions: list[set[int]] = []
     async with play.schedule(4, n=4, staleness=1) as rollouts:
@@ -134,6 +155,7 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Play) -> None:
         ("staleness", {"staleness": -1}),
         ("carry", {"staleness": 1, "oversample": Oversample(stop="target", extra_rollouts=1, carry=1)}),
         ("replace", {"group_size": 1, "oversample": Oversample(replace=1)}),
+        ("group_size", {"group_size": 1}),
     ],
 )
 def test_a_run_refuses_what_does_not_fit_together(field: str, changes: dict[str, Any]) -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +18,26 @@ import agentgym as ag
 from agentgym.env import Split
 from agentgym.log import Log
 from agentgym.loop import learn
+from agentgym.settings import refuse_changes, write_settings
+from agentgym.train.learner import Learner
 
 MODEL = Path(__file__).parents[1] / "recipes" / "checkpoints" / "chase"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+OWN = """
+import asyncio, os, signal, sys
+from dataclasses import replace
+import agentgym as ag
+from agentgym.log import Log
+from tests.test_resume import SETTINGS
+
+note = Log.note
+def interrupted(self, doing):
+    note(self, doing)
+    if doing == "training" and len(self.rows) == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+Log.note = interrupted
+asyncio.run(ag.learn(replace(SETTINGS, out=sys.argv[1], eval_tasks=0)))
+"""
 CLOCKS = {"train/seconds", "rollout/seconds", "oversample/length_bias"}
 """What a log holds of wall time."""
 
@@ -82,6 +103,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 def figures(folder: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "eval/reward" not in row]
     return [{name: value for name, value in row.items() if name not in CLOCKS} for row in rows]
 
 
@@ -177,24 +199,123 @@ async def test_without_an_interval_the_last_step_alone_is_kept(run: ag.Run) -> N
 
 async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run) -> None:
     await learn(replace(run, steps=1, eval_tasks=0))
-    with pytest.raises(ValueError, match=r"^seed: the run to resume has 0, not 1"):
-        await learn(resumed(run, seed=1))
+    changed = resumed(run, seed=1, train=replace(run.train, lora_alpha=64, rslora=True))
+    with pytest.raises(ValueError, match=r"^resume: ") as refused:
+        await learn(changed)
+    for said in (
+        "seed: the run has 0, not 1",
+        "train.lora_alpha: the run has 32, not 64",
+        "train.rslora",
+        "agentgym merge",
+    ):
+        assert said in str(refused.value)
     with pytest.raises(ValueError, match=r"^out: .* holds a run's checkpoints; resume that run"):
         await learn(run)
 
 
-async def test_a_folder_without_a_checkpoint_is_a_clear_error(run: ag.Run) -> None:
-    with pytest.raises(ValueError, match=r"^resume: no whole checkpoint in .*checkpoints"):
+async def test_a_folder_of_no_run_is_a_clear_error(run: ag.Run) -> None:
+    with pytest.raises(ValueError, match=r"^resume: .* is no folder of a run, its settings\.json"):
         await learn(resumed(run))
+
+
+async def test_a_run_that_was_stopped_before_its_first_step_was_done_begins_again(
+    run: ag.Run, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    await stop(run, 2 + 3)  # the evaluation, and half of the first step
+    assert not (folder(run) / "checkpoints").exists()
+    await learn(resumed(run))
+    assert figures(folder(run)) == figures(whole[0])
+
+
+@pytest.mark.parametrize("changes", [{"save_every": 1}, {"train": replace(SETTINGS.train, lr=1e-4)}, {"box": "unsafe"}])
+def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_settings(tmp_path, SETTINGS)
+    refuse_changes(tmp_path, replace(SETTINGS, resume=tmp_path, steps=9, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"advantage": "grpo"}, {"credit": "turns"}, {"env": "chase"}, {"model": "tiny"}, {"prompts": 3}, {"staleness": 1}]
+    + [{"train": replace(SETTINGS.train, **of)} for of in ({"lora_rank": 4}, {"betas": (0.5, 0.9)}, {"dora": True})],
+)
+def test_what_makes_another_policy_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_settings(tmp_path, SETTINGS)
+    name = next(iter(changes))
+    with pytest.raises(ValueError, match=rf"begun with other settings; {name}(\.\w+)?: the run has .*, not "):
+        refuse_changes(tmp_path, replace(SETTINGS, **changes))
+
+
+async def test_a_step_that_is_being_trained_when_the_stop_comes_is_lost_alone(
+    run: ag.Run, whole: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job: asyncio.Task[Any] | None = None
+    train, calls = Learner.train, iter(range(9))
+
+    def stopped(self: Learner, samples: Any) -> dict[str, float]:
+        if next(calls) == 1:
+            assert job is not None
+            job.get_loop().call_soon_threadsafe(job.cancel)
+        return train(self, samples)
+
+    monkeypatch.setattr(Learner, "train", stopped)
+    job = asyncio.create_task(learn(replace(run, save_every=0)))
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert steps(run) == ["step-000001"]
+    assert adapter(folder(run))
+    await learn(resumed(run))
+    assert figures(folder(run)) == figures(whole[0])
+
+
+async def test_a_run_that_fails_keeps_its_last_finished_step(run: ag.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, calls = Learner.train, iter(range(9))
+
+    def broken(self: Learner, samples: Any) -> dict[str, float]:
+        if next(calls) == 1:
+            raise RuntimeError("out of memory")
+        return train(self, samples)
+
+    monkeypatch.setattr(Learner, "train", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await learn(replace(run, save_every=0))
+    assert steps(run) == ["step-000001"]
+
+
+def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(OWN)
+    words = [sys.executable, str(script), str(tmp_path / "run")]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert len(done.stderr.split("Traceback", 1)[1].splitlines()) < 40
+    assert (tmp_path / "run" / "checkpoints" / "step-000001").exists()
 
 
 @pytest.mark.parametrize(
     ("field", "changes"),
-    [("keep", {"keep": 0}), ("keep, save_every", {"save_every": -1}), ("out", {"resume": Path("other")})],
+    [
+        ("keep", {"keep": 0}),
+        ("save_every", {"save_every": -1}),
+        ("out", {"resume": Path("other")}),
+        ("out", {"out": 3}),
+        ("advantage", {"advantage": "gae"}),
+        ("credit", {"credit": "tokens"}),
+        ("group_size", {"group_size": 1}),
+        ("prompts", {"prompts": 0}),
+        ("steps", {"steps": -1}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("probe_tolerance", {"probe_tolerance": float("nan")}),
+        ("box", {"box": "vm"}),
+        ("engine", {"engine": 3}),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(run: ag.Run, field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{field}"):
         replace(run, **changes)
+
+
+def test_a_folder_may_be_given_as_text(run: ag.Run) -> None:
+    assert replace(run, out="runs/x").out == Path("runs/x")  # type: ignore[arg-type]  # as users write it
 
 
 def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None:

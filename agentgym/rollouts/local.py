@@ -15,6 +15,7 @@ import numpy as np
 
 from agentgym.errors import EngineError
 from agentgym.extras import needs_extra
+from agentgym.models import find_model
 from agentgym.rollouts.adapter_files import opened_adapter
 from agentgym.rollouts.chat import ChatTokenizer
 from agentgym.rollouts.sglang_prompt import holds_bool
@@ -70,7 +71,7 @@ class LocalEngine:
     ) -> None:
         if tokenizer is None and not isinstance(model, str | Path):
             raise ValueError("tokenizer: a loaded model needs one beside it")
-        self._model = model
+        self._model = find_model(model) if isinstance(model, str | Path) else model
         self._config = config or LocalConfig()
         self._tokenizer = tokenizer
         self._inbox: SimpleQueue[_Command | None] = SimpleQueue()

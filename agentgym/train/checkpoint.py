@@ -112,6 +112,11 @@ def has_checkpoints(folder: Path) -> bool:
     return bool(_steps(folder))
 
 
+def last_step(folder: Path) -> int:
+    """The step of the last one, 0 where there is none; it is not read."""
+    return max(_steps(folder), default=0)
+
+
 def _sweep(folder: Path) -> None:
     """Tidy up after processes that died in a write."""
     for name in {match[1] for left in folder.glob(".step-*") if (match := _LEFT.match(left.name))}:

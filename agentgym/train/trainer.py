@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from agentgym.models import find_model
 from agentgym.train.checkpoint import last_checkpoint, write_checkpoint
 from agentgym.train.config import TrainConfig
 from agentgym.train.learner import Learner
@@ -64,14 +65,14 @@ def _learner(model: Path | str, config: TrainConfig, seed: int) -> Learner:
 class Trainer:
     """Trains a LoRA adapter; the same samples give the same adapter on any number of processes.
 
-    `model` is a folder or a Hugging Face name; it stays frozen. `seed` is of the adapter's start.
+    `model` is a folder, a Hugging Face name or "tiny"; it stays frozen. `seed` is of the adapter's start.
     Open it with `async with` or `with`. Under torchrun, every process opens one and makes the same calls with the
     same samples; each computes its share. All work runs in one thread of its own, so that an event loop stays
     free and collectives keep their order. The methods that are not async block their caller.
     """
 
     def __init__(self, model: Path | str, config: TrainConfig, *, seed: int = 0) -> None:
-        self.model, self.config, self.seed = model, config, seed
+        self.model, self.config, self.seed = find_model(model), config, seed
         self._opened: _Opened | None = None
 
     def __enter__(self) -> "Trainer":
@@ -148,12 +149,16 @@ class Trainer:
         adapter = self.adapter()
         self.first(lambda: write_merged(self.model, adapter, Path(path)))
 
+    def state(self) -> dict[str, Any]:
+        """All that training goes on from as it is now, copied to the CPU. Every rank must call it."""
+        return self._call(lambda learner: learner.state())
+
     def checkpoint(self, folder: Path | str, step: int, *, keep: int = 2, run: Mapping[str, Any] | None = None) -> None:
         """Write all that training goes on from into `folder`, complete or not at all; see `write_checkpoint`.
 
         `run` is kept beside it for whoever resumes: plain values and tensors. Every rank must call it.
         """
-        state = self._call(lambda learner: learner.state())
+        state = self.state()
         self.first(lambda: write_checkpoint(Path(folder), step, {"trainer": state, "run": dict(run or {})}, keep=keep))
 
     def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:

@@ -5,9 +5,9 @@ import signal
 import sys
 import threading
 
+from agentgym.command import main
 from agentgym.log import Log
 from recipes.chase_grpo import ChaseGRPO
-from recipes.run import main
 
 SECONDS = float(sys.argv.pop(1))
 note = Log.note

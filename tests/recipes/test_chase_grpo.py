@@ -34,6 +34,12 @@ def recipe(out: Path, *arguments: str) -> dict[str, Any]:
     return summary
 
 
+def rows_of(run: Path) -> list[dict[str, float]]:
+    """The figures of its steps, without the held-out scores."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "eval/reward" not in row]
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """Eight steps on one process."""
@@ -46,13 +52,13 @@ def test_the_reward_rises_and_the_held_out_score_agrees(alone: tuple[dict[str, A
     assert summary["recipe"] == "chase_grpo"
     assert summary["rollouts"] == 8 * 64
     assert summary["tool_calls"] > 300
-    rewards = [json.loads(line)["reward"] for line in (alone[1] / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["reward"] for row in rows_of(alone[1])]
     assert rewards[-1] > rewards[0] + 0.3
     assert summary["eval_after"] > summary["eval_before"] + 0.3
 
 
 def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str, Any], Path]) -> None:
-    rows = [json.loads(line) for line in (alone[1] / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(alone[1])
     assert all(row["train/logprob_gap"] < 1e-4 and row["sync/logprob_gap"] < 1e-4 for row in rows)
     assert all(row["rollouts/started"] == row["rollouts/finished"] + row["rollouts/failed"] for row in rows)
 
@@ -69,7 +75,7 @@ def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Pat
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert len([line for line in done.stdout.splitlines() if line.startswith("{")]) == 1
-    rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, two)]
+    rows = [rows_of(run) for run in (one, two)]
     for mine, theirs in zip(*rows, strict=True):
         assert mine["reward"] == theirs["reward"]
         assert mine["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-4, abs=1e-6)
@@ -88,13 +94,15 @@ def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path
     start["env"] |= {"TMPDIR": str(temporary)}
     with subprocess.Popen(**start, stderr=subprocess.PIPE, start_new_session=True) as running:
         with (out / "metrics.jsonl").open() as metrics:
+            assert "eval/reward" in json.loads(metrics.readline())
             assert json.loads(metrics.readline())["step"] == 0
             assert any("server.py" in text for text in processes(str(tmp_path)))
             os.killpg(running.pid, signal.SIGINT)
             metrics.read()
         _, error = running.communicate()
     assert running.returncode == 130
-    assert "Run again" in error
+    assert f"--resume {out}" in error.splitlines()[-1]
+    assert error.splitlines()[-1].startswith("Stopped by Ctrl-C: 1 finished steps are kept in ")
     assert "Traceback" not in error
     assert (out / "adapter" / "adapter_model.safetensors").exists()
     assert not processes(str(tmp_path))

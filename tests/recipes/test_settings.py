@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 import agentgym as ag
+from agentgym.command import settings
 from agentgym.loop import open_engine
 from agentgym.rollouts.sglang import SGLangEngine
 from recipes.bisect_turns import BisectTurns
 from recipes.chase_grpo import ChaseGRPO
-from recipes.run import settings
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,11 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(
     with pytest.raises(SystemExit):
         settings(ChaseGRPO, arguments)
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_recipe_without_a_value_for_a_field_is_told_which() -> None:
+    with pytest.raises(SystemExit, match=r"Run: every field .* 'recipe', 'env'"):
+        settings(ag.Run, [])
 
 
 def test_a_launched_server_takes_an_adapter_of_the_trainers_rank() -> None:

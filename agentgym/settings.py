@@ -1,0 +1,108 @@
+"""A run's settings: checked field by field, kept in its folder, and compared when the run goes on."""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+SETTINGS = "settings.json"
+"""In the run's folder: every setting, and the versions of what it was begun with."""
+
+MAY_DIFFER = (
+    *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "box", "merge", "probe_tolerance"),
+    *("engine", "engine.*"),
+    *("train.lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
+    *("train.layout", "train.micro_tokens", "train.balance", "train.checkpointing"),
+    *("train.threads", "train.device", "train.shard", "train.offload"),
+)
+"""Settings that a resumed run may have otherwise than it was begun with; every other one makes another policy, other
+tasks or other draws."""
+
+PACKAGES = ("agentgym", "torch", "transformers", "peft", "numpy", "sglang")
+
+
+def check_fields(config: Any, owner: type) -> None:
+    """Every field of `owner` has a value of its type and within its bounds; ValueError names the first that has not.
+
+    Values that stand for another type are turned into it: a str that is a path into a Path.
+    """
+    for name, adapter in _adapters(owner).items():
+        value = getattr(config, name)
+        try:
+            checked = adapter.validate_python(value)
+        except ValidationError as error:
+            said = error.errors(include_url=False)[0]["msg"]
+            raise ValueError(f"{name}: {said[0].lower()}{said[1:]}, got {value!r}") from None
+        object.__setattr__(config, name, checked)
+
+
+@cache
+def _adapters(owner: type) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(owner, include_extras=True)
+    return {field.name: TypeAdapter(hints[field.name]) for field in fields(owner)}
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The fields of nested dataclasses under dotted names, in JSON's types; a folder as its whole path."""
+    found: dict[str, Any] = {}
+    for field in fields(config):
+        name, value = f"{prefix}{field.name}", getattr(config, field.name)
+        if is_dataclass(value):
+            found |= {name: type(value).__name__} | flat(value, f"{name}.")
+        else:
+            found[name] = json.loads(json.dumps(value, default=_plain))
+    return found
+
+
+def _plain(value: Any) -> str:
+    return str(value.resolve() if isinstance(value, Path) and value.exists() else value)
+
+
+def write_settings(folder: Path, config: Any) -> None:
+    """Every setting of the run and the versions that it runs with, in its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"versions": versions(), "settings": flat(config)}
+    fresh = folder / f".{SETTINGS}-new"
+    fresh.write_text(json.dumps(content, indent=2) + "\n")
+    fresh.replace(folder / SETTINGS)
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of the packages that a run's figures depend on; None for one that is not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def refuse_changes(folder: Path, config: Any) -> None:
+    """Raise ValueError, naming each field and both values, where the run in `folder` was begun with other settings."""
+    try:
+        begun: Mapping[str, Any] = json.loads((folder / SETTINGS).read_text())["settings"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"resume: {folder} is no folder of a run, its {SETTINGS} cannot be read ({type(error).__name__})"
+        ) from None
+    now = flat(config)
+    changed = [
+        f"{name}: the run has {json.dumps(begun.get(name))}, not {json.dumps(now.get(name))}"
+        for name in sorted(begun.keys() | now.keys())
+        if begun.get(name) != now.get(name) and not any(fnmatchcase(name, free) for free in MAY_DIFFER)
+    ]
+    if changed:
+        raise ValueError(
+            f"resume: the run in {folder} was begun with other settings; {'; '.join(changed)}. Resume it with those of "
+            f"its {SETTINGS}, or start a new run from its adapter: `agentgym merge {folder / 'adapter'} MODEL`, then "
+            "model MODEL and another out"
+        )

@@ -1,0 +1,112 @@
+"""A recipe that sends itself a signal at a moment: `stopped_script.py MOMENT SIGNAL [FLAG...]`."""
+
+import importlib.abc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import agentgym as ag
+from agentgym.command import Stop
+from agentgym.log import Log
+from recipes.chase_grpo import ChaseGRPO
+
+MOMENT, SIGNAL = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
+
+
+def send() -> None:
+    os.kill(os.getpid(), SIGNAL)
+
+
+stops: list[Stop] = []
+begun = Stop.__init__
+
+
+def remember(self: Stop) -> None:
+    begun(self)
+    stops.append(self)
+
+
+Stop.__init__ = remember  # type: ignore[method-assign]
+
+
+class Importing(importlib.abc.MetaPathFinder):
+    """The signal comes while torch is imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "torch.nn":
+            send()
+
+
+def before(owner: Any, name: str, *, call: int = 0, times: int = 1) -> None:
+    """The signal comes when this is called, after `call` calls of it."""
+    work: Callable[..., Any] = getattr(owner, name)
+    left = iter([False] * call + [True] * times)
+
+    def sending(*arguments: Any, **named: Any) -> Any:
+        if next(left, False):
+            send()
+        return work(*arguments, **named)
+
+    setattr(owner, name, sending)
+
+
+def noted(moment: str, *, steps: int = 0) -> None:
+    """The signal comes when the run begins to do this, with so many steps done."""
+    note = Log.note
+
+    def sending(self: Log, doing: str) -> None:
+        note(self, doing)
+        if doing == moment and len(self.rows) == steps:
+            send()
+
+    Log.note = sending  # type: ignore[method-assign]
+
+
+def endless(*_: Any) -> dict[str, float]:
+    """A step that does not end, whoever cancels it; the second signal comes when the first one was heeded."""
+    send()
+    while not any(stop.number for stop in stops):
+        pass
+    send()
+    threading.Event().wait()
+    raise AssertionError
+
+
+def arm() -> None:
+    if MOMENT == "importing":
+        sys.meta_path.insert(0, Importing())
+    elif MOMENT in ("loading", "rollouts"):
+        noted(MOMENT, steps=int(MOMENT == "rollouts"))
+    elif MOMENT == "evaluation":
+        noted("held-out evaluation")
+    elif MOMENT == "last evaluation":
+        noted("held-out evaluation", steps=3)
+    elif MOMENT == "training":
+        from agentgym.train.learner import Learner
+
+        before(Learner, "train", call=1)
+    elif MOMENT == "syncing":
+        import agentgym.loop
+
+        before(agentgym.loop, "sync", call=1)
+    elif MOMENT == "twice":  # a step that never ends, and a second Ctrl-C
+        from agentgym.train.learner import Learner
+
+        Learner.train = endless  # type: ignore[assignment, method-assign]
+    elif MOMENT == "holding":
+        from agentgym.train.trainer import Trainer
+
+        before(Trainer, "state", call=1)
+    elif MOMENT == "writing":
+        import agentgym.train.checkpoint
+
+        before(agentgym.train.checkpoint, "write_step", call=1)
+    else:
+        raise ValueError(MOMENT)
+
+
+arm()
+ag.main(ChaseGRPO)

@@ -1,0 +1,94 @@
+"""A signal at any moment: whatever it interrupts, the last finished step is kept, and the line that is said goes on."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.torchrun import torchrun
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--box", "unsafe", "--engine.slots", "8", "--prompts", "2", "--group-size", "4", "--eval-tasks", "2"]
+FLAGS = [*SMALL, "--steps", "3", "--save-every", "1"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+CODES = {"SIGINT": 130, "SIGTERM": 143}
+
+
+def start(*command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+
+
+def stopped(moment: str, name: str, out: Path, *flags: str) -> str:
+    """The one line that the stopped recipe says."""
+    script = [sys.executable, "-m", "tests.recipes.stopped_script", moment, name]
+    done = start(*script, *FLAGS, *flags, "--out", str(out))
+    assert done.returncode == CODES[name], done.stderr[-3000:]
+    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+    said = [line for line in done.stderr.splitlines() if line.startswith("Stopped by ")]
+    assert len(said) == 1
+    assert done.stdout == ""
+    return said[0]
+
+
+def steps_kept(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    ("moment", "name", "kept"),
+    [
+        ("loading", "SIGTERM", 0),
+        ("evaluation", "SIGINT", 0),
+        ("rollouts", "SIGTERM", 1),
+        ("training", "SIGINT", 1),
+        ("syncing", "SIGTERM", 1),
+        ("holding", "SIGINT", 2),
+        ("writing", "SIGTERM", 2),
+        ("last evaluation", "SIGINT", 3),
+    ],
+)
+def test_a_stop_keeps_the_last_finished_step_and_the_line_that_is_said_goes_on(
+    moment: str, name: str, kept: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "a run"
+    said = stopped(moment, name, out)
+    assert str(out) in said
+    assert steps_kept(out)[-1:] == [f"step-{kept:06}"] * bool(kept)
+    assert (out / "adapter").exists() == bool(kept)
+    program, *words = shlex.split(said.partition("to go on: ")[2])
+    assert words[:2] == ["-m", "tests.recipes.stopped_script"]
+    words[1] = "recipes.chase_grpo"
+    done = start(program, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 3
+    assert steps_kept(out)[-1] == "step-000003"
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_stop_while_modules_are_imported_says_that_nothing_was_begun(name: str, tmp_path: Path) -> None:
+    said = stopped("importing", name, tmp_path / "run")
+    assert re.search(r"nothing was begun; to run it: .* --out ", said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    said = stopped("twice", "SIGINT", tmp_path / "run")
+    assert "no step was finished" in said
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_first_process_keeps_the_last_finished_step(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    launch = torchrun(tmp_path / "logs")
+    script = ["-m", "tests.recipes.stopped_script", "training", "SIGINT"]
+    done = start(sys.executable, *launch, *script, *FLAGS, "--save-every", "0", "--out", str(out))
+    said = [line for line in done.stderr.splitlines() if line.startswith("Stopped by Ctrl-C: 1 finished steps")]
+    assert len(said) == 1, done.stderr[-3000:]
+    assert steps_kept(out) == ["step-000001"]
+    again = start(sys.executable, "-m", "recipes.chase_grpo", *FLAGS, "--resume", str(out))
+    assert again.returncode == 0, again.stderr[-3000:]
