@@ -28,6 +28,7 @@ from pydantic import Field
 from agentgym.env import Env, find_env
 from agentgym.errors import EngineError
 from agentgym.evaluation import Evaluation
+from agentgym.extras import needs_extra
 from agentgym.log import Log, Sink, strict
 from agentgym.models import find_model
 from agentgym.preflight import refuse_early
@@ -263,9 +264,10 @@ async def _learn(run: Run, sinks: Sequence[Sink]) -> dict[str, Any]:
     env = find_env(run.env)
     folder = run.resume or run.out or new_folder(run.recipe)
     refuse_early(run, env, folder)
-    from transformers.utils.logging import disable_progress_bar
+    with needs_extra():
+        from transformers.utils.logging import disable_progress_bar
 
-    from agentgym.train.trainer import Trainer
+        from agentgym.train.trainer import Trainer
 
     disable_progress_bar()  # the log has its own
     report = Report()

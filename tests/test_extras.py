@@ -26,7 +26,7 @@ def last_line(code: str, *names: str) -> str:
     "code",
     [
         pytest.param("ag.Trainer", id="trainer"),
-        pytest.param("from agentgym import learn", id="learn"),
+        pytest.param("asyncio.run(ag.learn(ag.Run(recipe='r', env='envs.chase.env:Chase', model='tiny')))", id="learn"),
         pytest.param("asyncio.run(ag.LocalEngine('some/model').__aenter__())", id="local_engine"),
         pytest.param("from agentgym.cli import main; sys.exit(main(['merge', 'a', 'b', '--base', 'c']))", id="merge"),
     ],

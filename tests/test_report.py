@@ -115,7 +115,7 @@ def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) ->
     with Log(tmp_path, steps=1) as log:
         log(0, {"reward": 0.5, "train/loss": float("nan"), "train/grad_norm": float("inf")})
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
-    assert row == {"step": 0, "reward": 0.5, "train/loss": None, "train/grad_norm": None, "not_finite": 2}
+    assert row == {"step": 0, "reward": 0.5, "train/loss": None, "train/grad_norm": None, "figures_not_finite": 2}
 
 
 def test_stderr_that_is_a_file_has_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
