@@ -107,7 +107,8 @@ def _package(name: str, extra: str) -> Finding:
 def _docker() -> Iterator[Finding]:
     engine = Finding(name="docker engine", ok=False, detail="", get="install Docker, start it, and let this user in")
     try:
-        from agentgym.sandboxes.docker import connect, default_image, image_digest
+        from agentgym.sandboxes.docker import default_image, image_digest
+        from agentgym.sandboxes.docker_client import connect
 
         client = connect(timeout_s=5)
     except (SandboxError, ImportError) as error:
@@ -147,7 +148,7 @@ def _runsc() -> Finding:
 def _runtimes() -> set[str]:
     """The names that a box's `runtime` may have; none where no engine answers."""
     try:
-        from agentgym.sandboxes.docker import connect
+        from agentgym.sandboxes.docker_client import connect
 
         client = connect(timeout_s=5)
     except (SandboxError, ImportError):
@@ -203,7 +204,7 @@ def gc(dry_run: bool = False) -> int:
 
 def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
     """What each dead owner's container is called, and how to remove it; nothing where no engine runs."""
-    from agentgym.sandboxes.docker import connect
+    from agentgym.sandboxes.docker_client import connect
 
     try:
         client = connect(timeout_s=30)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import gc
 import json
 import linecache
@@ -61,8 +62,6 @@ HARD_OUTPUT = 16 << 20
 GRACE_S = 0.3
 FORK_S = 5.0
 MAX_BRANCHES = 64
-MAX_FDS = 512
-"""More than we ever hold: four for each session, and some."""
 MAX_DEPTH = 100
 """How deep a working folder may be to be copied: each level holds two descriptors."""
 TRUNK = 0
@@ -79,6 +78,11 @@ OUTPUT_LATER_S = 0.002
 """How long a call's output may lie in its pipe: most calls have ended by then, and wake the supervisor once."""
 CHANNEL = 3
 """The worker's end of its channel."""
+WIRE_IN, WIRE_OUT = 3, 4
+"""Where the supervisor holds the host's wire, whatever number the client had for it."""
+HIGHEST_FD = (1 << 32) - 1
+SYS_CLOSE_RANGE = 436
+"""The same number on every architecture."""
 CHANNEL_LOST = 70
 """The exit code of a worker that cannot answer any more."""
 LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
@@ -671,6 +675,39 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on, however high its number is."""
+    if libc.syscall(SYS_CLOSE_RANGE, first, ctypes.c_uint(HIGHEST_FD), 0) == 0:
+        return
+    for fd in open_descriptors():
+        if fd >= first:
+            os.close(fd)
+
+
+def open_descriptors() -> list[int]:
+    """Every descriptor that this process holds, whatever its limit of open files is."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            os.fstat(int(name))
+        except OSError:
+            continue  # The listing's own.
+        found.append(int(name))
+    return found
+
+
+def keep_only(allowed: set[int]) -> None:
+    """Close every descriptor but the lowest ones, which are `allowed`; SystemExit where another one is left.
+
+    A descriptor of the host's wire in a worker would let its code forge answers: so it is proved, not assumed.
+    """
+    close_from(max(allowed) + 1)
+    left = sorted(set(open_descriptors()) - allowed)
+    if left:
+        os.write(2, f"descriptors {left} are open that no worker may hold\n".encode())
+        raise SystemExit(CHANNEL_LOST)
+
+
 def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, int], *, sealed: bool) -> None:
     """Become a child: own session, own pipes, limits; every descriptor of the supervisor closed."""
     os.setsid()
@@ -678,7 +715,7 @@ def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, 
     os.dup2(err, 2)
     if channel is not None:
         os.dup2(channel, CHANNEL, inheritable=False)
-    os.closerange(CHANNEL + 1 if channel is not None else CHANNEL, MAX_FDS)
+    keep_only({0, 1, 2} if channel is None else {0, 1, 2, CHANNEL})
     Exits.forget()
     for number in QUIET:
         signal.signal(number, signal.SIG_DFL)
@@ -1100,6 +1137,10 @@ def parts_of(path: str, work: str) -> list[str]:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
         raise Refused(f"{path!r} is outside of the working folder {work}")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise Refused(f"{path!r} is no path: it holds half of a character") from None
     return parts
 
 
@@ -1245,10 +1286,11 @@ def remove_file(name: str, folder: int) -> bool:
 def empty_folder(path: str) -> None:
     """Remove everything below `path`: any depth, any mode, no link followed.
 
-    Each sub-folder's folders are lifted to the top before it is removed, so no path ever grows long.
+    Each sub-folder's folders are lifted to the top before it is removed, so no path ever grows long. Their names
+    there begin with random digits: code in the box cannot have put something in their way.
     """
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    lifted = 0
+    unique, lifted = os.urandom(16).hex(), 0
     try:
         while names := os.listdir(top):
             for name in names:
@@ -1260,7 +1302,7 @@ def empty_folder(path: str) -> None:
                         if not remove_file(inner, folder):
                             os.close(open_to_empty(inner, folder))
                             lifted += 1
-                            os.rename(inner, f".lifted-{os.getpid()}-{lifted}", src_dir_fd=folder, dst_dir_fd=top)
+                            os.rename(inner, f"{unique}-{lifted}", src_dir_fd=folder, dst_dir_fd=top)
                 finally:
                     os.close(folder)
                 os.rmdir(name, dir_fd=top)
@@ -1372,6 +1414,8 @@ class Supervisor:
             return {"error": str(error), "not_a_file": isinstance(error, NotAFile)}, []
         except OSError as error:
             return {"error": error.strerror or str(error), "errno": error.errno}, []
+        except ValueError as error:
+            return {"error": str(error)}, []
 
     # Sessions
 
@@ -1644,13 +1688,35 @@ class Supervisor:
             if not self.kill(session):
                 self.restart_all()
             session.worker.close()
-            remove_folder(session.work)
+            self.remove(session.work)
         return {}, []
+
+    def remove(self, folder: str) -> None:
+        """Remove a branch's folder while everything else is stopped: other sessions could write into it meanwhile.
+
+        What cannot be removed is left for the next reset, which verifies that nothing is left.
+        """
+        bystanders = stop_all()
+        try:
+            remove_folder(folder)
+        except OSError:
+            pass
+        finally:
+            go_on(bystanders)
 
     # Episodes
 
     def reset(self, _session: Session, _envelope: dict[str, Any], _body: bytearray) -> Any:
-        """Nothing of before is left, or `clean` is false."""
+        """Nothing of before is left, or `clean` is false; then no session is left either."""
+        try:
+            clean = self.begin_anew()
+        except Exception as error:
+            self.sessions = {}
+            return {"clean": False, "why": f"{type(error).__name__}: {error}"[:500]}, []
+        return {"clean": clean}, []
+
+    def begin_anew(self) -> bool:
+        """End every session, remove every file and begin a new trunk; whether nothing else is left."""
         for session in self.sessions.values():
             session.worker.close()
         clean = kill_all()
@@ -1661,8 +1727,7 @@ class Supervisor:
         clean = clean and not any(os.listdir(path) for path in self.wipe)
         trunk = Session(self.new_worker(self.work), self.work)
         self.sessions = {TRUNK: trunk}
-        clean = clean and children(os.getpid()) == [trunk.worker.pid]
-        return {"clean": clean}, []
+        return clean and children(os.getpid()) == [trunk.worker.pid]
 
     def empty(self, path: str) -> None:
         try:
@@ -1688,19 +1753,23 @@ QUIET = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.
 
 
 def connect(config: dict[str, Any]) -> Wire:
-    """The host's wire: inherited, connected to once, or our own input and output."""
+    """The host's wire, on the lowest descriptors: inherited, connected to once, or our own input and output."""
     if "fd" in config:
-        fds = [int(config["fd"])] * 2
+        ends = [int(config["fd"])]
     elif "connect" in config:
         socket_ = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         socket_.connect(config["connect"])
-        fds = [socket_.detach()] * 2
+        ends = [socket_.detach()]
     else:
-        fds = [os.dup(0), os.dup(1)]
-    for fd in fds:
+        ends = [0, 1]
+    # Above the low ones first: an end may have the number that another one is to get.
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, WIRE_OUT + 1) for fd in ends]
+    held = [WIRE_IN, WIRE_OUT][: len(ends)]
+    for copy, fd in zip(copies, held):
+        os.dup2(copy, fd, inheritable=False)
         os.set_blocking(fd, True)
-        os.set_inheritable(fd, False)
-    return Wire(*fds)
+    close_from(held[-1] + 1)
+    return Wire(held[0], held[-1])
 
 
 def prepare() -> None:

@@ -13,7 +13,7 @@ import pytest
 from agentgym import cli, owners
 from agentgym.errors import SandboxError
 from agentgym.owners import owner
-from agentgym.sandboxes import choose, docker, image, local
+from agentgym.sandboxes import choose, docker, docker_client, image, local
 from agentgym.sandboxes.docker import why_no_docker
 
 ROOT = Path(__file__).parents[1]
@@ -102,7 +102,7 @@ def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[
     assert code == 0
     assert "ok       docker engine" in said
     assert "ok       sandbox image" in said
-    client = docker.connect()
+    client = docker_client.connect()
     try:
         known = "runsc" in client.info()["Runtimes"]
     finally:
@@ -159,7 +159,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
         pytest.skip(f"docker: {why_not}")
     # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
     monkeypatch.setattr(cli, "is_dead", lambda who: who == "elsewhere/boot/1/1")
-    client = docker.connect()
+    client = docker_client.connect()
     with contextlib.ExitStack() as stack:
         stack.callback(client.close)
         ours, dead = (labelled(client, stack, who) for who in (owner(), "elsewhere/boot/1/1"))

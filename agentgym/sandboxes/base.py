@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar, get_args
 
 from agentgym.errors import AgentGymError, SandboxError, ToolError, WireError
-from agentgym.sandboxes.hostfiles import MAX_FILES, MAX_TREE, HostFile, load_tree, store_tree
+from agentgym.sandboxes.hostfiles import MAX_FILES, MAX_TREE, HostFile, is_name, load_tree, store_tree
 from agentgym.sandboxes.wire import Frame, Wire
 from agentgym.types import ExecResult, HostFunction, Status
 
@@ -309,9 +309,14 @@ class RemoteBox:
         """
         if self._session != TRUNK:
             raise ValueError("a branch cannot be reset, only closed")
-        frame = await self.link.call("reset", b"", timeout_s)
+        try:
+            frame = await self.link.call("reset", b"", timeout_s)
+        except (OSError, ValueError) as error:
+            self.link.cut(f"it could not be reset: {error}")
+            raise SandboxError(f"{LOST}: {self.broken}") from error
         if frame.envelope.get("clean") is not True:
-            self.link.cut("something of the last episode could not be removed")
+            why = frame.envelope.get("why")
+            self.link.cut(f"something of the last episode could not be removed{f': {why}' if why else ''}")
             raise SandboxError(f"{LOST}: {self.broken}")
 
     @property
@@ -343,9 +348,17 @@ class RemoteBox:
             await self._call("write", body, _left(deadline), files=names)
 
     async def _names(self, path: str, timeout_s: float) -> Sequence[str]:
-        """Names that are not text keep their bytes, as os.fsdecode has them."""
+        """Each is one name, a folder's with a slash behind it; those that are not text keep their bytes.
+
+        A box that answers anything else, such as a path, is cut: its names become paths of this machine.
+        """
         body = (await self._call("list", b"", timeout_s, path=path)).body
-        return [os.fsdecode(name) for name in body.split(b"\0")] if body else []
+        names = [os.fsdecode(name) for name in body.split(b"\0")] if body else []
+        for name in names:
+            if not is_name(name.removesuffix("/")):
+                self.cut()
+                raise SandboxError(f"{LOST}: the box gave an answer that makes no sense: {name!r} is not a name")
+        return names
 
     async def _fetch(self, path: str, name: str, limit: int, deadline: float) -> HostFile:
         frame = await self._call("read", b"", _left(deadline), path=path, limit=min(limit, MAX_FILE))

@@ -10,19 +10,18 @@ import secrets
 import shutil
 import socket
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError, WireError
 from agentgym.owners import is_dead, new_folder, owner, sweep_folders
-from agentgym.sandboxes.attach import TCP_PORT, attach
-from agentgym.sandboxes.base import START_S, RemoteBox, causes, exhausted, finished, is_exhausted
+from agentgym.sandboxes.attach import attach
+from agentgym.sandboxes.base import START_S, RemoteBox, finished
+from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, address, connect, translated
 from agentgym.sandboxes.inside import server_digest
 from agentgym.sandboxes.local import BRANCHES
 from agentgym.sandboxes.pool import open_pool
@@ -37,7 +36,6 @@ IMAGE = "agentgym-sandbox"
 """The repository of our images; their tag is the digest of the server inside."""
 SERVER_LABEL = "agentgym.server"
 BUILD = "agentgym sandbox build"
-FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
 INSIDE = "/run/agentgym"
@@ -49,14 +47,6 @@ GVISOR_MB, GVISOR_PIDS = 256, 1024
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class EngineDown(SandboxError):
-    """The engine does not answer; it may come back."""
-
-
-class EngineFailed(SandboxError):
-    """The engine answered that something went wrong on its side, or a box did not live to its first word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +186,7 @@ class _Engine:
     async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking operation in our threads; the engine's and the connection's errors are SandboxError."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, functools.partial(_translated, operation, *args, **kwargs))
+        return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: Docker) -> None:
         """Remove what the dead left, and look for the image."""
@@ -380,86 +370,6 @@ class _Engine:
                 raise
 
 
-def _translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run it; SandboxError for what the engine refuses, its subclasses for an engine that is down or fails."""
-    try:
-        from docker.errors import APIError, DockerException
-        from requests.exceptions import RequestException
-    except ImportError as error:
-        raise SandboxError("the docker package is missing: pip install agentgym[docker]") from error
-    try:
-        return operation(*args, **kwargs)
-    except APIError as error:
-        kind = EngineFailed if error.status_code is not None and error.status_code >= 500 else SandboxError
-        raise kind(f"the Docker engine: {error}") from error
-    except (DockerException, RequestException) as error:
-        if is_exhausted(error):
-            raise SandboxError(f"the Docker engine: {exhausted()}") from error
-        raise EngineDown(f"the Docker engine: {error}") from error
-
-
-def address() -> str:
-    """The engine that DOCKER_HOST names, else the local one."""
-    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-
-
-def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
-    """A client of an engine, local or over TCP; EngineDown where none answers."""
-    host = host or address()
-    url = urlsplit(host)
-    try:
-        if url.scheme == "unix":
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(url.path)
-        elif url.scheme in ("tcp", "http", "https"):
-            socket.create_connection((url.hostname or "", url.port or TCP_PORT), 10).close()
-        else:
-            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken; {FORWARD}")
-    except OSError as error:
-        if is_exhausted(error):
-            raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error
-        raise EngineDown(f"no Docker engine answers at {host}: {error.strerror or error}") from error
-    return _client_class()(timeout=timeout_s, **_client_settings(host))
-
-
-def _client_settings(host: str) -> dict[str, Any]:
-    from docker.utils import kwargs_from_env
-
-    return {**kwargs_from_env({**os.environ, "DOCKER_HOST": host})}
-
-
-@functools.cache
-def _client_class() -> "type[docker.APIClient]":
-    """The client library's class, with two of its ways mended."""
-    from docker import APIClient
-    from requests.exceptions import RequestException
-
-    class Client(APIClient):
-        def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-            """Left open, REQUESTS_CA_BUNDLE would take the place of the authority that DOCKER_CERT_PATH names."""
-            verify = self.verify if verify is None else verify
-            return super().merge_environment_settings(url, proxies, stream, verify, cert)
-
-        def send(self, request: Any, **kwargs: Any) -> Any:
-            """A socket whose connect was refused would stay open for as long as anybody keeps the error."""
-            try:
-                return super().send(request, **kwargs)
-            except RequestException as error:
-                _close_refused(error)
-                raise
-
-    return Client
-
-
-def _close_refused(error: BaseException) -> None:
-    """Close the sockets that a failed `connect` left in its frame."""
-    for cause in causes(error):
-        for frame, _ in traceback.walk_tb(cause.__traceback__):
-            left = frame.f_locals.get("sock") if frame.f_code.co_name == "connect" else None
-            if isinstance(left, socket.socket):
-                left.close()
-
-
 def default_image() -> str:
     """Our image for this agentgym's server."""
     return f"{IMAGE}:{server_digest()}"
@@ -490,7 +400,7 @@ def why_no_docker(image: str | None = None) -> str | None:
             client.close()
 
     try:
-        _translated(probe)
+        translated(probe)
     except SandboxError as error:
         return str(error)
     return None

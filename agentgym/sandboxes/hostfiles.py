@@ -60,13 +60,31 @@ def _load(path: Path, limit: int) -> tuple[bytes, bool]:
 
 
 def store_tree(target: Path, files: Sequence[HostFile]) -> None:
-    """Write them below `target`; FileExistsError where a link is in the way, OSError where a path cannot be."""
-    for file in files:
-        parts = PurePosixPath(target.name, file.path).parts
-        if ".." in parts[1:]:
-            raise ValueError(f"{file.path!r} leads out of {str(target)!r}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _store(target.parent, parts, file)
+    """Write them below `target`, and nowhere else; nothing is written where one of the paths leads out of it.
+
+    FileExistsError where a link is in the way, ValueError for a path that is not names between slashes.
+    """
+    # A target without a name of its own, such as "." or "..", is a folder that the caller means as it stands.
+    top, first = (target.parent, [target.name]) if is_name(target.name) else (target, [])
+    paths = [[*first, *_names(file.path, target)] for file in files]
+    if not all(paths):
+        raise ValueError(f"{str(target)!r} is a folder, and a file's content was to be written there")
+    for parts, file in zip(paths, files, strict=True):
+        top.mkdir(parents=True, exist_ok=True)
+        _store(top, parts, file)
+
+
+def is_name(name: str) -> bool:
+    """Whether it is one component of a path, which leads to something in its folder."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def _names(path: str, target: Path) -> list[str]:
+    """The components of a file's path; none for "", which is the target itself."""
+    names = path.split("/") if path else []
+    if not all(map(is_name, names)):
+        raise ValueError(f"{path!r} leads out of {str(target)!r}, or is no path")
+    return names
 
 
 def _store(top: Path, parts: Sequence[str], file: HostFile) -> None:

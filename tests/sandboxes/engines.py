@@ -14,7 +14,8 @@ from typing import IO
 
 import pytest
 
-from agentgym.sandboxes.docker import connect, default_image, why_no_docker
+from agentgym.sandboxes.docker import default_image, why_no_docker
+from agentgym.sandboxes.docker_client import connect
 from tests.sandboxes.conftest import below, wait_for_end
 
 

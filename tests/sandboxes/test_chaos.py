@@ -21,7 +21,8 @@ import pytest
 
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.base import LOST
-from agentgym.sandboxes.docker import Docker, connect
+from agentgym.sandboxes.docker import Docker
+from agentgym.sandboxes.docker_client import connect
 from agentgym.types import Boxes
 from tests.sandboxes.conftest import wait_for_end
 from tests.sandboxes.engines import Engine, started

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import secrets
+from pathlib import Path
 
 import pytest
 
@@ -305,3 +306,26 @@ async def test_the_digest_says_what_the_box_is_made_of(boxes: Boxes) -> None:
             digests.add(box.digest)
     assert len(digests) == 1
     assert "python3" in digests.pop()
+
+
+HALF = "\ud800"
+"""Half of a character: JSON can say it, and no file can be called so."""
+
+
+async def test_a_path_with_half_a_character_is_refused_and_the_box_goes_on(box: Box, tmp_path: Path) -> None:
+    await box.python("x = 'kept'")
+    for call in (box.read(HALF), box.list(HALF), box.list(f"a/{HALF}/b"), box.get(HALF, tmp_path / "got")):
+        with pytest.raises(ValueError, match="half of a character"):
+            await call
+    with pytest.raises(ValueError, match="half of a character"):
+        await box.write({HALF: "x"})
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(ValueError, match="half of a character"):
+        await box.put(tmp_path / "f", HALF)
+    assert (await box.python("x")).stdout == "'kept'\n"
+    assert await box.list() == []
+
+
+async def test_a_name_that_is_no_text_is_still_a_path(box: Box) -> None:
+    await box.write({"\udcff": b"bytes"})
+    assert await box.read("\udcff") == b"bytes"

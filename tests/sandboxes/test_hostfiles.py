@@ -102,3 +102,26 @@ async def test_no_name_leads_out_of_the_target(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="leads out"):
             store_tree(tmp_path / "t", [HostFile(path, b"x", executable=False)])
     assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/x", "//x", "a//b", "a/", "./a", "a/./b", "../x", "a/../../x", "..", ".", "/", "a\0b"]
+)
+async def test_a_path_that_is_not_names_between_slashes_is_refused_and_nothing_is_written(
+    path: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="leads out of"):
+        store_tree(tmp_path / "target", [HostFile("good", b"x", False), HostFile(path, b"x", False)])
+    assert names_in(tmp_path) == []
+
+
+async def test_a_target_that_is_this_folder_takes_the_files_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    store_tree(Path(), [HostFile("a/b", b"1", False)])
+    store_tree(Path(".."), [HostFile("c", b"2", False)])
+    assert ((tmp_path / "below/a/b").read_bytes(), (tmp_path / "c").read_bytes()) == (b"1", b"2")
+    with pytest.raises(ValueError, match="is a folder"):
+        store_tree(Path(), [HostFile("", b"1", False)])
