@@ -19,7 +19,7 @@ ORDER = [
     "tools",
     "env",
     "rollouts train bridges view samples credit sandboxes testing",
-    "progress loop workers cli",
+    "progress loop workers doctor cli",
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2}

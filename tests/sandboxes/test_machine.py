@@ -12,7 +12,7 @@ import pytest
 from agentgym import owners
 from agentgym.errors import SandboxError
 from agentgym.owners import new_folder, owner
-from agentgym.sandboxes.docker import connect
+from agentgym.sandboxes.docker_client import connect
 from agentgym.sandboxes.local import Process
 from tests.sandboxes.conftest import make
 
