@@ -2,7 +2,11 @@
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+
+SERVER = "/agentgym/server"
+"""The server's folder inside a box."""
 
 
 def image_folder() -> Path:
@@ -12,11 +16,14 @@ def image_folder() -> Path:
 
 
 @functools.cache
-def server_source() -> bytes:
-    """The server's text, as it was when it was first asked for."""
-    return (image_folder() / "server.py").read_bytes()
+def server_files() -> Mapping[str, bytes]:
+    """The text of each of the server's files by its name, sorted, as it was when it was first asked for."""
+    return {path.name: path.read_bytes() for path in sorted((image_folder() / "server").glob("*.py"))}
 
 
 def server_digest() -> str:
-    """Twelve hex digits that change whenever the server does."""
-    return hashlib.sha256(server_source()).hexdigest()[:12]
+    """Twelve hex digits that change whenever a file of the server does, or its name."""
+    total = hashlib.sha256()
+    for name, text in server_files().items():
+        total.update(f"{name} {len(text)}\n".encode() + text)
+    return total.hexdigest()[:12]

@@ -85,7 +85,7 @@ class Engine:
 
     def processes(self) -> list[int]:
         """What runs in its containers."""
-        servers = {pid for pid, words in _command_lines() if b"server.py" in words}
+        servers = {pid for pid, words in _command_lines() if b"/agentgym/server" in words}
         return [pid for shim in self.shims() for pid in below(shim) if pid in servers]
 
 

@@ -584,7 +584,7 @@ for root in ("/proc/sys", "/sys"):
             except OSError: continue
             os.close(fd)
             print("ESCAPED", folder, name)
-names = "/proc/sysrq-trigger /proc/self/exe /proc/1/exe /agentgym/server.py /etc/passwd /usr/bin/python3"
+names = "/proc/sysrq-trigger /proc/self/exe /proc/1/exe /agentgym/server/start.py /etc/passwd /usr/bin/python3"
 for path in names.split():
     try: os.open(path, os.O_WRONLY)
     except OSError: continue

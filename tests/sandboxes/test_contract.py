@@ -44,7 +44,7 @@ async def test_an_exception_is_a_result_whose_traceback_shows_only_the_cell(box:
     assert (await box.python("x")).stdout == "5\n"
     assert (result.status, result.exit_code) == ("error", 1)
     assert "ZeroDivisionError" in result.stderr
-    assert "server.py" not in result.stderr
+    assert "server" not in result.stderr
 
 
 async def test_syntax_errors_and_exits_are_results(box: Box) -> None:
@@ -329,3 +329,11 @@ async def test_a_path_with_half_a_character_is_refused_and_the_box_goes_on(box: 
 async def test_a_name_that_is_no_text_is_still_a_path(box: Box) -> None:
     await box.write({"\udcff": b"bytes"})
     assert await box.read("\udcff") == b"bytes"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_no_file_of_the_server_stands_in_the_way_of_the_codes_own(box: Box, fresh: bool) -> None:
+    own = ["server", "files", "call", "limits", "worker", "start"]
+    await box.write({f"{name}.py": f"mine = {name!r}" for name in own})
+    said = await box.python(f"import {', '.join(own)}\n[m.mine for m in ({', '.join(own)})]", fresh=fresh)
+    assert said.stdout == f"{own}\n"

@@ -171,7 +171,7 @@ def test_an_owner_is_dead_once_its_process_has_ended() -> None:
 
 
 def test_the_image_folder_holds_the_server() -> None:
-    assert (image_folder() / "server.py").is_file()
+    assert (image_folder() / "server/__main__.py").is_file()
     assert (image_folder() / "Dockerfile").is_file()
 
 
@@ -183,7 +183,7 @@ def test_importing_the_sandboxes_does_not_import_docker() -> None:
 def test_a_server_wipes_no_folder_but_its_own() -> None:
     config = '{"fd": 0, "work": "/", "wipe": ["/"], "limits": {}}'
     done = subprocess.run(
-        [sys.executable, str(image_folder() / "server.py"), config], capture_output=True, text=True, cwd=os.sep
+        [sys.executable, str(image_folder() / "server"), config], capture_output=True, text=True, cwd=os.sep
     )
     assert done.returncode == 1
     assert "not a folder of ours" in done.stderr
