@@ -164,8 +164,8 @@ def _built_for() -> str:
 
 
 def _docker() -> Iterator[Finding]:
-    from agentgym.sandboxes.docker import default_image, image_digest
     from agentgym.sandboxes.docker_client import NoDockerPackage, address, connect
+    from agentgym.sandboxes.docker_image import default_image, image_digest
 
     engine = Finding(name="docker engine", ok=False, detail="", get=START_DOCKER)
     try:

@@ -14,7 +14,7 @@ import pytest
 from agentgym import cli, owners
 from agentgym.errors import SandboxError
 from agentgym.owners import owner
-from agentgym.sandboxes import docker, docker_client, image
+from agentgym.sandboxes import docker_client, docker_image, image
 from agentgym.sandboxes.docker import why_no_docker
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +126,7 @@ def test_gc_removes_the_folders_of_dead_owners_only(
 
 def labelled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
     """A created container of that owner, removed when the stack ends."""
-    made: str = client.create_container(docker.default_image(), labels={"agentgym.owner": who})["Id"]
+    made: str = client.create_container(docker_image.default_image(), labels={"agentgym.owner": who})["Id"]
     stack.callback(cli._remove, client, made)
     return made
 

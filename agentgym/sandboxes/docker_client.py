@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.attach import TCP_PORT
-from agentgym.sandboxes.base import exhausted, is_exhausted
+from agentgym.sandboxes.docker_attach import TCP_PORT
+from agentgym.sandboxes.faults import exhausted, is_exhausted
 
 if TYPE_CHECKING:
     import docker

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker import IMAGE, SERVER_LABEL, default_image
 from agentgym.sandboxes.docker_client import connect, engine_errors
-from agentgym.sandboxes.inside import image_folder, server_digest
+from agentgym.sandboxes.docker_image import IMAGE, SERVER_LABEL, default_image
+from agentgym.sandboxes.server_files import image_folder, server_digest
 
 if TYPE_CHECKING:
     from docker import APIClient, DockerClient

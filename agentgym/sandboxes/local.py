@@ -18,9 +18,10 @@ from typing import Any
 from agentgym.errors import SandboxError
 from agentgym.owners import new_folder, sweep_folders
 from agentgym.sandboxes import seccomp
-from agentgym.sandboxes.base import RemoteBox, finished
-from agentgym.sandboxes.inside import SERVER, image_folder, server_digest, server_files
+from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.pool import open_pool
+from agentgym.sandboxes.server_files import SERVER, image_folder, server_digest, server_files
 from agentgym.sandboxes.wire import Wire
 from agentgym.types import Boxes
 

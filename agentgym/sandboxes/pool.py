@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.base import LOST, RemoteBox, exhausted, is_exhausted
+from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.faults import exhausted, is_exhausted
+from agentgym.sandboxes.link import LOST
 from agentgym.types import Box
 
 EPISODES_PER_BOX = 200

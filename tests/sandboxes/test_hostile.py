@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.base import RESET_S
+from agentgym.sandboxes.box import RESET_S
 from agentgym.types import Box, Boxes, ExecResult
 from tests.sandboxes.conftest import KINDS, below, containers_of, make
 from tests.sandboxes.payloads import PAYLOADS, FileCall, Payload

@@ -19,8 +19,8 @@ from agentgym.sandboxes import choose, image, local
 from agentgym.sandboxes.choose import auto, named
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker_client import connect, translated
-from agentgym.sandboxes.inside import image_folder
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.server_files import image_folder
 
 
 def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:

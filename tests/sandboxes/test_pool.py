@@ -12,7 +12,7 @@ import pytest
 
 from agentgym.errors import SandboxError
 from agentgym.sandboxes import pool as pools
-from agentgym.sandboxes.base import RemoteBox
+from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.choose import named
 from agentgym.sandboxes.local import Process
 from agentgym.sandboxes.pool import Pool, open_pool

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.base import RemoteBox
+from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.wire import MAX_BODY, MAX_ENVELOPE, Decoder, Frame, Wire, encode
 
 

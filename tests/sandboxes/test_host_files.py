@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandboxes import hostfiles
-from agentgym.sandboxes.hostfiles import HostFile, store_tree
+from agentgym.sandboxes import host_files
+from agentgym.sandboxes.host_files import HostFile, store_tree
 from agentgym.types import Box
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -80,7 +80,7 @@ async def test_sizes_are_held_both_ways(box: Box, tmp_path: Path, monkeypatch: p
         await box.get("d", tmp_path / "d", limit=2500)
     assert names_in(tmp_path) == []
     await box.get("d", tmp_path / "d", limit=3000)
-    monkeypatch.setattr(hostfiles, "MAX_TREE", 2500)
+    monkeypatch.setattr(host_files, "MAX_TREE", 2500)
     with pytest.raises(ValueError, match="limit"):
         await box.put(tmp_path / "d", "e")
     assert await box.list() == ["d/"]
