@@ -24,9 +24,21 @@ ORDER = [
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2}
 SERVER = ROOT / "sandbox/server"
-SERVER_ORDER = (
-    "limits frames session_fork children worker process_tree call files sessions supervisor start __main__".split()
-)
+SERVER_ORDER = [
+    "limits",
+    "frames",
+    "session_fork",
+    "children",
+    "worker",
+    "process_tree",
+    "call",
+    "files",
+    "sessions",
+    "supervisor",
+    "start",
+    "__main__",
+]
+"""As the package's docstring has it."""
 NEVER = {
     "train": {"env", "tools", "rollouts", "sandboxes", "testing"},
     "rollouts": {"train", "sandboxes", "samples", "credit", "testing"},
