@@ -68,6 +68,7 @@ class Bubblewrap:
                 config,
                 digest=f"bubblewrap:{server_digest()}",
                 keep=[*server.values(), calls],
+                held=stack,
             )
 
     def _command(self, server: Mapping[str, int], calls: int) -> list[str]:
@@ -225,9 +226,14 @@ async def start_server(
     digest: str,
     environment: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
+    held: ExitStack | None = None,
     scratch: Sequence[str] = (),
 ) -> RemoteBox:
-    """Start a server with one end of a socket pair as its wire; SandboxError with its last words where it fails."""
+    """Start a server with one end of a socket pair as its wire; SandboxError with its last words where it fails.
+
+    It inherits the descriptors `keep`; `held` is closed as soon as it has them, before its first word is waited for:
+    a hundred boxes that start at once hold no more files than one.
+    """
     with memory_file(b"") as words:
         ours, theirs = socket.socketpair()
         try:
@@ -247,6 +253,8 @@ async def start_server(
             raise SandboxError(f"the box did not start: {error}") from error
         finally:
             theirs.close()
+            if held is not None:
+                held.close()
         ending = functools.partial(_end, process, scratch)
         try:
             wire = await Wire.over(ours)

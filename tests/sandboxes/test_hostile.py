@@ -288,7 +288,9 @@ print(p.pid)
 """
     pid = (await box.python(start)).stdout.strip()
     state = f"open('/proc/{pid}/stat').read().rsplit(')')[1].split()[0]"
-    assert (await box.python(state, fresh=True)).stdout == "'T'\n"
+    # Runnable until a processor was free for it to see the signal; the call's own limit ends the loop.
+    stopped = f"while (state := {state}) == 'R': pass\nstate"
+    assert (await box.python(stopped, fresh=True)).stdout == "'T'\n"
     assert (await box.python(state)).stdout in ("'S'\n", "'R'\n")
 
 
