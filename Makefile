@@ -4,7 +4,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SGLANG ?= .venv-sglang
-BOX ?= $(shell $(PY) -m agentgym.sandboxes.choose)
+# The quickstart's code is its own tiny model's: where no box runs it may run unprotected, and says so.
+BOX ?= $(shell $(PY) -m agentgym.sandboxes.choose --or-unsafe)
 ARGS ?=
 
 .PHONY: help setup quickstart check test test-slow sglang test-sglang clean

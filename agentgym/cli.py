@@ -3,183 +3,30 @@
 What a command needs is imported when it runs: asking for help loads neither torch nor Docker's client.
 """
 
+import difflib
 import importlib
 import json
 import logging
-import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
 
+from agentgym.doctor import doctor, installed
 from agentgym.errors import AgentGymError, EngineError, SandboxError, boundary
 from agentgym.extras import needs_extra
 from agentgym.owners import dead_folders, is_dead
 
-PACKAGES = {"torch": "train", "transformers": "train", "peft": "train", "docker": "docker"}
-"""What the extras bring that a user asks about first."""
+HEADER = """Look after agentgym on this machine: what runs here, which environments there are, what killed runs left.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is there or is not, and then how to get it."""
-
-    name: str
-    ok: bool
-    detail: str
-    get: str = ""
-    otherwise: str = "missing"
-    """The word for what is not ok."""
-
-    def __str__(self) -> str:
-        line = f"{'ok' if self.ok else self.otherwise:<9}{self.name:<16}{self.detail}".rstrip()
-        return line if self.ok or not self.get else f"{line}\n{'':<25}-> {self.get}"
-
-
-# ---------------------------------------------------------------------------------------------------- doctor
-
-
-def doctor(model: str | None = None) -> int:
-    """Say what runs here and how to get the rest; the exit code is 0 where a box can be had.
-
-    Args:
-        model: Look at the tokenizer of this folder or hub name instead: whether its chat template only ever appends,
-            keeps the turn separators and reads tool calls back; 0 where it does the last two.
-    """
-    if model is not None:
-        return _doctor_of(model)
-    for finding in findings():
-        _say(str(finding))
-    box = _box()
-    _say(str(box))
-    return 0 if box.ok else 1
-
-
-def _doctor_of(model: str) -> int:
-    traits = list(model_findings(model))
-    for trait in traits:
-        _say(str(trait))
-    return 0 if all(trait.ok for trait in traits if trait.name in ("separators", "tool calls")) else 1
-
-
-def model_findings(model: str) -> Iterator[Finding]:
-    """One finding a line of `agentgym doctor --model`; EngineError where there is no such tokenizer."""
-    from transformers import AutoTokenizer
-
-    from agentgym.rollouts.chat import HuggingFaceTokenizer
-    from agentgym.rollouts.examine import examine
-
-    with boundary(EngineError, f"model {model!r}"):
-        tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(model))
-    family, shipped = tokenizer.family, getattr(tokenizer.tokenizer, "response_template", None) is not None
-    detail = "a response_template of its own" if shipped else f"read as {family}"
-    known = shipped or family is not None
-    yield Finding(
-        name="family", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"
-    )
-    for trait in examine(tokenizer):
-        yield Finding(name=trait.name, ok=trait.ok, detail=trait.detail, otherwise="no")
-
-
-def findings() -> Iterator[Finding]:
-    """One finding a line of `agentgym doctor`, but for the last, which is the verdict."""
-    yield Finding(name="python", ok=sys.version_info >= (3, 11), detail=platform.python_version())
-    yield from (_package(name, extra) for name, extra in PACKAGES.items())
-    yield from _docker()
-    yield _bubblewrap()
-    yield _runsc()
-    yield _gpus()
-
-
-def _package(name: str, extra: str) -> Finding:
-    try:
-        return Finding(name=name, ok=True, detail=version(name))
-    except PackageNotFoundError:
-        return Finding(name=name, ok=False, detail="not installed", get=f"pip install 'agentgym[{extra}]'")
-
-
-def _docker() -> Iterator[Finding]:
-    engine = Finding(name="docker engine", ok=False, detail="", get="install Docker, start it, and let this user in")
-    try:
-        from agentgym.sandboxes.docker import connect, default_image, image_digest
-
-        client = connect(timeout_s=5)
-    except (SandboxError, ImportError) as error:
-        yield Finding(name=engine.name, ok=False, detail=str(error), get=engine.get)
-        return
-    try:
-        yield Finding(name=engine.name, ok=True, detail=str(client.version()["Version"]))
-        image = default_image()
-        yield Finding(name="sandbox image", ok=True, detail=f"{image} {image_digest(client, image)[:19]}")
-    except SandboxError as error:
-        why_not = str(error).rpartition(": ")[0] or str(error)
-        yield Finding(name="sandbox image", ok=False, detail=why_not, get="agentgym sandbox build")
-    except Exception as error:  # What the engine and the connection to it raise has no common name.
-        yield Finding(name=engine.name, ok=False, detail=f"{type(error).__name__}: {error}", get=engine.get)
-    finally:
-        client.close()
-
-
-def _bubblewrap() -> Finding:
-    from agentgym.sandboxes.local import why_no_bubblewrap
-
-    why_not = why_no_bubblewrap()
-    get = "apt-get install bubblewrap (0.8 or newer), and let users have namespaces"
-    return Finding(name="bubblewrap", ok=why_not is None, detail=why_not or shutil.which("bwrap") or "", get=get)
-
-
-def _runsc() -> Finding:
-    """gVisor counts where the engine knows it, which a remote one may without a runsc here."""
-    path = shutil.which("runsc")
-    get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md"
-    if "runsc" in _runtimes():
-        return Finding(name="runsc", ok=True, detail="a runtime of the Docker engine")
-    detail = f"{path}, but the Docker engine does not know it" if path else "not installed"
-    return Finding(name="runsc", ok=False, detail=detail, get=get)
-
-
-def _runtimes() -> set[str]:
-    """The names that a box's `runtime` may have; none where no engine answers."""
-    try:
-        from agentgym.sandboxes.docker import connect
-
-        client = connect(timeout_s=5)
-    except (SandboxError, ImportError):
-        return set()
-    try:
-        return set(client.info()["Runtimes"])
-    except Exception:  # What the engine and the connection to it raise has no common name.
-        return set()
-    finally:
-        client.close()
-
-
-def _gpus() -> Finding:
-    """By the driver's own tool: loading torch for this would take seconds."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return Finding(
-            name="gpus", ok=False, detail="none seen by nvidia-smi", get="not needed: the recipes run on a CPU"
-        )
-    names = [line.split(" (UUID")[0] for line in listed.stdout.splitlines()]
-    return Finding(name="gpus", ok=bool(names), detail="; ".join(names))
-
-
-def _box() -> Finding:
-    from agentgym.sandboxes.choose import auto
-
-    try:
-        return Finding(name="a box", ok=True, detail=type(auto()).__name__)
-    except SandboxError:
-        return Finding(name="a box", ok=False, detail="", get="either Docker with its image, or bubblewrap")
+Each command says more with --help. Training itself is a Python program: see the recipes and docs/training.md.
+"""
+EXTRAS = {"docker": "docker", "torch": "train", "transformers": "train", "peft": "train", "gymnasium": "gymnasium"}
+"""The extra that brings a package, for who asks for a command without it."""
 
 
 # ---------------------------------------------------------------------------------------------------- gc
@@ -204,7 +51,7 @@ def gc(dry_run: bool = False) -> int:
 
 def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
     """What each dead owner's container is called, and how to remove it; nothing where no engine runs."""
-    from agentgym.sandboxes.docker import connect
+    from agentgym.sandboxes.docker_client import connect
 
     try:
         client = connect(timeout_s=30)
@@ -249,7 +96,12 @@ def ls(envs: tyro.conf.Positional[tuple[str, ...]] = ()) -> int:
     # An installed command does not have the working folder on its path.
     sys.path[:0] = [str(Path.cwd())] if str(Path.cwd()) not in sys.path else []
     broken = [line for name in _env_modules() if (line := _import(name))]
-    found = dict(registered()) | {name: find_env(name) for name in envs}
+    found = dict(registered())
+    for name in envs:
+        try:
+            found[name] = find_env(name)
+        except (ValueError, AgentGymError) as error:
+            broken.append(str(error))
     for name, cls in sorted(found.items()):
         where = f"{cls.__module__}:{cls.__qualname__}"
         _say(f"{name:<20}  {where:<40}  {_first_line(cls)}".rstrip())
@@ -335,13 +187,38 @@ COMMANDS: Mapping[str, Any] = {
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. Errors of ours are one line on stderr."""
+    """Run one command; its exit code. Errors of ours, and a package that is not installed, are one line on stderr."""
+    args = sys.argv[1:] if args is None else list(args)
+    if args[:1] in (["--version"], ["-V"]):
+        _say(f"agentgym {installed('agentgym') or 'of a checkout that is not installed'}")
+        return 0
+    if (unknown := _unknown(args, COMMANDS)) is not None:
+        sys.stderr.write(f"agentgym: {unknown}\n")
+        return 2
     try:
         with needs_extra():
-            return int(tyro.cli(_parser(COMMANDS), prog="agentgym", description=__doc__, args=args))
+            return int(tyro.cli(_parser(COMMANDS), prog="agentgym", description=HEADER, args=args))
     except AgentGymError as error:
         sys.stderr.write(f"agentgym: {error}\n")
         return 1
+    except ModuleNotFoundError as error:
+        if (extra := EXTRAS.get(str(error.name).partition(".")[0])) is None:
+            raise
+        sys.stderr.write(f"agentgym: {error.name} is not installed: pip install 'agentgym[{extra}]'\n")
+        return 1
+
+
+def _unknown(args: Sequence[str], commands: Mapping[str, Any]) -> str | None:
+    """What is wrong with the command's name; None where it is one, or none was given."""
+    if not args or args[0].startswith("-"):
+        return None
+    name = args[0]
+    if name not in commands:
+        close = difflib.get_close_matches(name, commands, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(commands)}"
+        return f"there is no command {name!r}; {hint}"
+    given = commands[name]
+    return _unknown(args[1:], given) if isinstance(given, Mapping) else None
 
 
 def _parser(commands: Mapping[str, Any]) -> Any:

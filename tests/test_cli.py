@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from agentgym import cli, owners
 from agentgym.errors import SandboxError
 from agentgym.owners import owner
-from agentgym.sandboxes import choose, docker, image, local
+from agentgym.sandboxes import docker_client, docker_image, image
 from agentgym.sandboxes.docker import why_no_docker
 
 ROOT = Path(__file__).parents[1]
@@ -50,76 +51,55 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert all(name in done.stdout for name in cli.COMMANDS)
+    assert "imported" not in done.stdout  # What the user of a command need not know.
 
 
-def test_the_doctor_says_what_a_tokenizer_does_to_a_conversation(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = say(capsys, "doctor", "--model", str(ROOT / "recipes/checkpoints/chase"))
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["ok"] * 6
-    assert "read as hermes" in out
-
-
-def test_the_doctor_names_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["doctor", "--model", str(tmp_path)]) == 1
-    assert f"model {str(tmp_path)!r}" in capsys.readouterr().err
-
-
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["nonsense"])
-    assert left.value.code == 2
-
-
-def test_the_doctor_says_how_to_get_what_is_missing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_engine: None
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("docter",), "there is no command 'docter'; did you mean 'doctor'?"),
+        (("sandbox", "biuld"), "there is no command 'biuld'; did you mean 'build'?"),
+        (("nonsense",), "there is no command 'nonsense'; there are: doctor, gc, ls, merge, sandbox"),
+    ],
+)
+def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
-    monkeypatch.setattr(local, "why_no_bubblewrap", lambda: "bwrap is not installed")
-    monkeypatch.setattr(choose, "why_no_bubblewrap", lambda: "bwrap is not installed")
-    monkeypatch.setenv("PATH", "/nowhere")
-    code, said = say(capsys, "doctor")
-    assert code == 1
-    assert said.startswith("ok       python")
-    for name, how in (("docker engine", "install Docker"), ("bubblewrap", "apt-get install"), ("runsc", "gVisor")):
-        line, hint = said[said.index(f"missing  {name}") :].splitlines()[:2]
-        assert how in hint, line
-    assert said.rstrip().endswith("-> either Docker with its image, or bubblewrap")
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == f"agentgym: {said}\n"
 
 
-def test_the_doctor_is_content_where_a_box_can_be_had(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_engine: None
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert say(capsys, "--version") == (0, f"agentgym {version('agentgym')}\n")
+
+
+def without(package: str, *args: str) -> "subprocess.CompletedProcess[str]":
+    """The command where that package is not installed, and no engine runs."""
+    code = f"import sys; sys.modules[{package!r}] = None; from agentgym.cli import main; sys.exit(main(sys.argv[1:]))"
+    environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *args],
+        cwd=ROOT, capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("package", "args", "extra"),
+    [
+        ("docker", ("sandbox", "build"), "docker"),
+        ("transformers", ("doctor", "--model", "recipes/checkpoints/chase"), "train"),
+        ("torch", ("merge", "ADAPTER", "out"), "train"),
+    ],
+)
+def test_a_command_without_its_extra_says_how_to_install_it_in_one_line(
+    package: str, args: tuple[str, ...], extra: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(choose, "why_no_bubblewrap", lambda: None)
-    code, said = say(capsys, "doctor")
-    assert code == 0
-    assert said.splitlines()[-1].split() == ["ok", "a", "box", "Bubblewrap"]
-
-
-@pytest.mark.docker
-def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[str]) -> None:
-    if (why_not := why_no_docker()) is not None:
-        pytest.skip(f"docker: {why_not}")
-    code, said = say(capsys, "doctor")
-    assert code == 0
-    assert "ok       docker engine" in said
-    assert "ok       sandbox image" in said
-    client = docker.connect()
-    try:
-        known = "runsc" in client.info()["Runtimes"]
-    finally:
-        client.close()
-    assert ("ok       runsc" in said) == known
-
-
-def test_a_runsc_that_no_engine_knows_is_missing(monkeypatch: pytest.MonkeyPatch, no_engine: None) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    finding = cli._runsc()
-    assert (finding.ok, finding.detail) == (False, "/usr/bin/runsc, but the Docker engine does not know it")
-    assert "name it to the engine" in finding.get
-
-
-def test_an_extra_that_is_not_installed_is_named_with_its_command() -> None:
-    finding = cli._package("no-such-package-anywhere", "train")
-    assert str(finding).splitlines()[1].strip() == "-> pip install 'agentgym[train]'"
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    done = without(package, *(str(tmp_path) if word == "ADAPTER" else word for word in args))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [done.stderr.strip()]
+    assert f"pip install 'agentgym[{extra}]'" in done.stderr
 
 
 def test_gc_removes_the_folders_of_dead_owners_only(
@@ -146,7 +126,7 @@ def test_gc_removes_the_folders_of_dead_owners_only(
 
 def labelled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
     """A created container of that owner, removed when the stack ends."""
-    made: str = client.create_container(docker.default_image(), labels={"agentgym.owner": who})["Id"]
+    made: str = client.create_container(docker_image.default_image(), labels={"agentgym.owner": who})["Id"]
     stack.callback(cli._remove, client, made)
     return made
 
@@ -159,7 +139,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
         pytest.skip(f"docker: {why_not}")
     # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
     monkeypatch.setattr(cli, "is_dead", lambda who: who == "elsewhere/boot/1/1")
-    client = docker.connect()
+    client = docker_client.connect()
     with contextlib.ExitStack() as stack:
         stack.callback(client.close)
         ours, dead = (labelled(client, stack, who) for who in (owner(), "elsewhere/boot/1/1"))
@@ -199,6 +179,15 @@ def test_ls_goes_on_where_an_env_does_not_load(tmp_path: Path) -> None:
         *("envs.bad.env:", "ZeroDivisionError:", "division", "by", "zero"),
     ]
     assert done.returncode == 1
+
+
+def test_ls_says_of_a_name_that_it_does_not_know_what_to_write_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = say(capsys, "ls", "my_env", "no.such.module:Env")
+    assert code == 1
+    unknown, missing = said.splitlines()[-2:]
+    assert unknown.startswith("env: 'my_env' is not registered")
+    assert unknown.endswith("write 'module:Class'")
+    assert missing == "env 'no.such.module:Env': ModuleNotFoundError: No module named 'no'"
 
 
 def test_ls_says_where_it_looked(

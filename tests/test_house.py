@@ -22,10 +22,26 @@ ORDER = [
     "tools",
     "env",
     "rollouts train bridges view samples credit sandboxes testing env_checks",
-    "progress loop workers cli pytest_plugin evaluation report preflight command",
+    "progress loop workers doctor cli pytest_plugin evaluation report preflight command",
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2}
+SERVER = ROOT / "sandbox/server"
+SERVER_ORDER = [
+    "limits",
+    "frames",
+    "session_fork",
+    "children",
+    "worker",
+    "process_tree",
+    "call",
+    "files",
+    "sessions",
+    "supervisor",
+    "start",
+    "__main__",
+]
+"""As the package's docstring has it."""
 NEVER = {
     "train": {"env", "tools", "rollouts", "sandboxes", "testing"},
     "rollouts": {"train", "sandboxes", "samples", "credit", "testing"},
@@ -62,8 +78,10 @@ def imports(path: Path, *, at_import: bool = False) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            # The server is started by its folder, wherever that lies: it alone names its modules relatively.
+            assert node.level == (path.parent == SERVER and node.module in SERVER_ORDER), f"{path}: relative import"
+            module = f"server.{node.module}" if node.level else node.module
+            found |= {f"{module}.{alias.name}" for alias in node.names}
     return found
 
 
@@ -98,7 +116,15 @@ def test_every_room_has_its_place_in_the_order() -> None:
 
 
 def test_what_goes_into_the_container_imports_only_the_standard_library() -> None:
-    assert [p.name for p in files("sandbox") if {i.split(".")[0] for i in imports(p)} - sys.stdlib_module_names] == []
+    known = {"server", *sys.stdlib_module_names}
+    assert [p.name for p in files("sandbox") if {i.split(".")[0] for i in imports(p)} - known] == []
+
+
+def test_each_module_of_the_server_imports_only_those_before_it() -> None:
+    assert {path.stem for path in files("sandbox/server")} == {"__init__", *SERVER_ORDER}
+    for place, name in enumerate(SERVER_ORDER):
+        own = {i.split(".")[1] for i in imports(SERVER / f"{name}.py") if i.startswith("server.")}
+        assert own <= set(SERVER_ORDER[:place]), name
 
 
 def importers(folder: str, package: str) -> list[str]:

@@ -1,6 +1,8 @@
 """Which box: by name, or the best that runs here. `python -m agentgym.sandboxes.choose` says which that is."""
 
+import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
@@ -56,16 +58,26 @@ def auto() -> Sandbox:
     )
 
 
-def main() -> None:
-    """For scripts: the name of the best box on stdout, "unsafe" with a word of warning where there is none."""
+def main(args: Sequence[str] | None = None) -> int:
+    """For scripts: the name of the best box on stdout; where there is none, exit code 1 and what each kind lacks.
+
+    With --or-unsafe it is "unsafe" then, and stderr says so.
+    """
+    parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.choose", description=__doc__)
+    parser.add_argument("--or-unsafe", action="store_true", help="say unsafe where no box runs: code that you trust")
+    asked = parser.parse_args(args)
     try:
         sandbox = auto()
     except SandboxError as error:
         sys.stderr.write(f"{error}\n")
+        if not asked.or_unsafe:
+            return 1
+        sys.stderr.write("--or-unsafe was given: the model's code runs as this user, unprotected\n")
         sandbox = Process(unsafe=True)
     names = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
     sys.stdout.write(f"{names[type(sandbox)]}\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,61 +2,24 @@
 
 import asyncio
 import functools
-import itertools
-import json
 import logging
-import os
-import secrets
-import shutil
-import socket
-import time
-import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-from urllib.parse import urlsplit
 
-from agentgym.errors import SandboxError, WireError
-from agentgym.owners import is_dead, new_folder, owner, sweep_folders
-from agentgym.sandboxes.attach import TCP_PORT, attach
-from agentgym.sandboxes.base import START_S, RemoteBox, causes, exhausted, finished, is_exhausted
-from agentgym.sandboxes.inside import server_digest
-from agentgym.sandboxes.local import BRANCHES
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, address, connect, translated
+from agentgym.sandboxes.docker_engine import Engine
+from agentgym.sandboxes.docker_image import default_image, image_digest
 from agentgym.sandboxes.pool import open_pool
-from agentgym.sandboxes.seccomp import profile
-from agentgym.sandboxes.wire import Wire
 from agentgym.types import Boxes
 
-if TYPE_CHECKING:
-    import docker
-
-IMAGE = "agentgym-sandbox"
-"""The repository of our images; their tag is the digest of the server inside."""
-SERVER_LABEL = "agentgym.server"
-BUILD = "agentgym sandbox build"
-FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
-OPERATIONS_AT_ONCE = 8
-NOBODY = "65534:65534"
-INSIDE = "/run/agentgym"
 RETRIES = 2
 DOWN_S = 0.5
 """How long an engine that does not answer is left alone."""
 PATIENCE_S = 60.0
-GVISOR_MB, GVISOR_PIDS = 256, 1024
 _log = logging.getLogger("agentgym.sandboxes")
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class EngineDown(SandboxError):
-    """The engine does not answer; it may come back."""
-
-
-class EngineFailed(SandboxError):
-    """The engine answered that something went wrong on its side, or a box did not live to its first word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +49,7 @@ class Docker:
 
     @asynccontextmanager
     async def _open(self, size: int) -> AsyncIterator[Boxes]:
-        engines = [_Engine(host) for host in self.hosts or (address(),)]
+        engines = [Engine(host) for host in self.hosts or (address(),)]
         try:
             await _prepare(engines, self)
             async with open_pool(
@@ -97,7 +60,7 @@ class Docker:
             for engine in engines:
                 await engine.close()
 
-    async def _start(self, engines: "Sequence[_Engine]") -> RemoteBox:
+    async def _start(self, engines: Sequence[Engine]) -> RemoteBox:
         """A box on the engine that has the fewest; tried again while engines are down or fail."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
@@ -116,7 +79,7 @@ class Docker:
                 await asyncio.sleep(DOWN_S)
 
 
-async def _prepare(engines: "Sequence[_Engine]", spec: Docker) -> None:
+async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
     """One engine is enough to begin with; the first one's error where none answers."""
     down: list[EngineDown] = []
     for engine in engines:
@@ -129,354 +92,12 @@ async def _prepare(engines: "Sequence[_Engine]", spec: Docker) -> None:
         raise down[0]
 
 
-async def _sweep(engines: "Sequence[_Engine]") -> None:
+async def _sweep(engines: Sequence[Engine]) -> None:
     for engine in engines:
         try:
             await engine.do(engine.sweep)
         except SandboxError as error:
             _log.warning("nothing was swept: %s", str(error))
-
-
-async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> RemoteBox:
-    try:
-        return await RemoteBox.open(wire, digest=digest, end=end)
-    except SandboxError as error:
-        wire.close()
-        raise EngineFailed(str(error)) from error
-    except BaseException:
-        wire.close()
-        raise
-
-
-def _listener(path: Path) -> socket.socket:
-    """A socket that the container's user may connect to; the folder above the mounted one keeps others out."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listener = socket.socket(socket.AF_UNIX)
-    except OSError:
-        os.close(folder)
-        raise
-    try:
-        # Through the descriptor: a socket's address holds 107 bytes, and TMPDIR may be longer.
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-        path.chmod(0o666)
-        listener.listen(1)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.close(folder)
-    return listener
-
-
-class _Engine:
-    """One client of an engine with threads of its own; at most 8 operations and 8 starts are in flight.
-
-    Every container carries who owns it: what a killed client left is removed by the next one's sweep.
-    """
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        self.boxes = 0
-        self.down_until = 0.0
-        self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="agentgym-docker")
-        self._starting = asyncio.Semaphore(OPERATIONS_AT_ONCE)
-        self._owner = owner()
-        self._run = secrets.token_hex(6)
-        self._numbers = itertools.count()
-        self._names: set[str] = set()
-        self._digest: str | None = None
-        self._folder = new_folder("run")
-
-    @functools.cached_property
-    def _client(self) -> "docker.APIClient":
-        return connect(host=self.host)
-
-    async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking operation in our threads; the engine's and the connection's errors are SandboxError."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, functools.partial(_translated, operation, *args, **kwargs))
-
-    async def prepare(self, spec: Docker) -> None:
-        """Remove what the dead left, and look for the image."""
-        await self.do(self.sweep)
-        await self.digest(spec)
-
-    async def digest(self, spec: Docker) -> str:
-        """The id of the image that the engine has under its name."""
-        if self._digest is None:
-            self._digest = await self.do(lambda: image_digest(self._client, spec.image or default_image()))
-        return self._digest
-
-    async def start(self, spec: Docker) -> RemoteBox:
-        """A new box; nothing is left of one that failed to start or was cancelled."""
-        async with self._starting:
-            digest = await self.digest(spec)
-            name = f"agentgym-{self._run}-{next(self._numbers)}"
-            self._names.add(name)
-            self.boxes += 1
-            try:
-                if not self.host.startswith("unix://"):
-                    return await self._start_attached(spec, name, digest)
-                return await self._start_connected(spec, name, digest)
-            except BaseException:
-                await self.end(name)
-                raise
-
-    async def _start_connected(self, spec: Docker, name: str, digest: str) -> RemoteBox:
-        folder = self.new_folder()
-        end = functools.partial(self.end, name, folder)
-        with _listener(folder / "box.sock") as listener:
-            try:
-                # The thread cannot be cancelled: a cancelled start is waited for and undone.
-                await finished(asyncio.ensure_future(self.do(self.create, spec, name, folder)))
-                await finished(asyncio.ensure_future(self.do(self._client.start, name)))
-                connection = await self.connection(listener, name)
-                return await _first_word(await Wire.over(connection), digest, end)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-
-    async def _start_attached(self, spec: Docker, name: str, digest: str) -> RemoteBox:
-        await finished(asyncio.ensure_future(self.do(self.create, spec, name, None)))
-        try:
-            wire = await attach(self.host, name)
-        except (OSError, TimeoutError, WireError) as error:
-            raise EngineDown(f"the Docker engine at {self.host} does not attach: {error}") from error
-        try:
-            await finished(asyncio.ensure_future(self.do(self._client.start, name)))
-        except BaseException:
-            wire.close()
-            raise
-        return await _first_word(wire, digest, functools.partial(self.end, name))
-
-    def new_folder(self) -> Path:
-        """A folder to mount into one container."""
-        folder = self._folder / str(next(self._numbers))
-        folder.mkdir()
-        folder.chmod(0o755)
-        return folder
-
-    def create(self, spec: Docker, name: str, folder: Path | None) -> None:
-        """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
-        from docker.types import LogConfig
-
-        gvisor = spec.runtime == "runsc"
-        limits = {"NOFILE": 512, "CORE": 0}
-        if gvisor:  # Past the container's own limits gVisor itself would end, and the box with it.
-            limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
-        config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "limits": limits}
-        config["wipe"] = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
-        if folder is not None:
-            config["connect"] = f"{INSIDE}/box.sock"
-        memory_bytes = spec.memory_mb + (GVISOR_MB if gvisor else 0) << 20
-        memory = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
-        client = self._client
-        client.create_container(
-            spec.image or default_image(),
-            command=[json.dumps(config)],
-            name=name,
-            stdin_open=folder is None,
-            user=NOBODY,
-            hostname="box",
-            network_disabled=spec.network == "none",
-            labels={
-                "agentgym.owner": self._owner,
-                "agentgym.run": self._run,
-                "agentgym.created": str(int(time.time())),
-            },
-            host_config=client.create_host_config(
-                binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"],
-                runtime=spec.runtime,
-                network_mode=spec.network,
-                read_only=True,
-                tmpfs={"/tmp": memory, BRANCHES: memory},
-                shm_size=spec.disk_mb << 20,
-                ipc_mode="private",
-                mem_limit=memory_bytes,
-                memswap_limit=memory_bytes,
-                nano_cpus=int(spec.cpus * 1e9),
-                pids_limit=max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids,
-                cap_drop=["ALL"],
-                security_opt=["no-new-privileges:true", f"seccomp={profile(network=spec.network != 'none')}"],
-                log_config=LogConfig(type="none"),
-            ),
-        )
-
-    async def connection(self, listener: socket.socket, container: str) -> socket.socket:
-        """The one connection of the server inside; SandboxError as soon as the container has ended instead."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + START_S
-        while True:
-            try:
-                return (await asyncio.wait_for(loop.sock_accept(listener), 1.0))[0]
-            except TimeoutError:
-                state = await self.do(self._state, container)
-                if not state["Running"] or loop.time() > deadline:
-                    raise EngineFailed(
-                        f"the box did not start: its container is {state['Status']}, "
-                        f"exit code {state['ExitCode']} {state['Error']}"
-                    ) from None
-
-    async def end(self, name: str, folder: Path | None = None) -> None:
-        """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""
-        if name not in self._names:
-            return
-        self._names.discard(name)
-        self.boxes -= 1
-        try:
-            await finished(asyncio.ensure_future(self.do(self._remove, name)))
-        except SandboxError as error:
-            # As text: a log that keeps the error keeps the frames below it, and the sockets in them.
-            _log.warning("a container is left for the next sweep: %s", str(error))
-        finally:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    async def close(self) -> None:
-        """Remove what this run still has, and hand the threads back."""
-        try:
-            with suppress(SandboxError):
-                await asyncio.shield(self.do(self._remove_run))
-        finally:
-            self._threads.shutdown(wait=False)
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def sweep(self) -> None:
-        """Remove the containers and folders whose owner on this machine is dead, and what is left of ours."""
-        for container in self._labelled("agentgym.owner"):
-            ours = container["Labels"].get("agentgym.run") == self._run
-            known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            ended = container["State"] in ("exited", "dead")
-            if (ours and (ended or not known)) or is_dead(container["Labels"]["agentgym.owner"]):
-                self._remove(container["Id"])
-        sweep_folders()
-
-    def _remove_run(self) -> None:
-        if "_client" not in self.__dict__:
-            return
-        try:
-            for container in self._labelled(f"agentgym.run={self._run}"):
-                self._remove(container["Id"])
-        finally:
-            self._client.close()
-
-    def _labelled(self, label: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._client.containers(all=True, filters={"label": label})
-        return found
-
-    def _state(self, container: str) -> dict[str, Any]:
-        state: dict[str, Any] = self._client.inspect_container(container)["State"]
-        return state
-
-    def _remove(self, container: str) -> None:
-        from docker.errors import APIError
-
-        try:
-            self._client.remove_container(container, v=True, force=True)
-        except APIError as error:
-            if error.status_code not in (404, 409):  # Gone, or being removed.
-                raise
-
-
-def _translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run it; SandboxError for what the engine refuses, its subclasses for an engine that is down or fails."""
-    try:
-        from docker.errors import APIError, DockerException
-        from requests.exceptions import RequestException
-    except ImportError as error:
-        raise SandboxError("the docker package is missing: pip install 'agentgym[docker]'") from error
-    try:
-        return operation(*args, **kwargs)
-    except APIError as error:
-        kind = EngineFailed if error.status_code is not None and error.status_code >= 500 else SandboxError
-        raise kind(f"the Docker engine: {error}") from error
-    except (DockerException, RequestException) as error:
-        if is_exhausted(error):
-            raise SandboxError(f"the Docker engine: {exhausted()}") from error
-        raise EngineDown(f"the Docker engine: {error}") from error
-
-
-def address() -> str:
-    """The engine that DOCKER_HOST names, else the local one."""
-    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-
-
-def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
-    """A client of an engine, local or over TCP; EngineDown where none answers."""
-    host = host or address()
-    url = urlsplit(host)
-    try:
-        if url.scheme == "unix":
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(url.path)
-        elif url.scheme in ("tcp", "http", "https"):
-            socket.create_connection((url.hostname or "", url.port or TCP_PORT), 10).close()
-        else:
-            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken; {FORWARD}")
-    except OSError as error:
-        if is_exhausted(error):
-            raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error
-        raise EngineDown(f"no Docker engine answers at {host}: {error.strerror or error}") from error
-    return _client_class()(timeout=timeout_s, **_client_settings(host))
-
-
-def _client_settings(host: str) -> dict[str, Any]:
-    from docker.utils import kwargs_from_env
-
-    return {**kwargs_from_env({**os.environ, "DOCKER_HOST": host})}
-
-
-@functools.cache
-def _client_class() -> "type[docker.APIClient]":
-    """The client library's class, with two of its ways mended."""
-    from docker import APIClient
-    from requests.exceptions import RequestException
-
-    class Client(APIClient):
-        def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-            """Left open, REQUESTS_CA_BUNDLE would take the place of the authority that DOCKER_CERT_PATH names."""
-            verify = self.verify if verify is None else verify
-            return super().merge_environment_settings(url, proxies, stream, verify, cert)
-
-        def send(self, request: Any, **kwargs: Any) -> Any:
-            """A socket whose connect was refused would stay open for as long as anybody keeps the error."""
-            try:
-                return super().send(request, **kwargs)
-            except RequestException as error:
-                _close_refused(error)
-                raise
-
-    return Client
-
-
-def _close_refused(error: BaseException) -> None:
-    """Close the sockets that a failed `connect` left in its frame."""
-    for cause in causes(error):
-        for frame, _ in traceback.walk_tb(cause.__traceback__):
-            left = frame.f_locals.get("sock") if frame.f_code.co_name == "connect" else None
-            if isinstance(left, socket.socket):
-                left.close()
-
-
-def default_image() -> str:
-    """Our image for this agentgym's server."""
-    return f"{IMAGE}:{server_digest()}"
-
-
-def image_digest(client: "docker.APIClient", image: str) -> str:
-    """The image's id; SandboxError that says how to build it where it is missing or holds another server."""
-    from docker.errors import ImageNotFound
-
-    try:
-        found = client.inspect_image(image)  # type: ignore[no-untyped-call]
-    except ImageNotFound as error:
-        raise SandboxError(f"the Docker engine has no image {image!r}: {BUILD}") from error
-    server = (found["Config"]["Labels"] or {}).get(SERVER_LABEL)
-    if server not in (None, server_digest()):
-        raise SandboxError(f"the image {image!r} holds another server.py than this agentgym: {BUILD}")
-    return str(found["Id"])
 
 
 def why_no_docker(image: str | None = None) -> str | None:
@@ -490,7 +111,7 @@ def why_no_docker(image: str | None = None) -> str | None:
             client.close()
 
     try:
-        _translated(probe)
+        translated(probe)
     except SandboxError as error:
         return str(error)
     return None

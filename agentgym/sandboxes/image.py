@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker import IMAGE, SERVER_LABEL, default_image
-from agentgym.sandboxes.inside import image_folder, server_digest
+from agentgym.sandboxes.docker_client import connect, engine_errors
+from agentgym.sandboxes.docker_image import IMAGE, SERVER_LABEL, default_image
+from agentgym.sandboxes.server_files import image_folder, server_digest
 
 if TYPE_CHECKING:
-    from docker import DockerClient
+    from docker import APIClient, DockerClient
 
 SUITE = "bookworm"
+BUILD_S = 600
 LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
 _log = logging.getLogger("agentgym.sandboxes")
 
@@ -30,13 +32,9 @@ def build(
     reached; else, or when told so, on a minimal Debian by debootstrap, which needs root and a package mirror.
     Code in the box can import the `pip` packages, which are fetched while the image is built.
     """
-    import docker
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     tag = tag or default_image()
-    try:
-        client = docker.from_env(timeout=600)
+    with engine_errors():
+        client = _images_of(connect(timeout_s=BUILD_S))
         try:
             plain = f"{tag}-plain" if pip else tag
             if base is not None:
@@ -46,8 +44,17 @@ def build(
             return _with_packages(client, tag, built, pip) if pip else built
         finally:
             client.close()
-    except (DockerException, RequestException) as error:
-        raise SandboxError(f"the Docker engine: {error}") from error
+
+
+def _images_of(api: "APIClient") -> "DockerClient":
+    """The library's higher client over ours: it builds images, and says why one could not be built."""
+    from docker import DockerClient
+
+    class Over(DockerClient):
+        def __init__(self) -> None:
+            self.api = api
+
+    return Over()
 
 
 def packages_dockerfile(image: str, pip: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from typing import Any
 from agentgym.errors import SandboxError
 from agentgym.owners import new_folder, sweep_folders
 from agentgym.sandboxes import seccomp
-from agentgym.sandboxes.base import RemoteBox, finished
-from agentgym.sandboxes.inside import image_folder, server_digest, server_source
+from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.pool import open_pool
+from agentgym.sandboxes.server_files import SERVER, image_folder, server_digest, server_files
 from agentgym.sandboxes.wire import Wire
 from agentgym.types import Boxes
 
@@ -59,15 +60,18 @@ class Bubblewrap:
         }
         wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
         config = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
-        with memory_file(server_source()) as server, memory_file(seccomp.program()) as calls:
+        with ExitStack() as stack:
+            server = {name: stack.enter_context(memory_file(text)).fileno() for name, text in server_files().items()}
+            calls = stack.enter_context(memory_file(seccomp.program())).fileno()
             return await start_server(
-                [*self._command(server.fileno(), calls.fileno()), *_interpreter(self.python), "/agentgym/server.py"],
+                [*self._command(server, calls), *_interpreter(self.python), SERVER],
                 config,
                 digest=f"bubblewrap:{server_digest()}",
-                keep=[server.fileno(), calls.fileno()],
+                keep=[*server.values(), calls],
+                held=stack,
             )
 
-    def _command(self, server: int, calls: int) -> list[str]:
+    def _command(self, server: Mapping[str, int], calls: int) -> list[str]:
         interpreter = _interpreter(self.python)[0]
         return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, server, calls)]
 
@@ -83,10 +87,9 @@ def why_no_bubblewrap() -> str | None:
         program = seccomp.program()
     except SandboxError as error:
         return str(error)
-    with memory_file(b"") as nothing, memory_file(program) as calls:
-        command = Bubblewrap()._command(nothing.fileno(), calls.fileno())
-        fds = [nothing.fileno(), calls.fileno()]
-        probe = subprocess.run([*command, "true"], capture_output=True, text=True, pass_fds=fds)
+    with memory_file(program) as calls:
+        command = Bubblewrap()._command({}, calls.fileno())
+        probe = subprocess.run([*command, "true"], capture_output=True, text=True, pass_fds=[calls.fileno()])
     return None if probe.returncode == 0 else f"bwrap cannot make a box: {probe.stderr.strip()[-300:]}"
 
 
@@ -102,7 +105,7 @@ def _drop_root() -> list[str]:
     return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
 
 
-def _bwrap(interpreter: str, disk_bytes: int, server: int, calls: int) -> list[str]:
+def _bwrap(interpreter: str, disk_bytes: int, server: Mapping[str, int], calls: int) -> list[str]:
     size = str(disk_bytes)
     # /dev and / are file systems in memory too: left writable, they would carry files past a reset.
     return [
@@ -127,7 +130,8 @@ def _bwrap(interpreter: str, disk_bytes: int, server: int, calls: int) -> list[s
             "/dev/mqueue",
         ),
         *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", BRANCHES, "--seccomp", str(calls)),
-        *("--ro-bind-data", str(server), "/agentgym/server.py"),
+        # As data: the user that the box runs as may not be able to reach the folder of this package.
+        *(word for name, fd in server.items() for word in ("--ro-bind-data", str(fd), f"{SERVER}/{name}")),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"),
     ]
 
@@ -191,7 +195,7 @@ class Process:
         }
         try:
             return await start_server(
-                [*_interpreter(sys.executable), str(image_folder() / "server.py")],
+                [*_interpreter(sys.executable), str(image_folder() / "server")],
                 {"work": work, "branches": branches, "wipe": [work, branches], "limits": limits},
                 digest=f"process:{server_digest()}",
                 environment=environment,
@@ -222,9 +226,14 @@ async def start_server(
     digest: str,
     environment: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
+    held: ExitStack | None = None,
     scratch: Sequence[str] = (),
 ) -> RemoteBox:
-    """Start a server with one end of a socket pair as its wire; SandboxError with its last words where it fails."""
+    """Start a server with one end of a socket pair as its wire; SandboxError with its last words where it fails.
+
+    It inherits the descriptors `keep`; `held` is closed as soon as it has them, before its first word is waited for:
+    a hundred boxes that start at once hold no more files than one.
+    """
     with memory_file(b"") as words:
         ours, theirs = socket.socketpair()
         try:
@@ -244,6 +253,8 @@ async def start_server(
             raise SandboxError(f"the box did not start: {error}") from error
         finally:
             theirs.close()
+            if held is not None:
+                held.close()
         ending = functools.partial(_end, process, scratch)
         try:
             wire = await Wire.over(ours)

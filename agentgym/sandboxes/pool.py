@@ -1,12 +1,15 @@
 """Warm boxes: leased clean, taken back always, reset before anybody else sees them."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.base import LOST, RemoteBox, exhausted, is_exhausted
+from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.faults import exhausted, is_exhausted
+from agentgym.sandboxes.link import LOST
 from agentgym.types import Box
 
 EPISODES_PER_BOX = 200
@@ -16,6 +19,7 @@ LEASE_S = 3600.0
 LIFE_S = 6 * 3600.0
 TEND_S = 60.0
 SLOW_RESET_S = 1.0
+_log = logging.getLogger("agentgym.sandboxes")
 
 
 class Pool:
@@ -34,6 +38,8 @@ class Pool:
         self._episodes: dict[RemoteBox, int] = {}
         self._returning: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.started = self.ended = self.unclean = 0
+        """Boxes that were started, those of them that were ended, and those of these that no reset made clean."""
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Box]:
@@ -59,6 +65,7 @@ class Pool:
         boxes = list(self._episodes)
         self._episodes.clear()
         self._idle.clear()
+        self.ended += len(boxes)
         async with asyncio.TaskGroup() as ends:
             for returning in self._returning:
                 ends.create_task(_settled(returning))  # Its wire is cut: no reset holds it up.
@@ -70,9 +77,12 @@ class Pool:
         now = asyncio.get_running_loop().time()
         for box in list(self._idle):
             # Ending one takes a while, and meanwhile another may have been leased.
-            if box in self._idle and (box.broken or now - box.link.used > IDLE_S):
+            stale = box in self._idle and (box.broken or now - box.link.used > IDLE_S)
+            if stale and not self._places.locked():
                 self._idle.remove(box)
-                await self._drop(box)
+                # It keeps its place until it is gone: a lease that began another one meanwhile would be one too many.
+                async with self._places:
+                    await self._drop(box)
         for box in self._episodes:
             if now - box.link.used > LEASE_S:
                 box.link.cut(f"its lease made no call for {LEASE_S:.0f} s")
@@ -87,6 +97,7 @@ class Pool:
             await self._drop(box)
         box = await self._new()
         self._episodes[box] = 0
+        self.started += 1
         if self._closed:
             await self._drop(box)
             raise SandboxError("the pool is closed")
@@ -119,13 +130,20 @@ class Pool:
             return False
         try:
             await box.reset()
-        except SandboxError:
+        except Exception as error:
+            if not self._closed:
+                self.unclean += 1
+                _log.warning("a box is ended, because no reset made it clean: %s", error)
             return False
         return clock() - began < SLOW_RESET_S and not self._closed
 
     async def _drop(self, box: RemoteBox) -> None:
-        self._episodes.pop(box, None)
-        await box.close()
+        """End it; its place is free for another one only after that."""
+        self.ended += self._episodes.pop(box, None) is not None
+        try:
+            await box.close()
+        except Exception as error:
+            _log.warning("a box could not be ended: %s", error)
 
 
 async def _settled(task: "asyncio.Task[None]") -> None:

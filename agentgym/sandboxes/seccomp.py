@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.inside import image_folder
+from agentgym.sandboxes.server_files import image_folder
 
 AF_INET, AF_INET6 = 2, 10
 ALLOW = 0x7FFF0000

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.owners import owner
-from agentgym.sandboxes.docker import Docker, connect, default_image, why_no_docker
+from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker_client import connect
+from agentgym.sandboxes.docker_image import default_image
 from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
 from agentgym.types import Box, Boxes, Sandbox
 from recipes.bench.harness import Goal, at_least, at_most, report

@@ -96,7 +96,7 @@ def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path
         with (out / "metrics.jsonl").open() as metrics:
             assert "eval/reward" in json.loads(metrics.readline())
             assert json.loads(metrics.readline())["step"] == 0
-            assert any("server.py" in text for text in processes(str(tmp_path)))
+            assert any("sandbox/server" in text for text in processes(str(tmp_path)))
             os.killpg(running.pid, signal.SIGINT)
             metrics.read()
         _, error = running.communicate()

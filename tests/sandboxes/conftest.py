@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agentgym.sandboxes.docker import Docker, connect, why_no_docker
+from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker_client import EngineDown, connect
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 from agentgym.types import Box, Boxes, Sandbox
 
@@ -99,15 +100,15 @@ def below(pid: int) -> list[int]:
 
 def containers_of(pid: int) -> list[int]:
     """The first processes of the containers that this client owns."""
-    docker = pytest.importorskip("docker")
+    pytest.importorskip("docker")
     try:
-        client = docker.from_env()
-    except docker.errors.DockerException:
+        client = connect()
+    except EngineDown:
         return []
     try:
-        owned = client.api.containers(filters={"label": "agentgym.owner"})
+        owned = client.containers(filters={"label": "agentgym.owner"})
         mine = [c["Id"] for c in owned if c["Labels"]["agentgym.owner"].split("/")[2] == str(pid)]
-        return [client.api.inspect_container(c)["State"]["Pid"] for c in mine]
+        return [client.inspect_container(c)["State"]["Pid"] for c in mine]
     finally:
         client.close()
 

@@ -14,7 +14,9 @@ from typing import IO
 
 import pytest
 
-from agentgym.sandboxes.docker import connect, default_image, why_no_docker
+from agentgym.sandboxes.docker import why_no_docker
+from agentgym.sandboxes.docker_client import connect
+from agentgym.sandboxes.docker_image import default_image
 from tests.sandboxes.conftest import below, wait_for_end
 
 
@@ -84,7 +86,7 @@ class Engine:
 
     def processes(self) -> list[int]:
         """What runs in its containers."""
-        servers = {pid for pid, words in _command_lines() if b"server.py" in words}
+        servers = {pid for pid, words in _command_lines() if b"/agentgym/server" in words}
         return [pid for shim in self.shims() for pid in below(shim) if pid in servers]
 
 

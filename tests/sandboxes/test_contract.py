@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import secrets
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ async def test_an_exception_is_a_result_whose_traceback_shows_only_the_cell(box:
     assert (await box.python("x")).stdout == "5\n"
     assert (result.status, result.exit_code) == ("error", 1)
     assert "ZeroDivisionError" in result.stderr
-    assert "server.py" not in result.stderr
+    assert "server" not in result.stderr
 
 
 async def test_syntax_errors_and_exits_are_results(box: Box) -> None:
@@ -305,3 +306,34 @@ async def test_the_digest_says_what_the_box_is_made_of(boxes: Boxes) -> None:
             digests.add(box.digest)
     assert len(digests) == 1
     assert "python3" in digests.pop()
+
+
+HALF = "\ud800"
+"""Half of a character: JSON can say it, and no file can be called so."""
+
+
+async def test_a_path_with_half_a_character_is_refused_and_the_box_goes_on(box: Box, tmp_path: Path) -> None:
+    await box.python("x = 'kept'")
+    for call in (box.read(HALF), box.list(HALF), box.list(f"a/{HALF}/b"), box.get(HALF, tmp_path / "got")):
+        with pytest.raises(ValueError, match="half of a character"):
+            await call
+    with pytest.raises(ValueError, match="half of a character"):
+        await box.write({HALF: "x"})
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(ValueError, match="half of a character"):
+        await box.put(tmp_path / "f", HALF)
+    assert (await box.python("x")).stdout == "'kept'\n"
+    assert await box.list() == []
+
+
+async def test_a_name_that_is_no_text_is_still_a_path(box: Box) -> None:
+    await box.write({"\udcff": b"bytes"})
+    assert await box.read("\udcff") == b"bytes"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_no_file_of_the_server_stands_in_the_way_of_the_codes_own(box: Box, fresh: bool) -> None:
+    own = ["server", "files", "call", "limits", "worker", "start"]
+    await box.write({f"{name}.py": f"mine = {name!r}" for name in own})
+    said = await box.python(f"import {', '.join(own)}\n[m.mine for m in ({', '.join(own)})]", fresh=fresh)
+    assert said.stdout == f"{own}\n"

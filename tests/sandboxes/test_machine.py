@@ -12,7 +12,7 @@ import pytest
 from agentgym import owners
 from agentgym.errors import SandboxError
 from agentgym.owners import new_folder, owner
-from agentgym.sandboxes.docker import connect
+from agentgym.sandboxes.docker_client import connect
 from agentgym.sandboxes.local import Process
 from tests.sandboxes.conftest import make
 
@@ -60,7 +60,7 @@ def room_for(free: int) -> Iterator[None]:
 async def test_a_process_that_can_open_no_more_files_gets_a_sandbox_error_that_says_so(name: str) -> None:
     outcomes = []
     async with make(name).open(1) as boxes:
-        for free in range(10):
+        for free in range(30):
             with room_for(free):
                 try:
                     async with boxes.lease() as box:

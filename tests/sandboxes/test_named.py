@@ -1,19 +1,26 @@
 """Which sandbox one gets, and what is said where none runs."""
 
+import gc
 import logging
 import os
+import socketserver
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from agentgym.errors import SandboxError
 from agentgym.owners import is_dead, owner
-from agentgym.sandboxes import local
+from agentgym.sandboxes import choose, image, local
 from agentgym.sandboxes.choose import auto, named
 from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.inside import image_folder
+from agentgym.sandboxes.docker_client import connect, translated
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.server_files import image_folder
 
 
 def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:
@@ -50,6 +57,73 @@ def test_auto_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
             auto()
     finally:
         why_no_bubblewrap.cache_clear()
+
+
+def test_a_script_gets_an_unsafe_box_only_where_it_asks_for_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    monkeypatch.setenv("PATH", "/nowhere")
+    why_no_bubblewrap.cache_clear()
+    try:
+        assert choose.main([]) == 1
+        said = capsys.readouterr()
+        assert (said.out, "no sandbox runs here" in said.err) == ("", True)
+        assert choose.main(["--or-unsafe"]) == 0
+        said = capsys.readouterr()
+        assert (said.out, "unprotected" in said.err) == ("unsafe\n", True)
+    finally:
+        why_no_bubblewrap.cache_clear()
+
+
+class Passing(socketserver.StreamRequestHandler):
+    """An engine that answers one request, and is gone."""
+
+    def handle(self) -> None:
+        while self.rfile.readline().strip():
+            pass
+        body = b'{"ApiVersion": "1.41", "Version": "20"}'
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        self.wfile.write(head % len(body) + body)
+
+
+def no_socket_is_left_open(attempt: Callable[[], object], open_before: int) -> None:
+    """While the error is kept, as a log or a chained exception keeps it."""
+    with pytest.raises(SandboxError, match=r"Docker engine") as kept:
+        attempt()
+    assert kept.value is not None
+    assert sockets() == open_before
+
+
+def sockets() -> int:
+    """How many this process holds."""
+    gc.collect()
+    links = [str(fd.resolve()) for fd in Path("/proc/self/fd").iterdir()]
+    return sum("socket:" in link for link in links)
+
+
+def test_an_engine_that_is_gone_leaves_no_socket_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("docker")
+    path = tmp_path / "docker.sock"
+    before = sockets()
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    for ask in (connect, image.build):
+        no_socket_is_left_open(ask, before)  # There is no such file.
+    with socketserver.UnixStreamServer(str(path), Passing) as engine:
+
+        def serve() -> None:
+            for _ in range(2):  # The probe is one.
+                engine.handle_request()
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        client = connect()
+        serving.join()
+    try:
+        for ask in (connect, image.build, partial(translated, client.containers)):
+            no_socket_is_left_open(ask, before)  # The file is there, and nobody listens.
+    finally:
+        client.close()
 
 
 def test_an_engine_over_ssh_is_refused_and_one_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,19 +171,22 @@ def test_an_owner_is_dead_once_its_process_has_ended() -> None:
 
 
 def test_the_image_folder_holds_the_server() -> None:
-    assert (image_folder() / "server.py").is_file()
+    assert (image_folder() / "server/__main__.py").is_file()
     assert (image_folder() / "Dockerfile").is_file()
 
 
-def test_importing_the_sandboxes_does_not_import_docker() -> None:
-    code = "import sys, agentgym.sandboxes; assert not {'docker', 'requests'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_importing_every_module_of_the_sandboxes_loads_no_docker_client() -> None:
+    modules = [f"agentgym.sandboxes.{path.stem}" for path in Path(choose.__file__).parent.glob("*.py")]
+    assert {"agentgym.sandboxes.docker", "agentgym.sandboxes.image", "agentgym.sandboxes.pool"} < {*modules}
+    code = f"import sys, {', '.join(modules)}; print([name for name in ('docker', 'requests') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_server_wipes_no_folder_but_its_own() -> None:
     config = '{"fd": 0, "work": "/", "wipe": ["/"], "limits": {}}'
     done = subprocess.run(
-        [sys.executable, str(image_folder() / "server.py"), config], capture_output=True, text=True, cwd=os.sep
+        [sys.executable, str(image_folder() / "server"), config], capture_output=True, text=True, cwd=os.sep
     )
     assert done.returncode == 1
     assert "not a folder of ours" in done.stderr

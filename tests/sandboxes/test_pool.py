@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import SandboxError
+from agentgym.sandboxes import pool as pools
+from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.choose import named
-from agentgym.sandboxes.pool import Pool
+from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.pool import Pool, open_pool
 from agentgym.types import Box, Sandbox
 from tests.sandboxes.conftest import below, containers_of, wait_for_end
 
@@ -182,7 +185,8 @@ def working_folder(pid: int) -> Path | None:
 @pytest.mark.docker
 async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
     from agentgym.owners import is_dead
-    from agentgym.sandboxes.docker import connect, why_no_docker
+    from agentgym.sandboxes.docker import why_no_docker
+    from agentgym.sandboxes.docker_client import connect
 
     why_not = why_no_docker()
     if why_not is not None:
@@ -196,3 +200,117 @@ async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
     finally:
         client.close()
     assert [c["Id"] for c in left if is_dead(c["Labels"]["agentgym.owner"])] == []
+
+
+IN_THE_WAY = """
+import os
+for process in {1, os.getppid()}:
+    for number in range(1, 4):
+        os.makedirs(f'{os.environ["HOME"]}/.lifted-{process}-{number}/d/e/f')
+"""
+"""What an earlier server named the folders that it lifted out of others."""
+
+
+async def test_no_name_in_a_folder_stands_in_the_way_of_a_reset(sandbox: Sandbox) -> None:
+    async with sandbox.open(1) as boxes:
+        assert isinstance(boxes, Pool)
+        for _ in range(3):
+            async with boxes.lease() as box:
+                assert await box.list() == []
+                assert (await box.python(IN_THE_WAY)).ok
+                async with await box.fork() as branch:
+                    assert (await branch.python(IN_THE_WAY.replace("HOME", "TMPDIR"))).state_lost is False
+        assert (boxes.started, boxes.unclean) == (1, 0)
+
+
+async def test_a_box_whose_reset_raises_is_ended_and_counted_and_never_one_too_many() -> None:
+    alive = most = 0
+
+    async def reset(*, timeout_s: float = 0.0) -> None:
+        raise OSError(39, "Directory not empty")
+
+    async def start() -> RemoteBox:
+        nonlocal alive, most
+        alive += 1  # From the moment on that it is begun.
+        most = max(most, alive)
+        box = await Process(unsafe=True)._start()
+        end = box._end
+
+        async def ended() -> None:
+            nonlocal alive
+            await end()
+            alive -= 1
+
+        box._end = ended
+        box.reset = reset  # type: ignore[method-assign]
+        return box
+
+    async with open_pool(start, 2) as boxes:
+
+        async def episode() -> None:
+            async with boxes.lease() as box:
+                assert (await box.python("1")).ok
+
+        for _ in range(3):
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(4):
+                    tasks.create_task(episode())
+    assert most == 2
+    assert alive == 0
+    assert boxes.started == boxes.ended == 12
+    assert boxes.unclean >= 10  # Those that were on their way back when the pool closed are only ended.
+
+
+async def test_a_working_folder_that_cannot_be_emptied_costs_the_box_and_no_more() -> None:
+    async with named("unsafe").open(1) as boxes:
+        assert isinstance(boxes, Pool)
+        for _ in range(3):
+            async with boxes.lease() as box:
+                home = "import os; home = os.environ['HOME']; os.chdir('/'); os.rmdir(home); open(home, 'w').close()"
+                assert (await box.python(home)).ok
+        async with boxes.lease():
+            assert (boxes.started, boxes.ended, boxes.unclean) == (4, 3, 3)
+
+
+async def test_an_idle_box_keeps_its_place_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, go_on = asyncio.Event(), asyncio.Event()
+    alive = most = 0
+
+    async def start() -> RemoteBox:
+        nonlocal alive, most
+        alive += 1  # From the moment on that it is begun.
+        most = max(most, alive)
+        box = await Process(unsafe=True)._start()
+        end = box._end
+
+        async def ended() -> None:
+            nonlocal alive
+            ending.set()
+            await go_on.wait()
+            await end()
+            alive -= 1
+
+        box._end = ended
+        return box
+
+    async with open_pool(start, 1) as boxes:
+        async with boxes.lease():
+            pass
+        while boxes._returning:
+            await asyncio.wait(boxes._returning)
+        monkeypatch.setattr(pools, "IDLE_S", -1.0)
+        tending = asyncio.create_task(boxes.tend())
+        await ending.wait()
+
+        async def lease() -> None:
+            async with boxes.lease() as box:
+                assert (await box.python("1")).ok
+
+        leasing = asyncio.create_task(lease())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert alive == most == 1
+        go_on.set()
+        await tending
+        await leasing
+        assert alive == most == 1

@@ -3,13 +3,14 @@
 import asyncio
 import socket
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.base import RemoteBox
+from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.wire import MAX_BODY, MAX_ENVELOPE, Decoder, Frame, Wire, encode
 
 
@@ -136,3 +137,27 @@ async def test_an_answer_that_makes_sense_is_a_result() -> None:
 async def test_a_server_of_another_protocol_is_refused() -> None:
     with pytest.raises(SandboxError, match="protocol"):
         await answered(encode({"hello": 99}))
+
+
+@pytest.mark.parametrize(
+    "names", [b"/etc/x", b"a/b", b"..", b"../", b".", b"./", b"/", b"", b"a//", b"good\0/x", b"good\0..", b"good\0"]
+)
+async def test_names_that_are_no_names_break_the_box_and_nothing_is_written(names: bytes, tmp_path: Path) -> None:
+    for call in ("list", "get"):
+        box = await answered(HELLO, encode({"id": 1}, names or b"\0"), encode({"id": 2}, b"content"))
+        with pytest.raises(SandboxError, match="is not a name"):
+            await (box.list() if call == "list" else box.get(".", tmp_path / "got"))
+        assert box.broken
+        await box.close()
+    assert not (tmp_path / "got").exists()
+
+
+@pytest.mark.parametrize(
+    "answer", [{"error": "Directory not empty", "errno": 39}, {"error": "odd"}, {"clean": False, "why": "odd"}, {}]
+)
+async def test_a_reset_that_is_not_said_to_be_clean_breaks_the_box(answer: dict[str, object]) -> None:
+    box = await answered(HELLO, encode({"id": 1, **answer}))
+    with pytest.raises(SandboxError, match="sandbox_lost"):
+        await box.reset()
+    assert box.broken
+    await box.close()

@@ -1,0 +1,155 @@
+"""A client of a Docker engine: it leaves no socket open where the engine is gone, and its errors are SandboxError."""
+
+import functools
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from urllib.parse import urlsplit
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker_attach import TCP_PORT
+from agentgym.sandboxes.faults import exhausted, is_exhausted
+
+if TYPE_CHECKING:
+    import docker
+    from requests.adapters import BaseAdapter
+
+FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
+NO_PACKAGE = "the docker package is missing: pip install 'agentgym[docker]'"
+PROBE_S = 10.0
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EngineDown(SandboxError):
+    """The engine does not answer; it may come back."""
+
+
+class EngineFailed(SandboxError):
+    """The engine answered that something went wrong on its side, or a box did not live to its first word."""
+
+
+class NoDockerPackage(SandboxError):
+    """The client library is not installed here; whether an engine runs is not known."""
+
+
+def address() -> str:
+    """The engine that DOCKER_HOST names, else the local one."""
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
+    """A client of an engine, local or over TCP; EngineDown where none answers, NoDockerPackage without the library."""
+    host = host or address()
+    _probe(host)
+    return _client_class()(timeout=timeout_s, **_client_settings(host))
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """What the engine refuses is SandboxError; EngineDown or EngineFailed where it is down, or fails."""
+    _need_package()
+    from docker.errors import APIError, DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except APIError as error:
+        kind = EngineFailed if error.status_code is not None and error.status_code >= 500 else SandboxError
+        raise kind(f"the Docker engine: {error}") from error
+    except (DockerException, RequestException) as error:
+        if is_exhausted(error):
+            raise SandboxError(f"the Docker engine: {exhausted()}") from error
+        raise EngineDown(f"the Docker engine: {error}") from error
+
+
+def translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run it under `engine_errors`."""
+    with engine_errors():
+        return operation(*args, **kwargs)
+
+
+def _need_package() -> None:
+    try:
+        import docker  # noqa: F401
+    except ImportError as error:
+        raise NoDockerPackage(NO_PACKAGE) from error
+
+
+def _probe(host: str) -> None:
+    """Connect once, before the library is loaded for it; EngineDown names the engine that is not there."""
+    url = urlsplit(host)
+    try:
+        if url.scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(PROBE_S)
+                probe.connect(url.path)
+        elif url.scheme in ("tcp", "http", "https"):
+            socket.create_connection((url.hostname or "", url.port or TCP_PORT), PROBE_S).close()
+        else:
+            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken; {FORWARD}")
+    except OSError as error:
+        if is_exhausted(error):
+            raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error
+        raise EngineDown(f"no Docker engine answers at {host}: {error.strerror or error}") from error
+
+
+def _client_settings(host: str) -> dict[str, Any]:
+    from docker.utils import kwargs_from_env
+
+    return {**kwargs_from_env({**os.environ, "DOCKER_HOST": host})}
+
+
+@functools.cache
+def _client_class() -> "type[docker.APIClient]":
+    """The client library's class, with two of its ways mended."""
+    _need_package()
+    from docker import APIClient
+    from docker.transport import UnixHTTPAdapter
+
+    class Client(APIClient):
+        def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+            """Left open, REQUESTS_CA_BUNDLE would take the place of the authority that DOCKER_CERT_PATH names."""
+            verify = self.verify if verify is None else verify
+            return super().merge_environment_settings(url, proxies, stream, verify, cert)
+
+        def mount(self, prefix: "str | bytes", adapter: "BaseAdapter") -> None:
+            """The library mounts its adapter for unix sockets before its first request; ours takes its place."""
+            if isinstance(adapter, UnixHTTPAdapter):
+                adapter = self._custom_adapter = _closing_adapter(adapter)
+            super().mount(prefix, adapter)
+
+    return Client
+
+
+def _closing_adapter(theirs: Any) -> Any:
+    """The library's adapter for a unix socket; its connections close their socket where connecting fails."""
+    from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
+
+    class Connection(UnixHTTPConnection):
+        def connect(self) -> None:
+            """The library's own leaves the socket to the garbage collector where the engine is gone."""
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(self.timeout)
+                connection.connect(self.unix_socket)
+            except BaseException:
+                connection.close()
+                raise
+            self.sock = connection
+
+    class Connections(UnixHTTPConnectionPool):
+        def _new_conn(self) -> Any:
+            return Connection(self.base_url, self.socket_path, cast("int", self.timeout))
+
+    class Adapter(UnixHTTPAdapter):
+        def get_connection(self, url: Any, proxies: Any = None) -> Any:
+            with self.pools.lock:
+                if (pool := self.pools.get(url)) is None:
+                    pool = Connections(url, self.socket_path, self.timeout, maxsize=self.max_pool_size)
+                    self.pools[url] = pool
+            return pool
+
+    return Adapter(theirs.socket_path, theirs.timeout, max_pool_size=theirs.max_pool_size)

@@ -1,0 +1,33 @@
+"""The image that Docker boxes run: what it is called, and whether an engine has it."""
+
+from typing import TYPE_CHECKING
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.server_files import server_digest
+
+if TYPE_CHECKING:
+    import docker
+
+IMAGE = "agentgym-sandbox"
+"""The repository of our images; their tag is the digest of the server inside."""
+SERVER_LABEL = "agentgym.server"
+BUILD = "agentgym sandbox build"
+
+
+def default_image() -> str:
+    """Our image for this agentgym's server."""
+    return f"{IMAGE}:{server_digest()}"
+
+
+def image_digest(client: "docker.APIClient", image: str) -> str:
+    """The image's id; SandboxError that says how to build it where it is missing or holds another server."""
+    from docker.errors import ImageNotFound
+
+    try:
+        found = client.inspect_image(image)  # type: ignore[no-untyped-call]
+    except ImageNotFound as error:
+        raise SandboxError(f"the Docker engine has no image {image!r}: {BUILD}") from error
+    server = (found["Config"]["Labels"] or {}).get(SERVER_LABEL)
+    if server not in (None, server_digest()):
+        raise SandboxError(f"the image {image!r} holds another server than this agentgym: {BUILD}")
+    return str(found["Id"])

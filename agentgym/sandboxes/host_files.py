@@ -1,0 +1,116 @@
+"""Files of this machine on their way into a box and out of it: bounded, and no link is followed."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+MAX_FILES = 10_000
+MAX_TREE = 64 << 20
+
+
+class HostFile(NamedTuple):
+    """A file and its path: below the target folder, or "" for the target itself."""
+
+    path: str
+    content: bytes
+    executable: bool
+
+
+def load_tree(source: Path, target: str, max_file: int) -> list[HostFile]:
+    """The file, or every file in the folder, by its path below `target`; ValueError for links and over the limits."""
+    found: list[HostFile] = []
+    room = MAX_TREE
+    for path in _files(source):
+        if len(found) == MAX_FILES:
+            raise ValueError(f"{str(source)!r} holds over {MAX_FILES} files")
+        content, executable = _load(path, min(room, max_file))
+        room -= len(content)
+        below = path.relative_to(source)
+        inside = PurePosixPath(target, below) if below.parts else PurePosixPath(_file_target(source, target))
+        found.append(HostFile(str(inside), content, executable))
+    return found
+
+
+def _file_target(source: Path, target: str) -> str:
+    """Where a single file goes: into the working folder, or to the path that was said."""
+    return source.name if target in ("", ".") else target
+
+
+def _files(path: Path) -> Iterator[Path]:
+    mode = path.lstat().st_mode
+    if stat.S_ISDIR(mode):
+        for inner in sorted(path.iterdir()):
+            yield from _files(inner)
+    elif stat.S_ISREG(mode):
+        yield path
+    else:
+        raise ValueError(f"{str(path)!r} is a link, a pipe or a device")
+
+
+def _load(path: Path, limit: int) -> tuple[bytes, bool]:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        content = file.read(limit + 1)
+        mode = os.fstat(file.fileno()).st_mode
+    if len(content) > limit:
+        raise ValueError(f"{str(path)!r}: over the limit of {limit} bytes")
+    return content, bool(mode & stat.S_IXUSR)
+
+
+def store_tree(target: Path, files: Sequence[HostFile]) -> None:
+    """Write them below `target`, and nowhere else; nothing is written where one of the paths leads out of it.
+
+    FileExistsError where a link is in the way, ValueError for a path that is not names between slashes.
+    """
+    # A target without a name of its own, such as "." or "..", is a folder that the caller means as it stands.
+    top, first = (target.parent, [target.name]) if is_name(target.name) else (target, [])
+    paths = [[*first, *_names(file.path, target)] for file in files]
+    if not all(paths):
+        raise ValueError(f"{str(target)!r} is a folder, and a file's content was to be written there")
+    for parts, file in zip(paths, files, strict=True):
+        top.mkdir(parents=True, exist_ok=True)
+        _store(top, parts, file)
+
+
+def is_name(name: str) -> bool:
+    """Whether it is one component of a path, which leads to something in its folder."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def _names(path: str, target: Path) -> list[str]:
+    """The components of a file's path; none for "", which is the target itself."""
+    names = path.split("/") if path else []
+    if not all(map(is_name, names)):
+        raise ValueError(f"{path!r} leads out of {str(target)!r}, or is no path")
+    return names
+
+
+def _store(top: Path, parts: Sequence[str], file: HostFile) -> None:
+    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            folder = _enter(folder, part)
+        mode = 0o755 if file.executable else 0o644
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            fd = os.open(parts[-1], flags, mode, dir_fd=folder)
+        except OSError as error:
+            raise FileExistsError(f"a link or a folder is in the way of {file.path!r}") from error
+        with os.fdopen(fd, "wb") as stored:
+            stored.write(file.content)
+    finally:
+        os.close(folder)
+
+
+def _enter(folder: int, name: str) -> int:
+    """The sub-folder instead of the folder, made where there is none."""
+    with suppress(FileExistsError):
+        os.mkdir(name, dir_fd=folder)
+    try:
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        raise FileExistsError(f"a link or a file is in the way of the folder {name!r}") from error
+    os.close(folder)
+    return inner

@@ -1,0 +1,24 @@
+"""The inside of a box: a supervisor that holds the only wire to the host, and the workers it forks from itself.
+
+::
+
+    python3 -I -S -B server '{"connect": "/run/agentgym/box.sock", "work": "/tmp", "branches": "/branches",
+                              "wipe": ["/tmp", "/branches"], "limits": {}}'
+
+    frame    4-byte big-endian length | JSON envelope | as many raw bytes as the envelope's "body" says
+    host     {"id", "session", "op", ...}                               a call, one at a time; `op` is one of
+             python exec write read list fork end reset
+             {"id", "answer": k} + JSON body, {"id", "op": "cancel"}    inside a running call
+    here     {"hello", "python"} once;  {"id", "ask": k} + JSON body;  {"id", ...} ends the call
+
+Session 0 is the trunk. `fork` makes another that goes on from where a session stands: its own process, its own copy of
+the working folder. The supervisor alone says what happened: limits, signals, cut output and lost state are facts that
+it saw.
+Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
+the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
+
+    limits < frames, session_fork < children, worker < process_tree, call, files < sessions < supervisor < start
+
+Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and
+Python 3.9 or newer; nothing here is imported by the host.
+"""

@@ -1,0 +1,269 @@
+"""The supervisor's own children: forked with pipes of their own, and with no descriptor of the host's wire."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+
+from .frames import Channel, wait
+from .limits import (
+    CHANNEL,
+    CHANNEL_LOST,
+    HIGHEST_FD,
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    PR_SET_SECCOMP,
+    SECCOMP_MODE_FILTER,
+    SYS_CLOSE_RANGE,
+    SYS_MQ_OPEN,
+    libc,
+)
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Exits:
+    """Where the kernel has no pidfd_open (gVisor's): a pipe that gets a byte whenever some child has ended."""
+
+    pipe: tuple[int, int] | None = None
+
+    @classmethod
+    def watch(cls) -> None:
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+        except OSError:
+            cls.pipe = os.pipe()
+            for fd in cls.pipe:
+                os.set_blocking(fd, False)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            signal.set_wakeup_fd(cls.pipe[1], warn_on_full_buffer=False)
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a child: the pipe is not its own."""
+        if cls.pipe is not None:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    @classmethod
+    def open(cls, pid: int) -> int:
+        """A descriptor of our own that is readable once this child has ended, or only may have."""
+        return os.pidfd_open(pid) if cls.pipe is None else os.dup(cls.pipe[0])
+
+    @classmethod
+    def clear(cls) -> None:
+        if cls.pipe is not None:
+            try:
+                while os.read(cls.pipe[0], 4096):
+                    pass
+            except BlockingIOError:
+                pass
+
+
+class Child:
+    """A process that the supervisor forked, and the supervisor's ends of its pipes."""
+
+    def __init__(self, pid: int, out: int, err: int, end: socket.socket | None, host: int) -> None:
+        self.pid, self.out, self.err = pid, out, err
+        os.set_blocking(out, False)
+        os.set_blocking(err, False)
+        self.channel = None if end is None else Channel(end, pid)
+        self.exit = Exits.open(pid)
+        self.urgent, self.all = select.poll(), select.poll()
+        said = [] if self.channel is None else [self.channel.fd]
+        for fd in (*said, host, self.exit):  # The channel comes first: an answer counts before an exit.
+            self.urgent.register(fd, select.POLLIN)
+        for fd in (*said, out, err, host, self.exit):
+            self.all.register(fd, select.POLLIN)
+
+    def close(self) -> None:
+        for fd in (self.exit, self.out, self.err):
+            os.close(fd)
+        if self.channel is not None:
+            self.channel.close()
+
+    def deafen(self, fd: int) -> None:
+        """Hear no more of a descriptor whose other end is closed."""
+        for poll in (self.urgent, self.all):
+            try:
+                poll.unregister(fd)
+            except KeyError:
+                continue
+
+    def ended(self) -> bool:
+        """Whether it has ended, reaped or not."""
+        Exits.clear()
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def ends(self, deadline: float) -> bool:
+        """Whether it ends before the deadline."""
+        while not self.ended():
+            try:
+                wait(self.exit, select.POLLIN, deadline)
+            except TimeoutError:
+                return False
+        return True
+
+    def exited(self) -> int:
+        """Reap it, once it has ended; its exit code, or minus its signal."""
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            return -signal.SIGKILL  # Reaped among the leftovers of an earlier call.
+
+
+def fork(patience_s: float) -> int:
+    """os.fork, tried again while the box is full of processes: a control group counts the dead a little longer."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.002)
+
+
+def start(
+    run: Callable[[], object],
+    work: str,
+    limits: dict[str, int],
+    patience_s: float,
+    host: int,
+    *,
+    channel: bool,
+    sealed: bool,
+) -> Child:
+    """Fork a process with pipes of its own that holds nothing of the host's wire, and `run` in it."""
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    ends = channel_pair() if channel else None
+    try:
+        pid = fork(patience_s)
+    except OSError:
+        for fd in (out, out_end, err, err_end):
+            os.close(fd)
+        for end in ends or ():
+            end.close()
+        raise
+    if pid == 0:
+        try:
+            enter(out_end, err_end, ends and ends[1].fileno(), work, limits, sealed=sealed)
+            run()
+        finally:
+            os._exit(CHANNEL_LOST)
+    os.close(out_end)
+    os.close(err_end)
+    if ends is not None:
+        ends[1].close()
+    return Child(pid, out, err, ends and ends[0], host)
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """The supervisor's end, which the kernel tells who writes, and the worker's."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    ours.setblocking(False)
+    return ours, theirs
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on, however high its number is."""
+    if libc.syscall(SYS_CLOSE_RANGE, first, ctypes.c_uint(HIGHEST_FD), 0) == 0:
+        return
+    for fd in open_descriptors():
+        if fd >= first:
+            os.close(fd)
+
+
+def open_descriptors() -> list[int]:
+    """Every descriptor that this process holds, whatever its limit of open files is."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            os.fstat(int(name))
+        except OSError:
+            continue  # The listing's own.
+        found.append(int(name))
+    return found
+
+
+def keep_only(allowed: set[int]) -> None:
+    """Close every descriptor but the lowest ones, which are `allowed`; SystemExit where another one is left.
+
+    A descriptor of the host's wire in a worker would let its code forge answers: so it is proved, not assumed.
+    """
+    close_from(max(allowed) + 1)
+    left = sorted(set(open_descriptors()) - allowed)
+    if left:
+        os.write(2, f"descriptors {left} are open that no worker may hold\n".encode())
+        raise SystemExit(CHANNEL_LOST)
+
+
+def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, int], *, sealed: bool) -> None:
+    """Become a child: own session, own pipes, limits; every descriptor of the supervisor closed."""
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    if channel is not None:
+        os.dup2(channel, CHANNEL, inheritable=False)
+    keep_only({0, 1, 2} if channel is None else {0, 1, 2, CHANNEL})
+    Exits.forget()
+    for number in QUIET:
+        signal.signal(number, signal.SIG_DFL)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    write_text("/proc/self/oom_score_adj", "1000")
+    # Sealed against ptrace and /proc/<pid>/mem by other processes of the same user.
+    libc.prctl(PR_SET_DUMPABLE, 0 if sealed else 1, 0, 0, 0)
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    if not os.path.exists("/proc/sysvipc"):
+        deny_queues()
+    try:
+        os.chdir(work)
+    except OSError:
+        os.chdir("/")
+
+
+def deny_queues() -> None:
+    """Take mq_open away: a kernel that lists no queues (gVisor's) leaves none that a reset could remove."""
+    load_number, jump_if_equal, leave = 0x20, 0x15, 0x06
+    refuse, allow = 0x00050000 | errno.ENOSYS, 0x7FFF0000
+    steps = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, SYS_MQ_OPEN), (leave, 0, 0, refuse), (leave, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0):
+        raise OSError(ctypes.get_errno(), "no filter for system calls")
+
+
+def write_text(path: str, text: str) -> None:
+    """Write where the kernel lets us."""
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        os.write(fd, text.encode())
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+# Ignored, not handled: a handler would make pid 1 open to signals from inside.
+QUIET = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})

@@ -1,0 +1,224 @@
+"""File calls below a working folder: no link is followed, and nothing leads out of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from .frames import write_fully
+from .limits import IPC_RMID, MAX_DEPTH, MAX_IPC, NotAFile, Refused, libc
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def parts_of(path: str, work: str) -> list[str]:
+    """The names below the working folder that lead to `path`; Refused where it leads out."""
+    if path.startswith("/"):
+        if path != work and not path.startswith(work.rstrip("/") + "/"):
+            raise Refused(f"{path!r} is outside of the working folder {work}")
+        path = path[len(work) :]
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in path:
+        raise Refused(f"{path!r} is outside of the working folder {work}")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise Refused(f"{path!r} is no path: it holds half of a character") from None
+    return parts
+
+
+def open_below(work: str, parts: list[str], *, make: bool = False) -> int:
+    """A descriptor of the folder, following no link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    fd = os.open(work, flags)
+    for part in parts:
+        if make:
+            try:
+                os.mkdir(part, 0o755, dir_fd=fd)
+            except FileExistsError:
+                pass
+        try:
+            inner = os.open(part, flags, dir_fd=fd)
+            # gVisor's kernel follows a link here all the same: what was opened must be what has that name.
+            if not os.path.samestat(os.fstat(inner), os.stat(part, dir_fd=fd, follow_symlinks=False)):
+                os.close(inner)
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+def open_file(work: str, path: str, flags: int) -> int:
+    """A descriptor of a regular file; Refused for links, pipes and devices."""
+    parts = parts_of(path, work)
+    if not parts:
+        raise Refused(f"{path!r} is a folder")
+    folder = open_below(work, parts[:-1], make=bool(flags & os.O_CREAT))
+    try:
+        # O_NONBLOCK: a pipe left under this name must not hold up the supervisor.
+        fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotAFile(f"{path!r} is a link") from None
+        raise
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotAFile(f"{path!r} is not a file")
+    return fd
+
+
+def write_file(work: str, path: str, data: memoryview, *, executable: bool) -> None:
+    fd = open_file(work, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_fully(fd, [data], None)
+        if executable:
+            os.fchmod(fd, 0o755)
+    finally:
+        os.close(fd)
+
+
+def read_file(work: str, path: str, limit: int) -> tuple[bytearray, bool]:
+    """The content, and whether it may be executed."""
+    fd = open_file(work, path, os.O_RDONLY)
+    try:
+        info = os.fstat(fd)
+        size = info.st_size
+        if size > limit:
+            raise Refused(f"{path!r} has {size} bytes, the limit is {limit}")
+        data = bytearray(size)
+        if size:
+            del data[os.readv(fd, [data]) :]
+        return data, bool(info.st_mode & stat.S_IXUSR)
+    finally:
+        os.close(fd)
+
+
+def list_folder(work: str, path: str) -> list[bytes]:
+    fd = open_below(work, parts_of(path, work))
+    try:
+        with os.scandir(fd) as entries:
+            return sorted(
+                os.fsencode(entry.name) + (b"/" if entry.is_dir(follow_symlinks=False) else b"") for entry in entries
+            )
+    finally:
+        os.close(fd)
+
+
+def copy_folder(source: int, target: int, depth: int = 0) -> None:
+    """Copy files, folders and links, with modes and times; no link is followed, pipes and sockets are left out."""
+    if depth > MAX_DEPTH:
+        raise Refused(f"it is over {MAX_DEPTH} folders deep")
+    for name in os.listdir(source):
+        info = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if stat.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        elif stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode):
+            copy_entry(source, target, name, info, depth)
+
+
+def copy_entry(source: int, target: int, name: str, info: os.stat_result, depth: int) -> None:
+    """One file or folder, whatever its mode."""
+    is_folder = stat.S_ISDIR(info.st_mode)
+    mode = stat.S_IMODE(info.st_mode)
+    if not mode & stat.S_IRUSR:
+        os.chmod(name, mode | stat.S_IRWXU, dir_fd=source)
+    flags = os.O_NOFOLLOW | (os.O_DIRECTORY if is_folder else os.O_NONBLOCK)
+    old = os.open(name, os.O_RDONLY | flags, dir_fd=source)
+    if is_folder:
+        os.mkdir(name, 0o700, dir_fd=target)
+        new = os.open(name, os.O_RDONLY | flags, dir_fd=target)
+        copy_folder(old, new, depth + 1)
+    else:
+        new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o600, dir_fd=target)
+        while os.sendfile(new, old, None, 1 << 24):
+            pass
+    for fd in (old, new):
+        os.fchmod(fd, mode)
+    os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
+    os.close(old)
+    os.close(new)
+
+
+def remove_folder(path: str) -> None:
+    empty_folder(path)
+    os.rmdir(path)
+
+
+def open_to_empty(name: str, folder: int) -> int:
+    """A descriptor of a sub-folder that may be emptied, whatever its mode was; follows no link."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
+    finally:
+        os.close(handle)
+
+
+def remove_file(name: str, folder: int) -> bool:
+    """Whether it was one, and is gone."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        return False
+    return True
+
+
+def empty_folder(path: str) -> None:
+    """Remove everything below `path`: any depth, any mode, no link followed.
+
+    Each sub-folder's folders are lifted to the top before it is removed, so no path ever grows long. Their names
+    there begin with random digits: code in the box cannot have put something in their way.
+    """
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    unique, lifted = os.urandom(16).hex(), 0
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if remove_file(name, top):
+                    continue
+                folder = open_to_empty(name, top)
+                try:
+                    for inner in os.listdir(folder):
+                        if not remove_file(inner, folder):
+                            os.close(open_to_empty(inner, folder))
+                            lifted += 1
+                            os.rename(inner, f"{unique}-{lifted}", src_dir_fd=folder, dst_dir_fd=top)
+                finally:
+                    os.close(folder)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def empty_ipc() -> None:
+    """Remove the System V objects of our namespace."""
+    kinds: dict[str, tuple[Callable[[], int], Callable[[int], object]]] = {
+        "shm": (lambda: libc.shmget(0, 1, 0o600), lambda number: libc.shmctl(number, IPC_RMID, None)),
+        "msg": (lambda: libc.msgget(0, 0o600), lambda number: libc.msgctl(number, IPC_RMID, None)),
+        "sem": (lambda: libc.semget(0, 1, 0o600), lambda number: libc.semctl(number, 0, IPC_RMID)),
+    }
+    for kind, (make, remove) in kinds.items():
+        for number in ipc_numbers(kind, make):
+            remove(number)
+
+
+IPC_SEEN: dict[str, int] = {}
+"""The highest number of each kind that was removed, where none are listed."""
+
+
+def ipc_numbers(kind: str, make: Callable[[], int]) -> Iterable[int]:
+    """The numbers of all System V objects of a kind; gVisor's kernel lists none, but counts up: all up to a new one."""
+    try:
+        with open(f"/proc/sysvipc/{kind}", "rb") as file:
+            return [int(row.split()[1]) for row in file.read().splitlines()[1:]]
+    except OSError:
+        first = IPC_SEEN.get(kind, 0)
+        newest = make()
+        IPC_SEEN[kind] = newest if newest >= 0 else first + MAX_IPC
+        return range(first, IPC_SEEN[kind] + 1)

@@ -1,0 +1,187 @@
+"""Frames over the host's wire and over a worker's channel; every buffer is zeroed after use."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+
+from .limits import (
+    AHEAD,
+    CHANNEL,
+    CREDENTIAL,
+    CREDENTIALS,
+    LENGTH,
+    MAX_ASK,
+    MAX_BODY,
+    MAX_ENVELOPE,
+    MAX_WORKER_ENVELOPE,
+    PATIENCE_S,
+    ZEROS,
+    Broken,
+    decode,
+)
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+
+def wait(fd: int, event: int, deadline: float | None) -> None:
+    """Return when `fd` is ready; TimeoutError at `deadline`."""
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
+
+
+def write_fully(fd: int, parts: Iterable[bytes | bytearray | memoryview], deadline: float | None) -> None:
+    """Write every part, in order."""
+    left = [memoryview(part) for part in parts if len(part)]
+    while left:
+        try:
+            count = os.writev(fd, left)
+        except BlockingIOError:
+            wait(fd, select.POLLOUT, deadline)
+            continue
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
+
+
+def write_frame(
+    fd: int,
+    envelope: dict[str, Any],
+    body: Iterable[bytes | bytearray | memoryview] = (),
+    deadline: float | None = None,
+) -> None:
+    """One frame; `body` is the parts of its body."""
+    parts = list(body)
+    if parts:
+        envelope["body"] = sum(map(len, parts))
+    head = json.dumps(envelope).encode()
+    write_fully(fd, [LENGTH.pack(len(head)), head, *parts], deadline)
+
+
+def zero(buffer: bytearray) -> None:
+    """Overwrite in place, so that no later fork finds the content."""
+    buffer[:] = bytes(len(buffer))
+
+
+class Inlet:
+    """Whole frames from one descriptor, read ahead into a buffer; what was taken from it is zeroed."""
+
+    def __init__(self, fd: int, *, max_envelope: int, max_body: int) -> None:
+        self.fd, self.max_envelope, self.max_body = fd, max_envelope, max_body
+        self.ahead = memoryview(bytearray(AHEAD))
+        self.start = self.stop = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was read that no frame has taken yet: then no poll will tell of it."""
+        return self.start < self.stop
+
+    def read(self, deadline: float | None) -> tuple[dict[str, Any], bytearray]:
+        """One frame; Broken where it is malformed or too large, EOFError at the end of the wire."""
+        (size,) = LENGTH.unpack(self.take(LENGTH.size, deadline))
+        if size > self.max_envelope:
+            raise Broken
+        try:
+            text = self.take(size, deadline).decode()
+            envelope, end = decode(text)
+        except (ValueError, RecursionError):
+            raise Broken from None
+        if type(envelope) is not dict or end != len(text):
+            raise Broken
+        length = envelope.get("body", 0)
+        if type(length) is not int or not 0 <= length <= self.max_body:
+            raise Broken
+        return envelope, self.take(length, deadline)
+
+    def take(self, size: int, deadline: float | None) -> bytearray:
+        """`size` bytes in a buffer of exactly that size; EOFError where the other end closed."""
+        data = bytearray(size)
+        view = memoryview(data)
+        got = 0
+        while got < size:
+            if self.start == self.stop:
+                if size - got >= AHEAD:
+                    got += self.receive(view[got:], deadline)
+                    continue
+                self.start, self.stop = 0, self.receive(self.ahead, deadline)
+            count = min(size - got, self.stop - self.start)
+            part = self.ahead[self.start : self.start + count]
+            view[got : got + count] = part
+            part[:] = ZEROS[:count]
+            got += count
+            self.start += count
+        return data
+
+    def receive(self, into: memoryview, deadline: float | None) -> int:
+        """How many bytes came, at least one; EOFError where the other end closed."""
+        while True:
+            try:
+                count = self.receive_some(into)
+            except BlockingIOError:
+                wait(self.fd, select.POLLIN, deadline)
+                continue
+            except ConnectionResetError:
+                count = 0
+            if count == 0:
+                raise EOFError
+            return count
+
+    def receive_some(self, into: memoryview) -> int:
+        return os.readv(self.fd, [into])
+
+
+class Wire(Inlet):
+    """The host's wire: one socket, or two pipes where an engine carries our input and output."""
+
+    def __init__(self, inlet: int, outlet: int) -> None:
+        super().__init__(inlet, max_envelope=MAX_ENVELOPE, max_body=MAX_BODY)
+        self.outlet = outlet
+
+    def write(self, envelope: dict[str, Any], body: Iterable[bytes | bytearray | memoryview] = ()) -> None:
+        write_frame(self.outlet, envelope, body)
+
+
+class Channel(Inlet):
+    """The supervisor's end of a worker's channel: frames of that process alone, whoever else holds the other end."""
+
+    def __init__(self, end: socket.socket, pid: int) -> None:
+        super().__init__(end.fileno(), max_envelope=MAX_WORKER_ENVELOPE, max_body=MAX_ASK)
+        self.end, self.pid = end, pid
+
+    def receive_some(self, into: memoryview) -> int:
+        """The kernel says who wrote, and never hands over what two wrote at once; Broken for a stranger's bytes."""
+        count, facts, _, _ = self.end.recvmsg_into([into], CREDENTIALS)
+        if count and (not facts or CREDENTIAL.unpack(facts[0][2])[0] != self.pid):
+            raise Broken
+        return count
+
+    def write(self, envelope: dict[str, Any], body: Iterable[bytes | bytearray | memoryview] = ()) -> None:
+        """OSError where the worker does not take it soon."""
+        write_frame(self.fd, envelope, body, time.monotonic() + PATIENCE_S)
+
+    def close(self) -> None:
+        self.end.close()
+
+
+class WorkerEnd(Inlet):
+    """The worker's end, with the descriptors that came along."""
+
+    def __init__(self) -> None:
+        super().__init__(CHANNEL, max_envelope=MAX_ENVELOPE, max_body=MAX_BODY)
+        self.end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=CHANNEL)
+        self.fds: list[int] = []
+
+    def receive_some(self, into: memoryview) -> int:
+        count, extras, _, _ = self.end.recvmsg_into([into], CREDENTIALS)
+        for _, _, data in extras:
+            self.fds += CREDENTIAL.unpack(data)
+        return count

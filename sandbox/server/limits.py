@@ -1,0 +1,78 @@
+"""Numbers of the protocol, limits, numbers of the kernel's calls, and the errors: what every other module may use."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+
+FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
+"""Where the server's own files are: frames of theirs are not shown to the code in the box."""
+PACKAGE = __name__.partition(".")[0]
+PROTOCOL = 1
+MAX_ENVELOPE = 1 << 20
+MAX_BODY = 17 << 20
+MAX_WORKER_ENVELOPE = 4096
+MAX_ASK = 1 << 20
+MAX_ASKS = 2000
+"""The host refuses politely at half of this; a worker that asks on is not ours any more."""
+KEEP = 32 << 10
+"""Bytes of output kept from the head and from the tail, per stream."""
+HARD_OUTPUT = 16 << 20
+GRACE_S = 0.3
+FORK_S = 5.0
+MAX_BRANCHES = 64
+MAX_DEPTH = 100
+"""How deep a working folder may be to be copied: each level holds two descriptors."""
+TRUNK = 0
+KILL_S = 1.0
+"""How long one process after the other is killed; whoever forks faster is met by killing all at once."""
+PATIENCE_S = 0.5
+"""How long a worker may take over one frame."""
+AHEAD = 16 << 10
+"""Bytes that are read ahead of the frame that is taken."""
+ZEROS = bytes(KEEP)
+CREDENTIALS = socket.CMSG_SPACE(12)
+"""Room for the process, user and group that wrote; or for three descriptors."""
+OUTPUT_LATER_S = 0.002
+"""How long a call's output may lie in its pipe: most calls have ended by then, and wake the supervisor once."""
+CHANNEL = 3
+"""The worker's end of its channel."""
+WIRE_IN, WIRE_OUT = 3, 4
+"""Where the supervisor holds the host's wire, whatever number the client had for it."""
+HIGHEST_FD = (1 << 32) - 1
+SYS_CLOSE_RANGE = 436
+"""The same number on every architecture."""
+CHANNEL_LOST = 70
+"""The exit code of a worker that cannot answer any more."""
+LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+ALONE = os.getpid() == 1
+"""In a process namespace of our own; only then may every process be signalled."""
+IPC_RMID = 0
+MAX_IPC = 65_536
+"""How many System V objects of a kind are looked for where not even one more can be made."""
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_GET_TID_ADDRESS = 1, 4, 36, 40
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
+SYS_MQ_OPEN = {"x86_64": 240, "aarch64": 180}.get(os.uname().machine, 0xFFFFFFFF)
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
+CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000 | signal.SIGCHLD
+"""CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID."""
+LENGTH = struct.Struct(">I")
+CREDENTIAL = struct.Struct("3i")
+libc = ctypes.CDLL(None, use_errno=True)
+decode = json.JSONDecoder().raw_decode  # What json.loads does around it takes longer than it does.
+
+
+class Broken(Exception):
+    """The other end sent what the protocol does not allow."""
+
+
+class Refused(Exception):
+    """A path or a size that the file calls do not take; the text goes to the host."""
+
+
+class NotAFile(Refused):
+    """A link, a pipe, a socket or a device."""

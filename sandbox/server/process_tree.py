@@ -1,0 +1,148 @@
+"""Every process below the supervisor: found, stopped, continued, killed and reaped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from .children import Exits
+from .limits import ALONE, KILL_S, LISTS_CHILDREN
+
+
+def children(pid: int) -> list[int]:
+    """The living children and unreaped zombies of a process, over all its threads."""
+    if not LISTS_CHILDREN:
+        return [child for child, parent in parents().items() if parent == pid]
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def parents() -> dict[int, int]:
+    """Every process here with its parent, for a kernel that lists no children (gVisor's)."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def descendants(root: int) -> dict[int, int]:
+    """Every process below `root`, with its parent, parents first. As a subreaper we keep orphans, so none can hide."""
+    tree: dict[int, int] = {}
+    snapshot = None if LISTS_CHILDREN else parents()
+    queue = [root]
+    for parent in queue:
+        below = children(parent) if snapshot is None else [pid for pid, above in snapshot.items() if above == parent]
+        for pid in below:
+            if pid not in tree:
+                tree[pid] = parent
+                queue.append(pid)
+    return tree
+
+
+def unix_session(pid: int) -> int:
+    """The id of the process that called setsid; 0 where the process is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def send_signal(pid: int, parent: int, number: int) -> None:
+    """Signal a process that is still the child of `parent`: a number taken over by a stranger is spared."""
+    try:
+        if Exits.pipe is not None:
+            if pid in children(parent):
+                os.kill(pid, number)
+            return
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if pid in children(parent):
+            signal.pidfd_send_signal(fd, number)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def reap() -> None:
+    """Collect what has ended, without waiting."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def kill_all_but(spare: set[int]) -> bool:
+    """Kill our descendants outside `spare`; whether none is left."""
+    me = os.getpid()
+    end = time.monotonic() + KILL_S
+    while True:
+        reap()
+        victims = {pid: parent for pid, parent in descendants(me).items() if pid not in spare}
+        if not victims:
+            return True
+        if time.monotonic() > end:
+            return False
+        for pid, parent in victims.items():
+            send_signal(pid, parent, signal.SIGKILL)
+        mine = [pid for pid, parent in victims.items() if parent == me]
+        for pid in mine:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue
+        if not mine:
+            time.sleep(0.0005)
+
+
+def kill_all() -> bool:
+    """Kill everything below us; whether nothing is left."""
+    if not ALONE:
+        return kill_all_but(set())
+    try:
+        os.kill(-1, signal.SIGKILL)  # One call: no fork can slip through.
+    except ProcessLookupError:
+        pass
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return not children(os.getpid())
+
+
+def go_on(stopped: dict[int, int]) -> None:
+    for pid, parent in stopped.items():
+        send_signal(pid, parent, signal.SIGCONT)
+
+
+def stop_all() -> dict[int, int]:
+    """Stop everything below us; the stopped processes."""
+    if ALONE:
+        try:
+            os.kill(-1, signal.SIGSTOP)
+        except ProcessLookupError:
+            pass
+        return descendants(os.getpid())
+    stopped: dict[int, int] = {}
+    while True:
+        tree = descendants(os.getpid())
+        if tree.keys() <= stopped.keys():
+            return tree
+        for pid in tree.keys() - stopped.keys():
+            send_signal(pid, tree[pid], signal.SIGSTOP)
+        stopped.update(tree)

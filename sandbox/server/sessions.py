@@ -1,0 +1,289 @@
+"""Sessions of a box, from their begin to their end: begun, forked, lost, begun anew and reset."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import socket
+import stat
+import time
+
+from .call import ERR, SCRATCH, Call
+from .children import Child, channel_pair, start
+from .files import copy_folder, empty_folder, empty_ipc, remove_folder
+from .frames import Wire, wait
+from .limits import ALONE, CREDENTIAL, CREDENTIALS, FORK_S, KILL_S, MAX_BRANCHES, TRUNK, ZEROS, Refused
+from .process_tree import children, descendants, go_on, kill_all, kill_all_but, reap, stop_all, unix_session
+from .worker import Worker
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+
+class Session:
+    """A Python session: its worker, its working folder, and the processes that it is known to have started."""
+
+    def __init__(self, worker: Child, work: str, *, lost: bool = False) -> None:
+        self.worker, self.work = worker, work
+        self.lost = lost
+        """Its state was lost, and no answer has said so yet."""
+        self.started: set[int] = set()
+
+    def own(self, tree: dict[int, int]) -> set[int]:
+        """Of the processes in `tree`, the worker and what it started; a daemon keeps its dead parent's Unix session."""
+        known = {self.worker.pid, *self.started}
+        for pid, parent in tree.items():  # Parents come before their children.
+            if parent in known or unix_session(pid) in known:
+                known.add(pid)
+        return known.intersection(tree)
+
+    def take_loss(self) -> bool:
+        lost, self.lost = self.lost, False
+        return lost
+
+
+class Sessions:
+    """The trunk and its branches, and all that they started; `started` of each says what is whose."""
+
+    def __init__(self, host: Wire, config: dict[str, Any]) -> None:
+        self.host = host
+        self.work: str = config["work"]
+        self.branches: str = config["branches"]
+        self.wipe: list[str] = [path for path in config["wipe"] if os.path.isdir(path)]
+        self.limits: dict[str, int] = config["limits"]
+        self.modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in self.wipe}
+        self.sessions = {TRUNK: Session(self.new_worker(self.work), self.work)}
+
+    def new_worker(self, work: str, patience_s: float = KILL_S, *, fresh: bool = False) -> Child:
+        def run() -> None:
+            gc.enable()
+            Worker(work, shadowing=not fresh).serve()
+
+        return start(run, work, self.limits, patience_s, self.host.fd, channel=True, sealed=fresh)
+
+    def make_room(self, start: Callable[[float], Child]) -> Child:
+        """Fork; where the box is full of processes they are killed first, and every session is lost."""
+        try:
+            return start(0.0)
+        except BlockingIOError:
+            self.restart_all()
+            return start(KILL_S)
+
+    def renew(self, session: Session) -> None:
+        """A new worker for a session whose processes are gone."""
+        session.worker.close()
+        session.started.clear()
+        session.lost = True
+        try:
+            session.worker = self.new_worker(session.work)
+        except OSError as error:
+            raise SystemExit(1) from error  # Without a session there is no box: the host starts another.
+
+    def restart(self, session: Session) -> None:
+        """Kill a session with all it started, and begin it anew; the others go on where that is possible."""
+        if len(self.sessions) > 1 and self.kill(session):
+            self.renew(session)
+        else:
+            self.restart_all()
+
+    def restart_all(self) -> None:
+        kill_all()
+        for session in self.sessions.values():
+            self.renew(session)
+
+    def kill(self, session: Session) -> bool:
+        """Kill what belongs to one session, and nothing else; whether nothing of it is left."""
+        tree = stop_all()  # Nothing can fork while we look.
+        own = session.own(tree)
+        others = {pid: parent for pid, parent in tree.items() if pid not in own}
+        gone = kill_all_but(set(others))
+        go_on(others)
+        return gone
+
+    def claim(self, session: Session) -> None:
+        """Note what each session started; a stranger without a parent is put down to the one that was called last.
+
+        A process is known by its session before it loses its parent, and stays known afterwards.
+        """
+        if len(self.sessions) == 1:
+            return
+        reap()
+        tree = descendants(os.getpid())
+        strays = set(tree)
+        for each in self.sessions.values():
+            each.started |= each.own(tree)
+            strays -= each.started
+        session.started |= strays
+
+    def revive(self, session: Session) -> None:
+        """Begin the session anew where it ended, or wrote to its channel, between two calls.
+
+        Its output of that time is dropped: an answer holds its own call's output only.
+        """
+        worker = session.worker
+        assert worker.channel is not None
+        ready = {fd for fd, _ in worker.all.poll(0)}
+        if worker.channel.pending or worker.channel.fd in ready or worker.ended():
+            self.restart(session)
+            return
+        for fd in ready.intersection((worker.out, worker.err)):
+            self.discard(fd)
+
+    def discard(self, fd: int) -> None:
+        """Drop what lies in a pipe."""
+        try:
+            for _ in range(64):
+                count = os.readv(fd, [SCRATCH])
+                SCRATCH[:count] = ZEROS[:count]
+                if not count:
+                    return
+        except BlockingIOError:
+            return
+
+    def bystanders(self, before: Iterable[int]) -> set[int]:
+        """What was there before a call, and the sessions: they may have been started anew during it."""
+        return {*before, *(session.worker.pid for session in self.sessions.values())}
+
+    def workers(self) -> set[int]:
+        return self.bystanders(())
+
+    def fork(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        """A session that goes on from where this one stands, with a copy of its folder."""
+        if len(self.sessions) > MAX_BRANCHES:
+            raise Refused(f"over {MAX_BRANCHES} branches")
+        self.revive(session)
+        session.started = set(descendants(os.getpid())) if len(self.sessions) == 1 else session.started
+        folder = os.path.join(self.branches, str(envelope["branch"]))
+        os.mkdir(folder)
+        try:
+            self.copy(session.work, folder, envelope)
+            worker = self.split(session.worker, folder)
+        except BaseException:
+            remove_folder(folder)
+            raise
+        self.sessions[envelope["branch"]] = Session(worker, folder, lost=session.lost)
+        return {}, []
+
+    def copy(self, source: str, target: str, envelope: dict[str, Any]) -> None:
+        """Copy a working folder in a process under a limit, while everything else is stopped."""
+        if not os.listdir(source):
+            return
+
+        def run() -> None:
+            try:
+                copy_folder(os.open(source, os.O_RDONLY | os.O_DIRECTORY), os.open(target, os.O_RDONLY))
+            except (OSError, Refused) as error:
+                os.write(2, str(error).encode())
+                os._exit(1)
+            os._exit(0)
+
+        bystanders = stop_all()
+        try:
+            child = start(run, source, self.limits, 0.0, self.host.fd, channel=False, sealed=True)
+            call = Call(self.host, child, envelope)
+            call.run()
+            child.close()
+            kill_all_but(self.bystanders(bystanders))
+        finally:
+            go_on(bystanders)
+        if call.status != "ok":
+            said = b"".join(map(bytes, ERR.parts())).decode("utf-8", "replace")
+            raise Refused(f"the working folder cannot be copied: {said or call.status}")
+
+    def split(self, worker: Child, folder: str) -> Child:
+        """Have a worker fork: it gets the ends of new pipes, and its child's first byte carries the child's id.
+
+        The kernel writes that id. Whatever process of the session it is, from now on it is the branch.
+        """
+        assert worker.channel is not None
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        ours, theirs = channel_pair()
+        try:
+            worker.channel.write({"fork": folder})
+            socket.send_fds(worker.channel.end, [b"\0"], [theirs.fileno(), out_end, err_end])
+            theirs.close()
+            wait(ours.fileno(), select.POLLIN, time.monotonic() + FORK_S)
+            said, credentials, _, _ = ours.recvmsg(1, CREDENTIALS)
+            pid = CREDENTIAL.unpack(credentials[0][2])[0] if said else 0
+            if pid not in children(os.getpid()) or pid in self.workers():
+                raise Refused("the session could not be forked: no process or no memory is left")
+            return Child(pid, out, err, ours, self.host.fd)
+        except BaseException as error:
+            ours.close()
+            os.close(out)
+            os.close(err)
+            if isinstance(error, OSError):
+                raise Refused("the session could not be forked: it does not answer") from error
+            raise
+        finally:
+            theirs.close()
+            os.close(out_end)
+            os.close(err_end)
+
+    def end(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        """End a branch: its processes and its files."""
+        session = self.sessions.pop(envelope["branch"], None)
+        if session is not None:
+            if not self.kill(session):
+                self.restart_all()
+            session.worker.close()
+            self.remove(session.work)
+        return {}, []
+
+    def remove(self, folder: str) -> None:
+        """Remove a branch's folder while everything else is stopped: other sessions could write into it meanwhile.
+
+        What cannot be removed is left for the next reset, which verifies that nothing is left.
+        """
+        bystanders = stop_all()
+        try:
+            remove_folder(folder)
+        except OSError:
+            pass
+        finally:
+            go_on(bystanders)
+
+    def reset(self, _session: Session, _envelope: dict[str, Any], _body: bytearray) -> Any:
+        """Nothing of before is left, or `clean` is false; then no session is left either."""
+        try:
+            clean = self.begin_anew()
+        except Exception as error:
+            self.sessions = {}
+            return {"clean": False, "why": f"{type(error).__name__}: {error}"[:500]}, []
+        return {"clean": clean}, []
+
+    def begin_anew(self) -> bool:
+        """End every session, remove every file and begin a new trunk; whether nothing else is left."""
+        for session in self.sessions.values():
+            session.worker.close()
+        clean = kill_all()
+        for path in self.wipe:
+            self.empty(path)
+        if ALONE:
+            empty_ipc()
+        clean = clean and not any(os.listdir(path) for path in self.wipe)
+        trunk = Session(self.new_worker(self.work), self.work)
+        self.sessions = {TRUNK: trunk}
+        return clean and children(os.getpid()) == [trunk.worker.pid]
+
+    def empty(self, path: str) -> None:
+        try:
+            if stat.S_IMODE(os.lstat(path).st_mode) != self.modes[path]:
+                os.chmod(path, self.modes[path])
+        except FileNotFoundError:
+            os.mkdir(path, self.modes[path])
+        for mark in os.listxattr(path):
+            os.removexattr(path, mark)
+        empty_folder(path)
+        os.utime(path)
+
+    def leave(self) -> None:
+        """End everything below us; as pid 1 the kernel does it."""
+        if not ALONE:
+            kill_all()
+            for path in self.wipe:
+                remove_folder(path)

@@ -1,0 +1,210 @@
+"""The process that runs Python cells: what the code in a box shares its memory with."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import signal
+import sys
+import traceback
+import types
+from _ast import Expr, Expression, Module, PyCF_ONLY_AST
+from _signal import signal as set_handler  # type: ignore[import-not-found]  # The enumerations around it take ten times as long.
+from _thread import allocate_lock
+
+from .frames import WorkerEnd, write_frame
+from .limits import CHANNEL, CHANNEL_LOST, FOLDER, LENGTH, MAX_ASK
+from .session_fork import is_parent_of_a_fork
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+
+class Worker:
+    """The process that runs Python cells; after the first cell nothing it says is trusted."""
+
+    def __init__(self, work: str, *, shadowing: bool) -> None:
+        self.pid = os.getpid()
+        self.work = work
+        self.call = 0
+        self.asked = 0
+        self.cells = 0
+        self.running = False
+        self.lock = allocate_lock()
+        self.inlet = WorkerEnd()
+        self.proxies: dict[str, object] = {}
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"] = main
+        self.names = main.__dict__
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)  # As every Python has them: OSError rather than death.
+        os.environ.update(own_folder(work))
+        # A verifier's `import re` must not find the re.py that the code under test left in the folder.
+        sys.path.insert(0 if shadowing else len(sys.path), work)
+
+    def serve(self) -> NoReturn:
+        """Run cells until the channel closes."""
+        while True:
+            try:
+                envelope, body = self.inlet.read(None)
+                if "fork" in envelope:
+                    self.branch(envelope["fork"])
+                    continue
+                if "functions" not in envelope:
+                    continue  # The answer to a question that was interrupted.
+                self.call = envelope["id"]
+                self.offer(envelope["functions"])
+                code = self.run(body.decode("utf-8", "replace"))
+                if os.getpid() != self.pid:
+                    os._exit(0)  # A forked child that fell out of the cell must not answer a second time.
+                said = b'{"id": %d, "done": %d}' % (self.call, code)
+                os.write(CHANNEL, LENGTH.pack(len(said)) + said)
+            except KeyboardInterrupt:
+                continue
+            except BaseException:
+                os._exit(CHANNEL_LOST)
+
+    def branch(self, folder: str) -> None:
+        """Return twice: here, and in a process that goes on as a session of its own in `folder`."""
+        self.inlet.take(1, None)  # The byte that the descriptors come with.
+        ends, self.inlet.fds = self.inlet.fds, []
+        random = sys.modules.get("random")
+        state = random.getstate() if random is not None else None
+        if is_parent_of_a_fork():
+            for fd in ends:
+                os.close(fd)
+            return
+        for end, fd in zip(ends, (CHANNEL, 1, 2)):
+            os.dup2(end, fd, inheritable=fd != CHANNEL)
+        for end in {*ends} - {CHANNEL, 1, 2}:
+            os.close(end)
+        self.pid = os.getpid()
+        self.lock = allocate_lock()
+        if random is not None:
+            random.setstate(state)  # Python seeds it anew in a forked child; a branch goes on as the trunk does.
+        self.move(folder)
+        os.write(CHANNEL, b"\0")
+
+    def move(self, folder: str) -> None:
+        """From the old working folder into its copy."""
+        here = os.getcwd()
+        sys.path[:] = [folder if path == self.work else path for path in sys.path]
+        os.environ.update(own_folder(folder))
+        if "tempfile" in sys.modules:
+            sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
+        inside = here == self.work or here.startswith(self.work + "/")
+        try:
+            os.chdir(folder + here[len(self.work) :] if inside else here)
+        except OSError:
+            os.chdir(folder)
+        self.work = folder
+
+    def run(self, source: str) -> int:
+        """One cell; its exit code."""
+        self.cells += 1
+        set_handler(signal.SIGINT, self.interrupt)
+        code = 1
+        try:
+            try:
+                self.running = True
+                code = self.execute(source, f"<cell {self.cells}>")
+            finally:
+                self.running = False
+                flush()
+        except BaseException as error:
+            report(error)
+        return code
+
+    def execute(self, source: str, filename: str) -> int:
+        try:
+            tree = compile(source, filename, "exec", PyCF_ONLY_AST, dont_inherit=True)
+            assert isinstance(tree, Module)
+            linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], Expr) else None
+            if tree.body:
+                exec(compile(tree, filename, "exec", dont_inherit=True), self.names)
+            if isinstance(last, Expr):
+                value = eval(compile(Expression(last.value), filename, "eval", dont_inherit=True), self.names)
+                if value is not None:
+                    sys.stdout.write(repr(value) + "\n")
+        except SystemExit as leaving:
+            return exit_code(leaving)
+        return 0
+
+    def interrupt(self, _number: int, _frame: types.FrameType | None) -> None:
+        if self.running:
+            raise KeyboardInterrupt
+
+    def offer(self, names: list[str]) -> None:
+        """Bind this call's host functions and take back the last call's."""
+        for name, proxy in self.proxies.items():
+            if self.names.get(name) is proxy:
+                del self.names[name]
+        self.proxies = {name: self.proxy(name) for name in names}
+        self.names.update(self.proxies)
+
+    def proxy(self, name: str) -> Callable[..., object]:
+        def function(*args: object, **kwargs: object) -> object:
+            return self.ask(name, args, kwargs)
+
+        function.__name__ = function.__qualname__ = name
+        return function
+
+    def ask(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Call a function of the host; RuntimeError with the host's text where it failed."""
+        if not self.running or os.getpid() != self.pid:
+            raise RuntimeError(f"{name} can be called only from a running cell, in its own process")
+        body = json.dumps([name, args, kwargs]).encode()
+        if len(body) > MAX_ASK:
+            raise ValueError(f"{name}: arguments of {len(body)} bytes, the limit is {MAX_ASK}")
+        with self.lock:
+            self.asked += 1
+            write_frame(CHANNEL, {"id": self.call, "ask": self.asked}, [body])
+            while True:
+                envelope, answer = self.inlet.read(None)
+                if envelope.get("answer") == self.asked:
+                    break
+        said = json.loads(answer)
+        if "error" in said:
+            raise RuntimeError(said["error"])
+        return said["value"]
+
+
+def own_folder(work: str) -> dict[str, str]:
+    """What a session's environment says about its folder."""
+    return {"HOME": work, "TMPDIR": work}
+
+
+def exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def report(error: BaseException) -> None:
+    """The traceback on stderr, without our own frames."""
+    try:
+        shown: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+        assert shown is not None
+        lines = shown
+        while shown is not None:
+            shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(FOLDER)]
+            shown = shown.__cause__ or shown.__context__
+        sys.stderr.write("".join(lines.format()))
+        flush()
+    except BaseException:
+        os.write(2, f"{type(error).__name__} (it could not be shown)\n".encode())
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue

@@ -1,0 +1,5 @@
+#: name = "a lone surrogate"
+#: right = ["ok"]
+#: lost = false
+
+print('\ud800')

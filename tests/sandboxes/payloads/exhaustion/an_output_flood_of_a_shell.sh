@@ -1,0 +1,5 @@
+#: name = "an output flood of a shell"
+#: right = ["output_limit"]
+#: lost = false
+
+yes

@@ -1,0 +1,6 @@
+#: name = "deep recursion"
+#: right = ["error"]
+#: lost = false
+
+def f(): f()
+f()

@@ -1,0 +1,6 @@
+#: name = "a crash"
+#: right = ["killed"]
+#: lost = true
+#: uses = ["frames"]
+
+import ctypes; ctypes.string_at(0)

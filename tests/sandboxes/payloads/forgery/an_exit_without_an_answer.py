@@ -1,0 +1,6 @@
+#: name = "an exit without an answer"
+#: right = ["error"]
+#: lost = true
+#: uses = ["frames"]
+
+os._exit(0)

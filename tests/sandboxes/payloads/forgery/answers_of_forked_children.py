@@ -1,0 +1,6 @@
+#: name = "answers of forked children"
+#: right = ["ok"]
+#: lost = false
+#: uses = ["frames"]
+
+for _ in range(3): os.fork()

@@ -1,0 +1,9 @@
+#: name = "asks whose answers nobody reads"
+#: right = ["protocol", "timeout"]
+#: lost = true
+#: timeout_s = 2.0
+#: functions = true
+#: uses = ["frames"]
+
+ask = frame({'id': call, 'ask': 1}, json.dumps(['f', ['x' * 100_000], {}]).encode())
+while True: os.write(3, ask)

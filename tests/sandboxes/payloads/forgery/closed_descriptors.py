@@ -1,0 +1,6 @@
+#: name = "closed descriptors"
+#: right = ["protocol"]
+#: lost = true
+#: uses = ["frames"]
+
+os.closerange(0, 1024)

@@ -1,0 +1,86 @@
+"""The host's wire stays the server's alone, however many files the client has open when it starts a box."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from agentgym.sandboxes.server_files import image_folder
+from agentgym.types import Box, Sandbox
+
+MANY = 520
+HOLDS = """
+import json, os
+def held():
+    for name in os.listdir('/proc/self/fd'):
+        try: yield int(name), os.readlink(f'/proc/self/fd/{name}').split(':')[0]
+        except OSError: pass  # The listing's own.
+print(json.dumps(dict(sorted(held()))))
+"""
+WORKER = '{"0": "/dev/null", "1": "pipe", "2": "pipe", "3": "socket"}\n'
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as a client has that holds data, HTTP connections and other boxes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, MANY + 400), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY)]
+    try:
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def worker_holds_its_own_only(box: Box) -> None:
+    for fresh in (False, True):
+        assert (await box.python(HOLDS, fresh=fresh)).stdout == WORKER
+    shell = await box.exec("for n in $(seq 0 1500); do [ -e /proc/$$/fd/$n ] && echo $n; done")
+    assert {int(number) for number in shell.stdout.split()} - {255} == {0, 1, 2}  # 255 is bash's own.
+    async with await box.fork() as branch:
+        assert (await branch.python(HOLDS)).stdout == WORKER
+
+
+async def test_code_never_holds_the_wire_where_the_client_has_520_open_files(
+    sandbox: Sandbox, many_files: None
+) -> None:
+    async with sandbox.open(1) as boxes:
+        async with boxes.lease() as box:
+            await worker_holds_its_own_only(box)
+        async with boxes.lease() as box:  # After a reset.
+            await worker_holds_its_own_only(box)
+
+
+def alone(code: str) -> "subprocess.CompletedProcess[str]":
+    """A process of its own that has the server's modules at hand, and 100 open files above its limit."""
+    begin = (
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "held = [os.open(os.devnull, os.O_RDONLY) for _ in range(600)]\n"
+        "os.closerange(3, 500)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"  # Those above it stay open.
+        f"sys.path.append({str(image_folder())!r})\n"
+        "from server import children\n"
+    )
+    return subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kernel", ["has close_range", "has none"])
+def test_what_is_above_the_limit_of_open_files_is_closed_too(kernel: str) -> None:
+    without = "children.SYS_CLOSE_RANGE = -1\n" if kernel == "has none" else ""
+    done = alone(f"{without}children.keep_only({{0, 1, 2}})\nprint(children.open_descriptors())")
+    assert (done.stderr, done.stdout) == ("", "[0, 1, 2]\n")
+
+
+def test_a_worker_that_holds_another_descriptor_ends_before_any_code_runs() -> None:
+    done = alone(
+        "children.close_from = lambda first: os.closerange(first, 600)\nchildren.keep_only({0, 1, 2})\nprint(1)"
+    )
+    assert done.returncode == 70
+    assert done.stdout == ""
+    assert "are open that no worker may hold" in done.stderr
