@@ -1,10 +1,11 @@
 """What this machine's own limits and leftovers do to a client."""
 
+import asyncio
 import os
 import resource
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def room_for(free: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in names(Path("/proc/self/fd")))
     held: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 40, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 100, before[1]))
     try:
         with suppress(OSError):
             while True:
@@ -74,6 +75,16 @@ async def test_a_process_that_can_open_no_more_files_gets_a_sandbox_error_that_s
     assert outcomes[-1] == "1\n"
     assert len(outcomes) > 1
     assert [said for said in outcomes[:-1] if not ("sandbox_lost" in said and "RLIMIT_NOFILE" in said)] == []
+
+
+async def test_boxes_that_start_at_once_hold_the_files_of_their_server_one_after_the_other() -> None:
+    count = 12
+    async with make("bubblewrap").open(count) as boxes:
+        with room_for(20 + 3 * count):  # A start needs some 20, and a box that waits for its first word 2.
+            async with AsyncExitStack() as stack:
+                leases = [asyncio.create_task(stack.enter_async_context(boxes.lease())) for _ in range(count)]
+                for lease in leases:
+                    assert (await (await lease).python("1")).stdout == "1\n"
 
 
 def test_an_engine_over_ssh_is_refused_with_what_to_use_instead() -> None:
