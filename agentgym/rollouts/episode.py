@@ -10,13 +10,12 @@ from typing import Any
 from agentgym.env import Env, TaskT, find_env, threads_ended
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
 from agentgym.rollouts.chat import Chat
-from agentgym.rollouts.clock import time_limit
 from agentgym.rollouts.engine import Engine
 from agentgym.rollouts.kid import Forker
 from agentgym.rollouts.step_result import read_metrics, read_reset, read_rewards, read_step
 from agentgym.rollouts.strand import Record, Strand
 from agentgym.task_rows import as_task
-from agentgym.time_limits import TimeLimit
+from agentgym.time_limits import TimeLimit, time_limit
 from agentgym.types import Box, Boxes, Rollout, Sampling, StopReason
 
 

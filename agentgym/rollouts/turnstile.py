@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from agentgym.errors import EngineError
 from agentgym.rollouts.account import Counts
 from agentgym.rollouts.chat import ChatTokenizer
-from agentgym.rollouts.clock import off_the_clock
 from agentgym.rollouts.engine import Engine
+from agentgym.time_limits import off_the_clock
 from agentgym.types import Adapter, Completion, Floats, Sampling
 
 
