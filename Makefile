@@ -54,9 +54,9 @@ test-slow: $(VENV)/dev box
 	$(PY) -m pytest -q -m 'slow and not sglang' $(ARGS)
 
 # Without their dependencies: those are CUDA's, several GB that a CPU has no use for.
-$(SGLANG)/installed: tests/sglang_cpu/requirements.txt
+$(SGLANG)/installed: tests/engines/sglang/cpu/requirements.txt
 	$(PYTHON) -m venv $(SGLANG)
-	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/sglang_cpu/requirements.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/engines/sglang/cpu/requirements.txt
 	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		sglang==0.5.23 torchvision==0.28.0 compressed-tensors==0.18.0
 	@touch $@

@@ -7,26 +7,35 @@ heavy packages; `LocalEngine`, `Trainer` and the boxes load theirs when they are
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agentgym.env import Compact, Env, KeepLast, Limits, Procedural, ToolEnv, Window, register, reward
+from agentgym.boxes import ExecResult
+from agentgym.environments.context_policies import Compact, KeepLast, Window
+from agentgym.environments.env import Env, Procedural
+from agentgym.environments.limits import Limits
+from agentgym.environments.registry import register
+from agentgym.environments.rewards import reward
+from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import ToolError
 from agentgym.extras import needs_extra
-from agentgym.rollouts.draw import batches
-from agentgym.rollouts.episode import rollout
-from agentgym.rollouts.group import run_groups
-from agentgym.rollouts.oversample import Oversample
-from agentgym.rollouts.schedule import Scheduler
+from agentgym.messages import Message
+from agentgym.rollouts.rollout import rollout
 from agentgym.samples import samples
-from agentgym.tools import Stop, tool
-from agentgym.types import ExecResult, Group, Message, Rollout, Sample, Sampling, StepResult, Task
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.run_groups import run_groups
+from agentgym.scheduling.scheduler import Scheduler
+from agentgym.scheduling.task_sampler import batches
+from agentgym.tools.tool import Stop, tool
+from agentgym.types import Group, Rollout, Sample, Sampling, StepResult, Task
 
 if TYPE_CHECKING:
-    from agentgym.command import main
-    from agentgym.evaluation import Evaluation, evaluate
-    from agentgym.log import Log
-    from agentgym.loop import Play, Run, learn, sync
-    from agentgym.rollouts.adapter_files import read_adapter
-    from agentgym.rollouts.local import LocalConfig, LocalEngine
-    from agentgym.rollouts.sglang import SGLangConfig, SGLangEngine
+    from agentgym.engines.adapter_files import read_adapter
+    from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
+    from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+    from agentgym.run.command import main
+    from agentgym.run.config import Run
+    from agentgym.run.distributed_rollouts import Play
+    from agentgym.run.evaluation import Evaluation, evaluate
+    from agentgym.run.log import Log
+    from agentgym.run.loop import learn, sync
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
@@ -82,16 +91,16 @@ __all__ = [
 ]
 
 _LAZY = {
-    "agentgym.command": ("main",),
-    "agentgym.evaluation": ("Evaluation", "evaluate"),
-    "agentgym.log": ("Log",),
-    "agentgym.loop": ("Play", "Run", "learn", "sync"),
-    "agentgym.rollouts.local": ("LocalConfig", "LocalEngine"),
-    "agentgym.rollouts.sglang": ("SGLangConfig", "SGLangEngine"),
+    "agentgym.run.command": ("main",),
+    "agentgym.run.evaluation": ("Evaluation", "evaluate"),
+    "agentgym.run.log": ("Log",),
+    "agentgym.run.loop": ("Play", "Run", "learn", "sync"),
+    "agentgym.engines.transformers.engine": ("LocalConfig", "LocalEngine"),
+    "agentgym.engines.sglang.engine": ("SGLangConfig", "SGLangEngine"),
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),
     "agentgym.sandboxes.local": ("Bubblewrap", "Process"),
-    "agentgym.rollouts.adapter_files": ("read_adapter",),
+    "agentgym.engines.adapter_files": ("read_adapter",),
     "agentgym.train.config": ("TrainConfig",),
     "agentgym.train.trainer": ("Trainer",),
 }

@@ -13,7 +13,7 @@ import pytest
 
 from agentgym.env_checks.check import forgotten
 from agentgym.env_checks.leaks import LeakWatch
-from agentgym.testing import FakeBoxes
+from agentgym.sandboxes.fake import FakeBoxes
 
 WATCH = pytest.StashKey[LeakWatch]()
 ASYNC_PLUGINS = ("asyncio", "trio", "tornasync", "twisted", "aiohttp")

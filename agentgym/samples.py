@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, overload
 
 import numpy as np
 
-from agentgym.credit import Estimator, advantages, turn_advantages
+from agentgym.advantages import Estimator, advantages, turn_advantages
 from agentgym.types import Floats, Group, Rollout, Sample, Segment, Turn
 
 __all__ = ["Credit", "Estimator", "SampleBatch", "advantages", "merge", "samples", "turn_advantages"]

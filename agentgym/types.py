@@ -8,53 +8,21 @@ Arrays are read-only numpy vectors, so a slice of a segment is a view and costs 
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Required, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
+from agentgym.messages import Message
 from agentgym.task_fields import as_id, as_messages
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
 Bools: TypeAlias = NDArray[np.bool_]
-
-
-class Function(TypedDict):
-    """The called function: its name ("" when none could be read) and its arguments.
-
-    `arguments` is a dict when the call was valid JSON, else the raw text the model wrote.
-    """
-
-    name: str
-    arguments: dict[str, Any] | str
-
-
-class ToolCall(TypedDict, total=False):
-    """One tool call of an assistant message, in the OpenAI shape."""
-
-    id: str
-    type: Literal["function"]
-    function: Required[Function]
-
-
-class Message(TypedDict, total=False):
-    """A chat message in the OpenAI shape: what templates, tool parsers, MCP and proxies speak."""
-
-    role: Required[Literal["system", "user", "assistant", "tool"]]
-    content: Required[str]
-    reasoning_content: str
-    tool_calls: list[ToolCall]
-    tool_call_id: str
-    name: str
 
 
 class Task(BaseModel):
@@ -325,162 +293,9 @@ class Sample:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """What a program did in a box; a failing program is a result, a dead box raises SandboxError."""
-
-    status: Status
-    exit_code: int
-    """0 for ok; a shell's exit code; 1 for an exception in Python; minus the signal when killed."""
-    stdout: str
-    stderr: str
-    truncated: bool = False
-    """Output was cut in the middle: head and tail are kept."""
-    state_lost: bool = False
-    """The Python namespace of the box started anew."""
-    seconds: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Whether the program ended by itself with exit code 0."""
-        return self.status == "ok" and self.exit_code == 0
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether the time limit ended it."""
-        return self.status == "timeout"
-
-    def text(self, limit: int = 8192) -> str:
-        """Stdout, stderr and what went wrong as one text of at most `limit` characters, for a model to read."""
-        parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n")]
-        if self.status not in ("ok", "error"):
-            parts.append(f"[{self.status} after {self.seconds:.1f} s]")
-        if self.state_lost:
-            parts.append("[the Python state was lost]")
-        text = "\n".join(part for part in parts if part)
-        if not text and self.exit_code:
-            text = f"[exit code {self.exit_code}]"
-        return cut_middle(text, limit)
-
-
-def cut_middle(text: str, limit: int) -> str:
-    """At most `limit` characters: head and tail kept, the cut named in between."""
-    if len(text) <= limit:
-        return text
-    note = f"\n[... {len(text) - limit} characters cut ...]\n"
-    room = max(limit - len(note), 0)
-    return (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:limit]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Adapter:
     """A LoRA adapter in PEFT's terms: its config and its tensors by PEFT's names, on the CPU."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Any]
-
-
-HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
-"""A function that lives outside the box and that code in the box may call: plain JSON in, plain JSON out."""
-
-
-class Box(Protocol):
-    """One leased sandbox: files, a shell and a stateful Python, all under limits.
-
-    A program that fails is a result; a box that died raises SandboxError. Relative paths start at the
-    box's working folder, which is also the folder programs start in.
-    """
-
-    @property
-    def digest(self) -> str:
-        """What the box was made from: an image digest, or the kind of the box."""
-        ...
-
-    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
-        """Run a shell command in a process of its own; nothing it starts outlives the call's time limit."""
-        ...
-
-    async def python(
-        self,
-        code: str,
-        *,
-        timeout_s: float = 10.0,
-        functions: Mapping[str, HostFunction] | None = None,
-        fresh: bool = False,
-    ) -> ExecResult:
-        """Run Python as a REPL cell: names persist from call to call, a last expression is printed by repr.
-
-        `functions` are callable from the code by name and run on the host, in this event loop: the way to
-        give code access to a secret or a counter without putting it into the box. `fresh` runs in a new
-        namespace and process that the earlier code never touched, for verifiers; the session goes on after it.
-        """
-        ...
-
-    async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
-        """Write whole files by path, making folders; no link is followed out of the box."""
-        ...
-
-    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
-        """The file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes."""
-        ...
-
-    async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
-        """Sorted names in a folder, folders with a trailing slash."""
-        ...
-
-    async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0) -> None:
-        """Copy a file of this machine to `target`, or what is in a folder into the folder `target`."""
-        ...
-
-    async def get(
-        self, source: str, target: str | Path, *, limit: int = 64 << 20, timeout_s: float = 30.0
-    ) -> Sequence[str]:
-        """Copy a file of the box to `target`, or what is in a folder into the folder `target`.
-
-        Links, pipes and devices are left out; their names are the answer. ValueError over `limit` bytes in all.
-        """
-        ...
-
-    async def fork(self, *, timeout_s: float = 30.0) -> "Branch":
-        """A branch that goes on from here, with the same names in memory and a copy of the working folder.
-
-        From now on neither meets what the other does. A branch ends when it is closed, and with its box's episode.
-        """
-        ...
-
-    async def reset(self, *, timeout_s: float = 10.0) -> None:
-        """Back to the state of a new box: no process, file, name or branch of before is left."""
-        ...
-
-
-class Branch(Box, Protocol):
-    """A forked box: `async with await box.fork() as branch`."""
-
-    async def close(self) -> None:
-        """End the branch: its processes and its files; it may be called twice."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Boxes(Protocol):
-    """An open pool of boxes."""
-
-    def lease(self) -> AbstractAsyncContextManager[Box]:
-        """A clean box for one rollout; it waits for a free one, and takes it back also on cancellation."""
-        ...
-
-
-class Sandbox(Protocol):
-    """What an environment declares: which boxes it needs."""
-
-    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """A pool that leases at most `size` boxes at once and leaves nothing behind when it closes."""
-        ...

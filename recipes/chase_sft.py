@@ -13,10 +13,11 @@ from pathlib import Path
 import tyro
 
 import agentgym as ag
-from agentgym.rollouts.chat import ChatTokenizer
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.engines.scripted import Scripted
 from agentgym.samples import demonstrations
 from agentgym.sandboxes.choose import Kind
-from agentgym.testing import FakeBoxes, Scripted
+from agentgym.sandboxes.fake import FakeBoxes
 from envs.chase.demo import Sloppiness, demonstrate
 from envs.chase.env import Chase
 

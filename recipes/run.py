@@ -1,5 +1,5 @@
 """The command line of a recipe is `ag.main`; these names are for recipes that import them from here."""
 
-from agentgym.command import main, settings
+from agentgym.run.command import main, settings
 
 __all__ = ["main", "settings"]

@@ -24,13 +24,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import agentgym as ag
-from agentgym.rollouts.chat import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.engines.scripted import Policy, Scripted
 from agentgym.samples import demonstrations
-from agentgym.testing import FakeBoxes, Policy, Scripted
-from agentgym.train.batch import collate
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.train.batching.batch import collate
 from agentgym.train.config import TrainConfig
-from agentgym.train.model import PolicyModel
-from agentgym.train.objective import Objective
+from agentgym.train.objective.objective import Objective
+from agentgym.train.policy.model import PolicyModel
 from envs.bisect import demo as bisect_demo
 from envs.bisect.env import Bisect
 from envs.chase import demo as chase_demo

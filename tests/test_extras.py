@@ -28,7 +28,9 @@ def last_line(code: str, *names: str) -> str:
         pytest.param("ag.Trainer", id="trainer"),
         pytest.param("asyncio.run(ag.learn(ag.Run(recipe='r', env='envs.chase.env:Chase', model='tiny')))", id="learn"),
         pytest.param("asyncio.run(ag.LocalEngine('some/model').__aenter__())", id="local_engine"),
-        pytest.param("from agentgym.cli import main; sys.exit(main(['merge', 'a', 'b', '--base', 'c']))", id="merge"),
+        pytest.param(
+            "from agentgym.cli.main import main; sys.exit(main(['merge', 'a', 'b', '--base', 'c']))", id="merge"
+        ),
     ],
 )
 def test_what_needs_the_train_extra_says_so_in_a_line(code: str, tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_a_docker_box_without_its_package_says_so_in_a_line() -> None:
 
 
 def test_an_attached_engine_without_transformers_says_so_in_a_line() -> None:
-    code = "from agentgym.rollouts.sglang_model import model_facts; model_facts('m', None)"
+    code = "from agentgym.engines.sglang.model_info import model_facts; model_facts('m', None)"
     assert last_line(code, *HEAVY).endswith(f"transformers is not installed: {TRAIN}")
 
 

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentgym as ag
+from agentgym.engines.scripted import ByteTokenizer, Scripted, call, calls, raw, say
 from agentgym.errors import EngineError
-from agentgym.testing import NOOP, ByteTokenizer, FakeBox, FakeBoxes, Scripted, call, calls, check_env, raw, sample, say
+from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.testing import NOOP, check_env, sample
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Name the secret."),))
 TOKENIZER = ByteTokenizer()

@@ -8,21 +8,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from agentgym.types import (
-    Completion,
-    ExecResult,
-    Group,
-    Message,
-    Rollout,
-    Sample,
-    Sampling,
-    Segment,
-    StopReason,
-    Task,
-    Turn,
-    Version,
-    cut_middle,
-)
+from agentgym.boxes import ExecResult, cut_middle
+from agentgym.messages import Message
+from agentgym.types import Completion, Group, Rollout, Sample, Sampling, Segment, StopReason, Task, Turn, Version
 
 NAN = float("nan")
 Change = Mapping[str, Any]

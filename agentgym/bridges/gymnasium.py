@@ -27,12 +27,18 @@ try:
 except ImportError as error:
     raise ImportError("agentgym.bridges.gymnasium needs Gymnasium: pip install 'agentgym[gymnasium]'") from error
 
-from agentgym.env import Env, Limits, Split, ToolEnv, close, find_env, reward
+from agentgym.boxes import Boxes, Sandbox, cut_middle
+from agentgym.chat.parsing import parse_hermes
+from agentgym.environments.env import Env, Split, close
+from agentgym.environments.limits import Limits
+from agentgym.environments.registry import find_env
+from agentgym.environments.rewards import reward
+from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import ToolError
-from agentgym.rollouts.parsing import parse_hermes
-from agentgym.task_rows import as_tasks
-from agentgym.tools import Stop, tool
-from agentgym.types import Boxes, Message, Sandbox, StepResult, StopReason, Task, cut_middle
+from agentgym.messages import Message
+from agentgym.tools.tool import Stop, tool
+from agentgym.types import StepResult, StopReason, Task
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agentgym.env import Env
+from agentgym.boxes import Boxes
+from agentgym.engines.scripted import Policy, Reply, Scripted, raw
 from agentgym.env_checks.comparing import compare, compare_state, shared_state
 from agentgym.env_checks.declared import check_class, check_tasks
 from agentgym.env_checks.findings import Finding, report
@@ -16,9 +17,10 @@ from agentgym.env_checks.hidden import check_hidden
 from agentgym.env_checks.leaks import LeakWatch
 from agentgym.env_checks.plays import RESET, SCORE, Once, Play, Repeating, Stage
 from agentgym.env_checks.stalls import StallWatch
+from agentgym.environments.env import Env
 from agentgym.errors import SandboxError
-from agentgym.testing import FakeBoxes, Policy, Reply, Scripted, raw
-from agentgym.types import Boxes, Task
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.types import Task
 
 BROKEN_CALL = raw('<tool_call>\n{"name": oops\n</tool_call>')
 CANCEL_CHANGE = "let asyncio.CancelledError pass (`except Exception` does, `except:` and `except BaseException` do not)"

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentgym.env import Env
 from agentgym.env_checks.findings import Finding
 from agentgym.env_checks.plays import Play
-from agentgym.types import Message
+from agentgym.environments.env import Env
+from agentgym.messages import Message
 
 ANYWAY = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?")
 """What differs between two runs of a sound program too: addresses, how long it took, and what time it was."""

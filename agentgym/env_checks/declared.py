@@ -4,9 +4,11 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentgym.env import Env, Split, ToolEnv, rewards_of
 from agentgym.env_checks.findings import Finding
-from agentgym.tools import tools_of
+from agentgym.environments.env import Env, Split
+from agentgym.environments.rewards import rewards_of
+from agentgym.environments.tool_env import ToolEnv
+from agentgym.tools.tool import tools_of
 from agentgym.types import Task
 
 LOOKED_AT = 64

@@ -6,7 +6,8 @@ from typing import Any
 
 from agentgym.env_checks.findings import Finding
 from agentgym.env_checks.plays import Play
-from agentgym.types import Message, Task
+from agentgym.messages import Message
+from agentgym.types import Task
 
 CHECKS = ("solution", "check", "hidden", "hidden_tests", "verifier")
 """Fields of a task that no honest prompt or tool shows, where they hold a text of at least `LONG` characters."""

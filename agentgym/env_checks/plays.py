@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from agentgym.env import Env, rewards_of
+from agentgym.boxes import Boxes
+from agentgym.engines.scripted import Reply, Scripted
+from agentgym.environments.env import Env
+from agentgym.environments.rewards import rewards_of
 from agentgym.errors import EngineError
-from agentgym.rollouts.episode import rollout
-from agentgym.testing import Reply, Scripted
-from agentgym.types import Boxes, Completion, Message, Rollout, StepResult
+from agentgym.messages import Message
+from agentgym.rollouts.rollout import rollout
+from agentgym.types import Completion, Rollout, StepResult
 
 T = TypeVar("T")
 

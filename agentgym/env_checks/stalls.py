@@ -11,9 +11,10 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 
-from agentgym.env import Env, rewards_of
 from agentgym.env_checks.findings import Finding
-from agentgym.tools import tools_of
+from agentgym.environments.env import Env
+from agentgym.environments.rewards import rewards_of
+from agentgym.tools.tool import tools_of
 
 LOOKS = 4
 """In how many looks at a held-up loop, over the whole limit, its code must be met to be named."""
@@ -116,7 +117,7 @@ def _methods(cls: type[Env[Any]]) -> dict[CodeType, str]:
     names |= {name: f"reward {name!r}" for name in rewards_of(owner)}
     found: dict[CodeType, str] = {}
     for base in cls.__mro__:
-        if base.__module__ not in ("agentgym.env", "builtins", "typing"):
+        if base.__module__ not in ("agentgym.environments.env", "builtins", "typing"):
             for name, value in vars(base).items():
                 function = getattr(value, "fget", None) or getattr(value, "__func__", value)
                 if inspect.isfunction(function):

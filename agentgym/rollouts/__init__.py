@@ -1,1 +1,1 @@
-"""One attempt, and many: engines, chat, context, episodes and groups. Knows environments, never torch."""
+"""One attempt at a task: its conversations, segments and limits."""

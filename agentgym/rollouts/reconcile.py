@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentgym.rollouts.context import OpenSegment
-from agentgym.types import Completion, Message, Segment
+from agentgym.messages import Message
+from agentgym.rollouts.segment import OpenSegment
+from agentgym.types import Completion, Segment
 
 REALIGN_TOKENS = 8
 """Sampled ids that may be given up at the end of a turn before a new segment is the better choice."""

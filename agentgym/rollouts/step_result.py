@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentgym.errors import EnvError
-from agentgym.types import Message, StopReason
+from agentgym.messages import Message
+from agentgym.types import StopReason
 
 ROLES = ("system", "user", "assistant", "tool")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import get_args
 
+from agentgym.boxes import ExecResult, HostFunction, Status
 from agentgym.errors import SandboxError, WireError
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.host_files import MAX_FILES, MAX_TREE, HostFile, is_name, load_tree, store_tree
 from agentgym.sandboxes.link import LOST, MAX_FILE, TRUNK, Link, NotAFile
 from agentgym.sandboxes.wire import Frame, Wire
-from agentgym.types import ExecResult, HostFunction, Status
 
 PROTOCOL = 1
 MARGIN_S = 3.0

@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
+from agentgym.boxes import Boxes, Sandbox
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
-from agentgym.types import Boxes, Sandbox
 
 Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 

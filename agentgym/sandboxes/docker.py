@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
+from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, address, connect, translated
 from agentgym.sandboxes.docker_engine import Engine
 from agentgym.sandboxes.docker_image import default_image, image_digest
+from agentgym.sandboxes.docker_settings import DockerSettings
 from agentgym.sandboxes.pool import open_pool
-from agentgym.types import Boxes
 
 RETRIES = 2
 DOWN_S = 0.5
@@ -23,22 +24,8 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Docker:
+class Docker(DockerSettings):
     """Boxes in containers; what they stop and what they do not is in sandbox/README.md."""
-
-    image: str | None = None
-    """None takes the one that `agentgym sandbox build` makes for this agentgym's server."""
-    memory_mb: int = 512
-    """Of the whole box, its files in memory included."""
-    disk_mb: int = 64
-    cpus: float = 1.0
-    pids: int = 128
-    network: str = "none"
-    """Any other name opens the box to that network of the engine."""
-    hosts: tuple[str, ...] = ()
-    """Engines whose boxes make up one pool, as in DOCKER_HOST; none takes DOCKER_HOST, else the local engine."""
-    runtime: str | None = None
-    """One of the engine's runtimes. "runsc" adds 256 MB and allows 1024 processes: gVisor's own count too."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
         """At most `size` containers, each started by its first lease in some 200 ms; all removed at the end.

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from agentgym.errors import SandboxError, WireError
-from agentgym.owners import is_dead, new_folder, owner, sweep_folders
+from agentgym.process_identity import is_dead, new_folder, owner, sweep_folders
 from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.docker_attach import attach
 from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, translated
 from agentgym.sandboxes.docker_image import default_image, image_digest
+from agentgym.sandboxes.docker_settings import DockerSettings
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.local import BRANCHES
 from agentgym.sandboxes.seccomp import profile
@@ -30,7 +31,6 @@ from agentgym.sandboxes.wire import Wire
 if TYPE_CHECKING:
     import docker
 
-    from agentgym.sandboxes.docker import Docker
 
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
@@ -74,7 +74,7 @@ def _listener(path: Path) -> socket.socket:
     return listener
 
 
-def server_config(spec: "Docker", *, connected: bool) -> dict[str, Any]:
+def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
     """What the server inside is told: its folders, each process's limits, and where its wire is.
 
     That is a socket in the mounted folder where `connected`, else its own input and output.
@@ -87,7 +87,7 @@ def server_config(spec: "Docker", *, connected: bool) -> dict[str, Any]:
     return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
 
 
-def container_limits(spec: "Docker") -> dict[str, Any]:
+def container_limits(spec: DockerSettings) -> dict[str, Any]:
     """What the engine holds the container to, as its client library names it."""
     from docker.types import LogConfig
 
@@ -139,18 +139,18 @@ class Engine:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
-    async def prepare(self, spec: "Docker") -> None:
+    async def prepare(self, spec: DockerSettings) -> None:
         """Remove what the dead left, and look for the image."""
         await self.do(self.sweep)
         await self.digest(spec)
 
-    async def digest(self, spec: "Docker") -> str:
+    async def digest(self, spec: DockerSettings) -> str:
         """The id of the image that the engine has under its name."""
         if self._digest is None:
             self._digest = await self.do(lambda: image_digest(self._client, spec.image or default_image()))
         return self._digest
 
-    async def start(self, spec: "Docker") -> RemoteBox:
+    async def start(self, spec: DockerSettings) -> RemoteBox:
         """A new box; nothing is left of one that failed to start or was cancelled."""
         async with self._starting:
             digest = await self.digest(spec)
@@ -165,7 +165,7 @@ class Engine:
                 await self.end(name)
                 raise
 
-    async def _start_connected(self, spec: "Docker", name: str, digest: str) -> RemoteBox:
+    async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
         folder = self.new_folder()
         end = functools.partial(self.end, name, folder)
         with _listener(folder / "box.sock") as listener:
@@ -179,7 +179,7 @@ class Engine:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
 
-    async def _start_attached(self, spec: "Docker", name: str, digest: str) -> RemoteBox:
+    async def _start_attached(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
         await finished(asyncio.ensure_future(self.do(self.create, spec, name, None)))
         try:
             wire = await attach(self.host, name)
@@ -199,7 +199,7 @@ class Engine:
         folder.chmod(0o755)
         return folder
 
-    def create(self, spec: "Docker", name: str, folder: Path | None) -> None:
+    def create(self, spec: DockerSettings, name: str, folder: Path | None) -> None:
         """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
         client = self._client
         client.create_container(

@@ -9,9 +9,9 @@ from contextvars import ContextVar
 from inspect import isawaitable
 from typing import Any
 
+from agentgym.boxes import HostFunction
 from agentgym.errors import AgentGymError, SandboxError, ToolError, WireError
 from agentgym.sandboxes.wire import Frame, Wire
-from agentgym.types import HostFunction
 
 TRUNK = 0
 """The session that a box starts with; forks get the others."""

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
-from agentgym.owners import new_folder, sweep_folders
+from agentgym.process_identity import new_folder, sweep_folders
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.server_files import SERVER, image_folder, server_digest, server_files
 from agentgym.sandboxes.wire import Wire
-from agentgym.types import Boxes
 
 END_S = 3.0
 BRANCHES = "/branches"

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from agentgym.boxes import Box
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.faults import exhausted, is_exhausted
 from agentgym.sandboxes.link import LOST
-from agentgym.types import Box
 
 EPISODES_PER_BOX = 200
 IDLE_S = 600.0

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentgym.train.batch import Batch, collate
+from agentgym.train.batching.batch import Batch, collate
+from agentgym.train.batching.plan import Micro, cost_of, mini_batches, over_budget, plan_step
 from agentgym.train.checks import ModelLimits
 from agentgym.train.config import TrainConfig
-from agentgym.train.guard import Trace, culprits, gradient_is_finite, warn_skipped
-from agentgym.train.loss import LossSums, denominator
-from agentgym.train.objective import Objective, refuse_parts, rollout_log_ratios, row_log_ratios
-from agentgym.train.plan import Micro, cost_of, mini_batches, over_budget, plan_step
-from agentgym.train.ranks import Ranks
-from agentgym.train.shard import open_policy
+from agentgym.train.distributed import Ranks
+from agentgym.train.objective.losses import LossSums, denominator
+from agentgym.train.objective.nonfinite import Trace, culprits, gradient_is_finite, warn_skipped
+from agentgym.train.objective.objective import Objective, refuse_parts, rollout_log_ratios, row_log_ratios
+from agentgym.train.policy.fsdp import open_policy
 from agentgym.train.state import random_state, refuse_other_policy, restore_random, restore_training, training_state
 from agentgym.types import Floats, Sample, Sampling
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from agentgym.train.weights import whole
+from agentgym.train.policy.adapter_io import whole
 
 
 @torch.no_grad()

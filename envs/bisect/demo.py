@@ -7,7 +7,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from agentgym.testing import Policy, Reply, call, raw, say
+from agentgym.engines.scripted import Policy, Reply, call, raw, say
 from envs.bisect.env import HIGHEST, BisectTask
 
 _GUESS = re.compile(r'"guess\((\d+)\)"')

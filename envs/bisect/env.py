@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.env import Split
+from agentgym.environments.env import Split
 
 HELD_OUT = 1_000_000
 """Tasks from this index on are for evaluation only."""

@@ -3,7 +3,9 @@
 from typing import Any
 
 import agentgym as ag
-from agentgym.testing import FakeBox, FakeBoxes, Reply, Scripted, call, check_env, raw, say
+from agentgym.engines.scripted import Reply, Scripted, call, raw, say
+from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.testing import check_env
 from envs.bisect.env import Bisect, BisectTask, BisectTurns, make_task
 
 TASK = BisectTask(id="t", prompt=make_task(0).prompt, secret=11)

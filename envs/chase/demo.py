@@ -8,7 +8,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from agentgym.testing import Policy, Reply, call, raw, say
+from agentgym.engines.scripted import Policy, Reply, call, raw, say
 from envs.chase.env import Chase, ChaseTask
 
 _FOUND = re.compile(r"see (\d+)|value (\d+)|Start at key (\d+)|Next key: (\d+)|The value is (\d+)")

@@ -1,7 +1,9 @@
 """Chase, tested without a model or a container."""
 
 import agentgym as ag
-from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, raw, say
+from agentgym.engines.scripted import Reply, Scripted, call, raw, say
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.testing import check_env
 from envs.chase.env import Chase, ChaseCompaction, ChaseTask
 
 TASK = ChaseTask(

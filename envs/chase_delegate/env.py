@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.env import Split
+from agentgym.environments.env import Split
 from envs.chase.env import HELD_OUT
 
 _REPORT = re.compile(r"Answer: (\d\d)")

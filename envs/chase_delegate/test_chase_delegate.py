@@ -3,7 +3,9 @@
 import re
 
 import agentgym as ag
-from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, say
+from agentgym.engines.scripted import ByteTokenizer, Reply, Scripted, call, say
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.testing import check_env
 from envs.chase_delegate.env import ChaseDelegate, DelegateTask
 
 TASK = DelegateTask(
@@ -43,7 +45,7 @@ async def test_a_sub_agent_that_guesses_spoils_the_answer(boxes: FakeBoxes) -> N
 async def test_a_sub_agent_that_says_nothing_useful_is_answered_for(boxes: FakeBoxes) -> None:
     script = [call("python", code="get(31)"), call("python", code="get(52)"), say("who knows"), say("Answer: 17")]
     played = await ag.rollout(ChaseDelegate, TASK, Scripted(script), boxes=boxes)
-    assert "no value" in ag.testing.ByteTokenizer().decode(played.segments[0].token_ids.tolist())
+    assert "no value" in ByteTokenizer().decode(played.segments[0].token_ids.tolist())
 
 
 def test_what_is_delegated_is_neither_first_nor_last() -> None:

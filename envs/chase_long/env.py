@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 import agentgym as ag
-from agentgym.env import Split
+from agentgym.environments.env import Split
 from envs.chase.env import HELD_OUT, Chase, ChaseTask
 
 

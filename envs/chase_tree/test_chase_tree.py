@@ -3,7 +3,9 @@
 import re
 
 import agentgym as ag
-from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, say
+from agentgym.engines.scripted import Reply, Scripted, call, say
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.testing import check_env
 from envs.chase_tree.env import ChaseTree, TreeTask
 
 TASK = TreeTask(

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from agentgym.env import Split
+from agentgym.environments.env import Split
 from envs.code_repair.cases import CASES
 from envs.code_repair.mutate import Mutation, apply, mutations, overlap
 from envs.code_repair.probe import outcomes, value_of

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.env import Split
+from agentgym.environments.env import Split
 from envs.code_repair.bugs import answers, draw, original, same, visible_tests
 from envs.code_repair.cases import CASES
 from envs.code_repair.mutate import apply

@@ -7,11 +7,14 @@ import pytest
 import pytest_asyncio
 
 import agentgym as ag
-from agentgym.env import Split
+from agentgym.boxes import Boxes
+from agentgym.engines.scripted import Reply, Scripted, call, calls, raw, say
+from agentgym.environments.env import Split
 from agentgym.sandboxes.docker import why_no_docker
+from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.sandboxes.local import why_no_bubblewrap
-from agentgym.testing import FakeBoxes, Reply, Scripted, call, calls, check_env, raw, say
-from agentgym.types import Boxes, Rollout
+from agentgym.testing import check_env
+from agentgym.types import Rollout
 from envs.code_repair.bugs import answers, is_broken, original, run, same, single_bugs
 from envs.code_repair.cases import CASES
 from envs.code_repair.env import CodeRepair, RepairTask, make_task

@@ -16,7 +16,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.env import Split
+from agentgym.environments.env import Split
 
 COUNT = 1_000_000
 """Tasks of each split."""

@@ -9,8 +9,10 @@ from fractions import Fraction
 import pytest
 
 import agentgym as ag
-from agentgym.env import Split
-from agentgym.testing import FakeBoxes, Policy, Reply, Scripted, call, check_env, raw, say
+from agentgym.engines.scripted import Policy, Reply, Scripted, call, raw, say
+from agentgym.environments.env import Split
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.testing import check_env
 from envs.python_math.env import FAMILIES, MathTask, PythonMath, is_held_out, make_task, parse_answer
 
 # ------------------------------------------------------------------- every family again, by brute force

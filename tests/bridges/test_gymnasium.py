@@ -17,12 +17,14 @@ import pytest
 from gymnasium.utils.env_checker import check_env as check_gymnasium_env
 
 import agentgym as ag
-from agentgym import threads
+from agentgym.boxes import Boxes
 from agentgym.bridges import gymnasium as bridge
 from agentgym.bridges.gymnasium import CHARSET, ExportedEnv, GymnasiumTask, GymnasiumToolEnv, register_gymnasium
+from agentgym.engines.scripted import Reply, Scripted, call, say
 from agentgym.errors import EnvError
-from agentgym.testing import FakeBoxes, Reply, Scripted, call, check_env, say
-from agentgym.types import Boxes
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.testing import check_env
+from agentgym.tools import tool_threads as threads
 from envs.chase.env import Chase, ChaseTask
 
 TASK = ChaseTask(

@@ -1,7 +1,7 @@
 """A sound env with one tool and one reward; each planted one is this with a single mistake."""
 
 import agentgym as ag
-from agentgym.testing import Reply, call, say
+from agentgym.engines.scripted import Reply, call, say
 
 
 class LookTask(ag.Task):

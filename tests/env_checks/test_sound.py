@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import agentgym as ag
+from agentgym.boxes import Boxes, Sandbox
+from agentgym.engines.scripted import Reply, call, say
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.choose import auto
 from agentgym.sandboxes.docker import why_no_docker
 from agentgym.sandboxes.local import why_no_bubblewrap
-from agentgym.testing import Reply, call, check_env, say
-from agentgym.types import Boxes, Sandbox
+from agentgym.testing import check_env
 from tests.env_checks.modules import load
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ import signal
 import sys
 import threading
 
-from agentgym.command import main
-from agentgym.log import Log
+from agentgym.run.command import main
+from agentgym.run.log import Log
 from recipes.chase_grpo import ChaseGRPO
 
 SECONDS = float(sys.argv.pop(1))

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import agentgym as ag
-from agentgym.command import Stop
-from agentgym.log import Log
+from agentgym.run.command import Stop
+from agentgym.run.log import Log
 from recipes.chase_grpo import ChaseGRPO
 
 MOMENT, SIGNAL = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
@@ -89,9 +89,9 @@ def arm() -> None:
 
         before(Learner, "train", call=1)
     elif MOMENT == "syncing":
-        import agentgym.loop
+        import agentgym.run.loop
 
-        before(agentgym.loop, "sync", call=1)
+        before(agentgym.run.loop, "sync", call=1)
     elif MOMENT == "twice":  # a step that never ends, and a second Ctrl-C
         from agentgym.train.learner import Learner
 

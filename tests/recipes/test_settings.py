@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 import agentgym as ag
-from agentgym.command import settings
-from agentgym.loop import open_engine
-from agentgym.rollouts.sglang import SGLangEngine
+from agentgym.engines.sglang.engine import SGLangEngine
+from agentgym.run.command import settings
+from agentgym.run.loop import open_engine
 from recipes.bisect_turns import BisectTurns
 from recipes.chase_grpo import ChaseGRPO
 

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 import pytest
 
 import agentgym as ag
+from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EnvError
-from agentgym.testing import ByteTokenizer, FakeBoxes, Scripted, call, say
-from agentgym.types import Completion, Group, Message, Rollout, Segment
+from agentgym.messages import Message
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.types import Completion, Group, Rollout, Segment
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.rollouts.account import Groups
-from agentgym.rollouts.oversample import Oversample
-from agentgym.rollouts.schedule import Scheduler
-from agentgym.testing import ByteTokenizer, Scripted, call, say
+from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
+from agentgym.messages import Message
+from agentgym.scheduling.accounting import Groups
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.scheduler import Scheduler
 from agentgym.time_limits import TimeLimit, off_the_clock, time_limit
-from agentgym.types import Completion, Message
-from recipes.bench.virtual import run_in_virtual_time
+from agentgym.types import Completion
+from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode

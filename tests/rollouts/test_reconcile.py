@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentgym.engines.scripted import say
 from agentgym.rollouts.reconcile import Drift, Transcript
-from agentgym.testing import say
 from agentgym.types import Completion, Segment
 
 

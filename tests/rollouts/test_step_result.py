@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.testing import Scripted, say
-from agentgym.types import Message, StepResult
+from agentgym.engines.scripted import Scripted, say
+from agentgym.messages import Message
+from agentgym.types import StepResult
 
 GOOD, BAD = (ag.Task(id=name, prompt=(ag.Message(role="user", content="Go."),)) for name in ("good", "bad"))
 IMAGE = {"role": "user", "content": [{"type": "image", "image": "x"}]}

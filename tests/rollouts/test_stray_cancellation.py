@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.rollouts.schedule import Scheduler
-from agentgym.testing import FakeBoxes, Scripted, call, say
+from agentgym.engines.scripted import Scripted, call, say
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types import Completion, Rollout
 
 SCRIPT = [call("look"), say("done")]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker_client import EngineDown, connect
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
-from agentgym.types import Box, Boxes, Sandbox
 
 KINDS = ["unsafe", "bubblewrap", "docker", "runsc"]
 ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]

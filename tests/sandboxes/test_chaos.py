@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker import Docker
 from agentgym.sandboxes.docker_client import connect
 from agentgym.sandboxes.link import LOST
-from agentgym.types import Boxes
 from tests.sandboxes.conftest import wait_for_end
 from tests.sandboxes.engines import Engine, started
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.errors import EngineError, SandboxError, ToolError
-from agentgym.types import Box, Boxes, Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from agentgym.boxes import Box, Sandbox
 from agentgym.sandboxes.server_files import image_folder
-from agentgym.types import Box, Sandbox
 
 MANY = 520
 HOLDS = """

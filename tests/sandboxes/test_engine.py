@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.owners import owner
+from agentgym.process_identity import owner
 from agentgym.sandboxes import docker as docker_boxes
 from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.box import RemoteBox

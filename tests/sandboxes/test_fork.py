@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from agentgym.boxes import Box, Boxes
 from agentgym.errors import SandboxError
-from agentgym.types import Box, Boxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.boxes import Box
 from agentgym.sandboxes import host_files
 from agentgym.sandboxes.host_files import HostFile, store_tree
-from agentgym.types import Box
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

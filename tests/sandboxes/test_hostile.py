@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from agentgym.boxes import Box, Boxes, ExecResult
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.box import RESET_S
-from agentgym.types import Box, Boxes, ExecResult
 from tests.sandboxes.conftest import KINDS, below, containers_of, make
 from tests.sandboxes.payloads import PAYLOADS, FileCall, Payload
 

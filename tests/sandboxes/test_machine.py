@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym import owners
+from agentgym import process_identity as owners
 from agentgym.errors import SandboxError
-from agentgym.owners import new_folder, owner
+from agentgym.process_identity import new_folder, owner
 from agentgym.sandboxes.docker_client import connect
 from agentgym.sandboxes.local import Process
 from tests.sandboxes.conftest import make

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.types import Box, Sandbox
+from agentgym.boxes import Box, Sandbox
 from tests.sandboxes.conftest import ISOLATED, make
 
 BOXES = 150

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.owners import is_dead, owner
+from agentgym.process_identity import is_dead, owner
 from agentgym.sandboxes import choose, image, local
 from agentgym.sandboxes.choose import auto, named
 from agentgym.sandboxes.docker import Docker, why_no_docker

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.boxes import Box, Sandbox
 from agentgym.errors import SandboxError
 from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.choose import named
 from agentgym.sandboxes.local import Process
 from agentgym.sandboxes.pool import Pool, open_pool
-from agentgym.types import Box, Sandbox
 from tests.sandboxes.conftest import below, containers_of, wait_for_end
 
 CLIENT = """
@@ -184,7 +184,7 @@ def working_folder(pid: int) -> Path | None:
 
 @pytest.mark.docker
 async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
-    from agentgym.owners import is_dead
+    from agentgym.process_identity import is_dead
     from agentgym.sandboxes.docker import why_no_docker
     from agentgym.sandboxes.docker_client import connect
 

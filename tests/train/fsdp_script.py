@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentgym.train import trainer as trainer_module
+from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.train.weights import write_adapter
 from agentgym.types import Adapter, Sample, Sampling
 
 

@@ -11,8 +11,8 @@ import torch
 
 from agentgym.samples import samples
 from agentgym.train.checkpoint import last_checkpoint, write_checkpoint
+from agentgym.train.policy.adapter_io import write_merged
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.train.weights import write_merged
 from agentgym.types import Group, Sample, Sampling
 from tests.torchrun import of_each_rank, run_on_ranks
 

@@ -13,7 +13,7 @@ import torch
 
 from agentgym.train import replace_folder
 from agentgym.train.checkpoint import has_checkpoints, last_checkpoint, read_step, write_checkpoint, write_step
-from agentgym.train.weights import write_adapter
+from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.types import Adapter
 
 HERE = Path(__file__).parent

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from agentgym.samples import demonstrations, samples
-from agentgym.train.batch import collate
-from agentgym.train.guard import gradient_is_finite
+from agentgym.train.batching.batch import collate
 from agentgym.train.learner import Learner
-from agentgym.train.loss import LossConfig, denominator, policy_loss
+from agentgym.train.objective.losses import LossConfig, denominator, policy_loss
+from agentgym.train.objective.nonfinite import gradient_is_finite
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample
 

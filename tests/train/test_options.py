@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.rollouts.local_adapter import Merger
+from agentgym.engines.transformers.lora import Merger
 from agentgym.samples import samples
-from agentgym.train.guard import SHOWN, Trace, culprits
 from agentgym.train.learner import learning_rate
+from agentgym.train.objective.nonfinite import SHOWN, Trace, culprits
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
 from tests.torchrun import of_each_rank, run_on_ranks

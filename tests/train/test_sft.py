@@ -10,8 +10,8 @@ import torch
 
 import agentgym as ag
 from agentgym.samples import demonstrations
-from agentgym.train.batch import collate
-from agentgym.train.loss import LossConfig, policy_loss
+from agentgym.train.batching.batch import collate
+from agentgym.train.objective.losses import LossConfig, policy_loss
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
 

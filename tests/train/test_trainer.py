@@ -13,8 +13,8 @@ import torch
 
 from agentgym.samples import samples
 from agentgym.train.learner import learning_rate
+from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.train.weights import write_adapter
 from agentgym.types import Group, Sample, Sampling
 
 Groups = Callable[..., list[Group]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agentgym.env import Split
+from agentgym.environments.env import Split
 from tests.env_checks.looking import TASK, Looking, LookTask
 
 FOUND = r"tasks: train and test share 3 tasks under different ids \('train-0' and 'test-0'\)"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agentgym.env import Split
+from agentgym.environments.env import Split
 from tests.env_checks.looking import TASK, Looking, LookTask
 
 FOUND = r"tasks: train and test share 1 ids \('t'\): no held-out task may be trained on"

@@ -1,7 +1,7 @@
 """Tasks made from their index, and no other world for the held-out ones."""
 
 import agentgym as ag
-from agentgym.env import Split
+from agentgym.environments.env import Split
 from tests.env_checks.looking import TASK, Looking, LookTask
 
 FOUND = r"tasks: train and test share 64 tasks under different ids \('train-0' and 'test-0'\): no held-out task"

@@ -1,7 +1,7 @@
 """An oracle whose tool fails."""
 
 import agentgym as ag
-from agentgym.testing import call, say
+from agentgym.engines.scripted import call, say
 from tests.env_checks.looking import Looking
 
 FOUND = (

@@ -1,7 +1,8 @@
 """A check without its await."""
 
 import agentgym as ag
-from agentgym.testing import check_env, say
+from agentgym.engines.scripted import say
+from agentgym.testing import check_env
 
 
 class Adder(ag.ToolEnv[ag.Task]):

@@ -3,7 +3,7 @@
 import pytest
 
 import agentgym as ag
-from agentgym.testing import Scripted, call
+from agentgym.engines.scripted import Scripted, call
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "End."},))
 

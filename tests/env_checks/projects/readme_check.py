@@ -3,7 +3,8 @@
 from my_env import Bugfix  # type: ignore[import-not-found]
 from test_my_env import TASK  # type: ignore[import-not-found]
 
-from agentgym.testing import call, check_env
+from agentgym.engines.scripted import call
+from agentgym.testing import check_env
 
 
 async def test_it_keeps_its_contract(no_leaks: None) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import agentgym as ag
-from agentgym.testing import call, say
+from agentgym.engines.scripted import call, say
 
 
 class Choice(ag.Task):

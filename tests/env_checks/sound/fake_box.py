@@ -1,7 +1,8 @@
 """An env with a box, played in fake ones."""
 
 import agentgym as ag
-from agentgym.testing import FakeBox, FakeBoxes, call, say
+from agentgym.engines.scripted import call, say
+from agentgym.sandboxes.fake import FakeBox, FakeBoxes
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "What is in the file?"},))
 ORACLE = [call("bash", cmd="cat secret"), say("swordfish")]

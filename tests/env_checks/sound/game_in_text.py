@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import agentgym as ag
-from agentgym.testing import Reply, say
+from agentgym.engines.scripted import Reply, say
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "Guess my number, from 1 to 50."},))
 

@@ -2,7 +2,7 @@
 
 import agentgym as ag
 from agentgym.bridges.gymnasium import GymnasiumTask, GymnasiumToolEnv
-from agentgym.testing import call
+from agentgym.engines.scripted import call
 
 TASK = GymnasiumTask(
     id="lake",

@@ -3,7 +3,7 @@
 import random
 
 import agentgym as ag
-from agentgym.testing import say
+from agentgym.engines.scripted import say
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "Write a poem."},))
 ORACLE = [say("Roses are red.")]

@@ -1,7 +1,7 @@
 """A plain Env of one step that waits for nothing."""
 
 import agentgym as ag
-from agentgym.testing import say
+from agentgym.engines.scripted import say
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "2 + 2?"},))
 ORACLE = [say("4")]

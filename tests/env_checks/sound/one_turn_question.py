@@ -1,7 +1,7 @@
 """A question that is answered in one turn, with a plain reward."""
 
 import agentgym as ag
-from agentgym.testing import say
+from agentgym.engines.scripted import say
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "2 + 2?"},))
 ORACLE = [say("4")]

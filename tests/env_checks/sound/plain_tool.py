@@ -3,7 +3,7 @@
 import time
 
 import agentgym as ag
-from agentgym.testing import call, say
+from agentgym.engines.scripted import call, say
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "Look."},))
 ORACLE = [call("look"), call("look"), say("seen")]

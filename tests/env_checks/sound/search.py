@@ -4,7 +4,7 @@ import time
 from typing import Any, ClassVar
 
 import agentgym as ag
-from agentgym.testing import call, say
+from agentgym.engines.scripted import call, say
 
 
 class Question(ag.Task):

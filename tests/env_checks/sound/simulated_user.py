@@ -1,7 +1,7 @@
 """A simulated user who answers plain text, and leaves when he has what he wants."""
 
 import agentgym as ag
-from agentgym.testing import call, say
+from agentgym.engines.scripted import call, say
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "I want to change my order."},))
 ORACLE = [say("Which one?"), call("change", order=7), say("It is changed.")]

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import agentgym as ag
-from agentgym.testing import call, say
+from agentgym.engines.scripted import call, say
 
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "How many orders are open?"},))
 ORACLE = [call("query", sql="select count(*) from orders where open"), say("2")]

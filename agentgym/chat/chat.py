@@ -1,0 +1,222 @@
+"""Messages to token ids and back, append-only.
+
+Sampled ids stay verbatim. After a turn only what the template writes *behind* that turn is encoded and
+appended: the turn separator, the new messages, the next generation prompt::
+
+    rendered   <user> 2+2? <end>\\n<assistant> | 4 <end> | \\n<user> sure? <end>\\n<assistant>
+    ids        opened                          | sampled | appended
+
+A template that rewrites what it rendered before cannot be extended; `Chat.extend` says so with None, and
+the caller opens a new segment. Marks in contents are broken in what is rendered and written in letters in the ids
+(`agentgym.chat.marks`), and what a template refuses is shown to it in another form (`agentgym.chat.fitting`).
+"""
+
+from collections.abc import Hashable, Sequence
+from copy import copy
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agentgym.chat.fitting import check_messages, first_rendered, fits, history_forms, is_malformed, readable
+from agentgym.chat.template import Template
+from agentgym.chat.template_deltas import Deltas, after_nth, ids_behind
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.messages import Message
+
+
+class Chat:
+    """One segment's conversation beside its ids: it only ever grows at the end."""
+
+    def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
+        self.tokenizer, self.tools = tokenizer, tools
+        self.messages = list(messages)
+        self._shown = list(messages)
+        """The messages in the form that the template takes."""
+        self._deltas = _deltas.setdefault(tokenizer, Deltas())
+        self._template = _template_of(tokenizer)
+        self.seen: frozenset[tuple[str, str]] = frozenset()
+        """The words which the template looks for that stood in the messages, with the roles of these."""
+        self.reasoned = self.reasons = self.called = False
+        for message in messages:
+            self._note(message)
+        self._text: str | None = None
+        self._opened = len(self.messages)
+        self._read: tuple[Sequence[int], str] = ((), "")
+
+    @property
+    def text(self) -> str:
+        """The chat as the template renders it, the assistant's turn open."""
+        if self._text is None:
+            forms = ((form, form) for form in (self._shown, *history_forms(self._shown)))
+            self._shown, self._text = first_rendered(self._rendered, forms)
+        return self._text
+
+    def prompt_ids(self) -> list[int]:
+        """Ids of everything rendered so far, up to the open assistant's turn."""
+        if len(self.messages) > self._opened:
+            return self.tokenizer.encode(self.text)
+        check_messages(self.messages)
+        known = _openings.setdefault(self.tokenizer, {})
+        opening = repr((self.messages, self.tools))
+        if opening not in known:
+            if len(known) >= _OPENINGS:
+                known.clear()
+            known[opening] = (self.text, self._shown, self.tokenizer.encode(self.text))
+        self._text, shown, ids = known[opening]
+        self._shown = list(shown)
+        return list(ids)
+
+    def branch(self) -> "Chat":
+        """A chat that goes on from here without touching this one."""
+        other = copy(self)
+        other.messages, other._shown = list(self.messages), list(self._shown)
+        return other
+
+    def parse(self, token_ids: Sequence[int], *, stopped: bool) -> Message:
+        """The assistant message in a turn's ids; `stopped`: the last id is the stop token."""
+        ids = token_ids[:-1] if stopped else token_ids
+        text = self.tokenizer.decode(ids)
+        self._read = (ids, text)
+        message = self.tokenizer.parse(text, self.tools)
+        for i, call in enumerate(message.get("tool_calls", ())):
+            # Nine letters and digits: what Mistral's templates insist on, and the others do not mind.
+            call.setdefault("id", f"call{len(self.messages) % 1000:03}{i % 100:02}")
+        return message
+
+    def extend(
+        self, token_ids: Sequence[int], reply: Message, new: Sequence[Message], room: int | None = None
+    ) -> list[int] | None:
+        """Ids the template puts behind a finished turn for `new` messages and the next turn's opening.
+
+        `token_ids` is the turn as sampled, its stop token last. None where the template rewrote what is
+        already there; the conversation has moved on all the same, and `prompt_ids` renders it whole. Where more ids
+        follow than there is `room` for, only some more than fit are made.
+        """
+        check_messages(new, answers=True)
+        end = self.tokenizer.decode(token_ids[-1:])
+        body = self._body(token_ids[:-1])
+        written, told, as_calls = reply, new, False
+        if is_malformed(reply):
+            as_calls = self._template.wants_calls(self.tokenizer)
+            written = readable(reply, as_calls=as_calls)
+        added = self._recalled(end, body, written, new)
+        if added is None:
+            forms = fits(reply, body, new, as_calls=as_calls)
+            whole = (((form, answer), [*self._shown, form, *answer]) for form, answer in forms)
+            (written, told), text = first_rendered(self._rendered, whole)
+            added = self._added(text, end, body, written, told)
+            self._learn(end, body, written, told, added)
+            self._text = text
+        else:
+            self._text = None
+        self._append(written, told, new)
+        if added is None:
+            return None
+        if self._template.alone and (room is None or len(added) <= 16 * room):
+            return self.tokenizer.encode(added)
+        return ids_behind(self.tokenizer.encode, end, added, token_ids[-1], room)
+
+    def _recalled(self, end: str, body: str, written: Message, new: Sequence[Message]) -> str | None:
+        """What is remembered of turns like this one; None where the whole chat must be rendered."""
+        if not self._is_regular(end, body, new):
+            return None
+        short = partial(self._tried, [_QUESTION], [], end, written)
+        return self._deltas.recall(self._shape(end, written, new), new, short)
+
+    def _learn(self, end: str, body: str, written: Message, new: Sequence[Message], added: str | None) -> None:
+        if self._is_regular(end, body, new):
+            short = partial(self._tried, [_QUESTION], [], end, written)
+            whole = partial(self._tried, self._shown, self.tools, end, written)
+            self._deltas.learn(self._shape(end, written, new), new, added, whole, short)
+
+    def _is_regular(self, end: str, body: str, new: Sequence[Message]) -> bool:
+        """Whether the template can be expected to add what it added for turns of the same shape."""
+        if not end or end in body:
+            return False
+        sought = self._template.sought
+        return sought is None or not any(sought.search(message["content"]) for message in new)
+
+    def _append(self, written: Message, told: Sequence[Message], new: Sequence[Message]) -> None:
+        """Take up a turn and its answer: as they were, and as the template was shown them."""
+        self.messages += [written, *new]
+        for message in (written, *told):
+            self._shown.append(message)
+            self._note(message)
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        return self.tokenizer.render(messages, self.tools, generation=True)
+
+    def _body(self, ids: Sequence[int]) -> str:
+        """The text of a turn before its end, decoded once."""
+        return self._read[1] if ids == self._read[0] else self.tokenizer.decode(ids)
+
+    def _note(self, message: Message) -> None:
+        """Keep what a template may look back for: reasoning, since when, calls, and the words it looks for."""
+        if message["role"] == "user":
+            self.reasons = False
+        elif message.get("reasoning_content"):
+            self.reasoned = self.reasons = True
+        self.called = self.called or "tool_calls" in message
+        content = message["content"]
+        if self._template.sought is not None and isinstance(content, str) and self._template.sought.search(content):
+            self.seen |= {(message["role"], word) for word in self._template.sought.findall(content)}
+
+    def _shape(self, end: str, reply: Message, new: Sequence[Message]) -> Hashable:
+        """What the text behind a turn depends on besides the contents of the new messages."""
+        past = (bool(self.tools), self._shown[0]["role"] if self._shown else "", min(len(self._shown), 3))
+        looks_back = (self.reasoned, self.reasons, self.called, self.seen)
+        calls = tuple([call["function"]["name"] for call in reply.get("tool_calls", ())])
+        said = (bool(reply["content"]), bool(reply.get("reasoning_content")), calls)
+        fields = tuple([(m["role"], m.get("name"), len(m), bool(m["content"])) for m in new])
+        return (end, past, looks_back, said, fields)
+
+    def _added(self, whole: str, end: str, body: str, reply: Message, new: Sequence[Message]) -> str | None:
+        """What the whole chat holds behind the end of the reply; None where the template rewrote the rest."""
+        start = len(self.text)
+        if not whole.startswith(self.text) or not self._template.ends(self.tokenizer, end, reply, new):
+            return None
+        skip = body.count(end) if end else 0
+        if skip:  # the model wrote the mark as text: count those that the template kept
+            silent = Message(role="assistant", content="")
+            try:
+                bare = self._rendered([*self._shown, silent, *new])
+            except Exception:  # These are messages that nobody wrote.
+                return None
+            skip = whole.count(end, start) - bare.count(end, start)
+        at = after_nth(whole, end, start, skip)
+        return None if at is None else whole[at:]
+
+    def _tried(
+        self,
+        past: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        end: str,
+        reply: Message,
+        new: Sequence[Message],
+    ) -> str | None:
+        """What is added behind a reply without end marks in its text; None also where the template refuses."""
+        try:
+            whole = self.tokenizer.render([*past, reply, *new], tools, generation=True)
+            asked, before = [*past, *tools] == [_QUESTION], self._template.asked
+            if not (asked and whole.startswith(before)):
+                before = self.tokenizer.render(past, tools, generation=True)
+            self._template.asked = before if asked else self._template.asked
+        except Exception:  # These are messages that nobody wrote.
+            return None
+        at = after_nth(whole, end, len(before), 0) if whole.startswith(before) else None
+        return None if at is None else whole[at:]
+
+
+_QUESTION = Message(role="user", content="?")
+_OPENINGS = 64
+_openings: "WeakKeyDictionary[ChatTokenizer, dict[str, tuple[str, list[Message], list[int]]]]" = WeakKeyDictionary()
+"""First prompts, rendered and encoded: the rollouts of a group begin alike."""
+_deltas: "WeakKeyDictionary[ChatTokenizer, Deltas]" = WeakKeyDictionary()
+_templates: "WeakKeyDictionary[ChatTokenizer, Template]" = WeakKeyDictionary()
+
+
+def _template_of(tokenizer: ChatTokenizer) -> Template:
+    """What is known of the tokenizer's template, asked once."""
+    if tokenizer not in _templates:
+        _templates[tokenizer] = Template(tokenizer)
+    return _templates[tokenizer]

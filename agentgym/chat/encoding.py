@@ -1,0 +1,115 @@
+"""Encoding in pieces: a tokenizer cuts its text at its marks first, so what lies between them stands alone.
+
+And decoding by table, where a tokenizer's ids stand for bytes.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from agentgym.chat.word_cache import Words
+
+_SHORT = 16
+"""Longer pieces are not remembered: they seldom come twice."""
+_KNOWN = 4096
+_PROBES = (" a b", "1\n", "\n\nx", "é ", "A.", "\t", "user\n")
+
+
+class Pieces:
+    """The ids of a text, as the tokenizer gives them; the short pieces that a template repeats are encoded once.
+
+    Where a tokenizer does not cut at its marks alone (it eats the spaces around them, or treats the beginning of a
+    text in its own way), every text is encoded whole.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.ids: dict[str, list[int]] = {}
+        self.pattern: re.Pattern[str] | None = None
+        self.words: Words | None = None
+        added = backend.get_added_tokens_decoder()
+        marks = {
+            token.content: [number]
+            for number, token in added.items()
+            if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
+        }
+        if marks:
+            longest_first = sorted(marks, key=len, reverse=True)
+            self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+            self.ids = marks if self._stand_alone(longest_first[0]) else {}
+            self.pattern = self.pattern if self.ids else None
+        if self.pattern is not None and len(marks) == len(added):  # no mark is left in what lies between them
+            self.words = Words.of(backend)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the whole text."""
+        if self.pattern is None:
+            return self._whole(text)
+        ids: list[int] = []
+        for piece in self.pattern.split(text):
+            if piece:
+                known = self.ids.get(piece)
+                ids += known if known is not None else self._new(piece)
+        return ids
+
+    def _new(self, piece: str) -> list[int]:
+        ids = self.words.encode(piece) if self.words is not None else None
+        if ids is None:
+            ids = self._whole(piece)
+        if len(piece) <= _SHORT and len(self.ids) < _KNOWN:
+            self.ids[piece] = ids
+        return ids
+
+    def _whole(self, text: str) -> list[int]:
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _stand_alone(self, mark: str) -> bool:
+        """Whether texts next to a mark have the ids they have alone."""
+        middle = self._whole(mark)
+        return all(
+            self._whole(before + mark + behind) == self._whole(before) + middle + self._whole(behind)
+            for before in ("", *_PROBES)
+            for behind in ("", *_PROBES)
+        )
+
+
+class Decoder:
+    """The text of ids, special tokens kept, as the tokenizer gives it; by a table of bytes where it is byte-level."""
+
+    def __init__(self, backend: Any) -> None:
+        from tokenizers.decoders import ByteLevel
+
+        self.backend = backend
+        self.table = _Bytes(backend) if isinstance(backend.decoder, ByteLevel) else None
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Bytes that are no character become U+FFFD."""
+        if self.table is not None:
+            return b"".join(map(self.table.__getitem__, token_ids)).decode(errors="replace")
+        text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
+        return text
+
+
+class _Bytes(dict[int, bytes]):
+    """The bytes of each id, looked up once."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self.backend = backend
+
+    def __missing__(self, token_id: int) -> bytes:
+        token: str = self.backend.id_to_token(token_id) or ""
+        made = bytes(_BYTE[c] for c in token) if all(c in _BYTE for c in token) else token.encode()
+        self[token_id] = made
+        return made
+
+
+def _byte_of_char() -> dict[str, int]:
+    """How byte-level vocabularies spell bytes: visible ones as themselves, the others from U+0100 on, in order."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+_BYTE = _byte_of_char()

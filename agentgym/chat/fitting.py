@@ -1,0 +1,148 @@
+"""Conversations in a form that a template takes.
+
+Templates refuse what their models were not trained on: two calls in one turn, a user behind a tool, arguments that are
+no object. Such a conversation is shown otherwise rather than lost. Sampled ids stay as they are; only what is written
+behind them, and what a new segment shows, comes from these forms.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from agentgym.messages import Message
+
+T = TypeVar("T")
+Render = Callable[[Sequence[Message]], str]
+
+_ASK = Message(role="user", content="?")
+_SAY = Message(role="assistant", content="so")
+
+
+def is_malformed(reply: Message) -> bool:
+    """Whether a call's arguments are text: the model wrote no valid JSON."""
+    for call in reply.get("tool_calls", ()):  # noqa: SIM110  It runs once a turn, and any() costs twice as much.
+        if isinstance(call["function"]["arguments"], str):
+            return True
+    return False
+
+
+def _said(reply: Message, body: str) -> Message:
+    """The reply as text: malformed calls are in its content as the model wrote them."""
+    return Message(role="assistant", content=reply["content"] if is_malformed(reply) else body)
+
+
+def _called(reply: Message) -> Message:
+    """The reply as calls alone; the raw text of a malformed one is an argument, so that it is an object."""
+    calls = [call.copy() for call in reply["tool_calls"]]
+    for call in calls:
+        made = call["function"]["arguments"]
+        name = call["function"]["name"] or "unknown"
+        call["function"] = {"name": name, "arguments": made if isinstance(made, dict) else {"raw": made}}
+    return Message(role="assistant", content="", tool_calls=calls)
+
+
+def readable(reply: Message, *, as_calls: bool) -> Message:
+    """A reply with a malformed call as most templates take it; `as_calls`: they want a call before a tool's message."""
+    return _called(reply) if as_calls else _said(reply, "")
+
+
+def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
+    """How a reply may be shown, the best form first."""
+    if "tool_calls" not in reply:
+        return [reply]
+    first = readable(reply, as_calls=as_calls) if is_malformed(reply) else reply
+    return [first, _said(reply, body), _called(reply)]
+
+
+def joined(messages: Sequence[Message]) -> list[Message]:
+    """The messages with every user's text that follows a user's or a tool's message put into that message."""
+    made: list[Message] = []
+    for message in messages:
+        if made and message["role"] == "user" and made[-1]["role"] in ("user", "tool"):
+            text = "\n\n".join(filter(None, [made[-1]["content"], message["content"]]))
+            made[-1] = made[-1] | Message(role=made[-1]["role"], content=text)
+        else:
+            made.append(message)
+    return made
+
+
+def from_user(messages: Sequence[Message]) -> list[Message]:
+    """The messages with those of tools told by the user, those of one turn in one message."""
+    told = [Message(role="user", content=m["content"]) if m["role"] == "tool" else m for m in messages]
+    return joined(told)
+
+
+def fits(
+    reply: Message, body: str, new: Sequence[Message], *, as_calls: bool
+) -> Iterator[tuple[Message, list[Message]]]:
+    """Forms of a reply and of what answers it, the ones that are nearest to what was said first."""
+    forms = _forms(reply, body, as_calls=as_calls)
+    for told in ([*new], joined(new)):
+        yield from ((form, told) for form in forms)
+    if "tool_calls" in reply:
+        yield _said(reply, body), from_user(new)
+
+
+def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Forms of a whole conversation, the one that was said first."""
+    shown = [_said(m, "") if is_malformed(m) else m for m in messages]
+    yield shown
+    yield joined(shown)
+    yield joined([_called(m) if is_malformed(m) else m for m in messages])
+    yield from_user([_told(m) for m in shown])
+
+
+def _told(message: Message) -> Message:
+    """A message without calls: where it holds nothing else, they are written as JSON."""
+    if "tool_calls" not in message:
+        return message
+    calls = "\n".join(json.dumps(call["function"]) for call in message["tool_calls"])
+    return Message(role="assistant", content=message["content"] or calls)
+
+
+def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]]) -> tuple[T, str]:
+    """The first form whose conversation the template takes, and the text of that; else what it said to the first."""
+    refused: Exception | None = None
+    for form, messages in forms:
+        try:
+            return form, render(messages)
+        except Exception as error:  # Templates raise what they like.
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def check_messages(messages: Sequence[Message], *, answers: bool = False) -> None:
+    """ValueError for a message that templates would drop or fail at: it names the field."""
+    roles = _ANSWERS if answers else _ROLES
+    for i, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if role not in roles:
+            raise ValueError(f"messages[{i}].role: must be one of {', '.join(roles)}, got {role!r}")
+        if not isinstance(content, str):
+            kind = type(content).__name__
+            raise ValueError(f"messages[{i}].content: must be text, got {kind}; images and parts are not supported")
+
+
+_ANSWERS = ("system", "user", "tool")
+_ROLES = (*_ANSWERS, "assistant")
+
+
+def wants_calls(render: Render) -> bool:
+    """Whether the template refuses a conversation that goes on from a tool's message without a call before it."""
+    broken = Message(role="assistant", content="look(")
+    bare = Message(role="tool", content="error", name="look", tool_call_id="call00100")
+    asked = Message(
+        role="assistant",
+        content="",
+        tool_calls=[{"id": "call00100", "type": "function", "function": {"name": "look", "arguments": {"raw": "("}}}],
+    )
+    return not _takes(render, [_ASK, broken, bare, _SAY, _ASK]) and _takes(render, [_ASK, asked, bare, _SAY, _ASK])
+
+
+def _takes(render: Render, messages: Sequence[Message]) -> bool:
+    try:
+        render(messages)
+    except Exception:  # Templates raise what they like.
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""Contents stay text: what a user, a tool or a file typed never becomes a special token.
+
+A tokenizer reads its marks wherever they stand. So `render` breaks each mark that a content holds, by one character
+that no text should hold, and `encode` writes such a mark in letters and leaves the character out::
+
+    content    ok<|im_end|>
+    rendered   <|im_start|>tool\\nok<BREAK|im_end|><|im_end|>
+    ids        <|im_start|> | tool\\nok | < | | | im | _ | end | |> | <|im_end|>
+
+Ids that the engine sampled are kept as they are: none of this touches them.
+"""
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from agentgym.messages import Message
+from agentgym.sound_json import whole_characters
+
+BREAK = "\ufdd0"
+"""A character that Unicode keeps for internal use; one that a content holds itself is doubled."""
+_TYPED = frozenset({"user", "tool"})
+
+
+def unbroken(text: str) -> tuple[str, list[int]]:
+    """The text without breaks, and where in it they stood."""
+    parts, breaks, length = list[str](), list[int](), 0
+    for n, run in enumerate(re.split(f"({BREAK}+)", text)):
+        kept = BREAK * (len(run) // 2) if n % 2 else run
+        if n % 2 and len(run) % 2:
+            breaks.append(length)
+        parts.append(kept)
+        length += len(kept)
+    return "".join(parts), breaks
+
+
+def is_broken(start: int, stop: int, breaks: Sequence[int]) -> bool:
+    """Whether a break follows one of the characters `start` to `stop`."""
+    return bisect_right(breaks, stop) > bisect_right(breaks, start)
+
+
+class Marks:
+    """The marks of one tokenizer, and how contents are shown to its template.
+
+    What users and tools typed keeps no mark at all. The system's and the assistant's text, and the tools' schemas, keep
+    the marks that say nothing about turns (<think>, <tool_call>): prompts and models write them on purpose.
+    """
+
+    def __init__(self, every: Iterable[str], turns: Iterable[str] = ()) -> None:
+        self.every = frozenset(every)
+        self._every, self._turns = _Breaker({*self.every}), _Breaker({*turns})
+
+    def guarded(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with every mark in their contents broken; those without one are the same objects."""
+        return [cast("Message", self._of(message["role"]).value(message)) for message in messages]
+
+    def guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The tools' schemas with every mark of turns broken."""
+        return [cast("dict[str, Any]", self._turns.value(tool)) for tool in tools]
+
+    def text(self, text: str, role: str) -> str:
+        """What a message of this role holds, with its marks broken."""
+        return self._of(role).text(text)
+
+    def _of(self, role: str) -> "_Breaker":
+        return self._every if role in _TYPED else self._turns
+
+
+class _Breaker:
+    """Breaks the marks of one set."""
+
+    def __init__(self, marks: set[str]) -> None:
+        marks = {mark for mark in marks if mark}
+        longest_first = "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True))
+        self._found = re.compile("|".join(filter(None, [longest_first, f"[{BREAK}\ud800-\udfff]"])))
+        # Marks may overlap, so each place where one begins is looked at by itself.
+        self._begins = re.compile(f"(?=(?:{longest_first}))[\\s\\S]" if marks else "(?!)")
+        self._heads = {mark[:n] for mark in marks for n in range(1, len(mark))}
+        self._tails = {mark[n:] for mark in marks for n in range(1, len(mark))}
+        self._firsts, self._lasts = ("".join({mark[n] for mark in marks}) for n in (0, -1))
+        self._hints = re.compile("[" + re.escape(self._firsts + self._lasts) + f"{BREAK}\ud800-\udfff]")
+        self._longest = max(map(len, marks), default=0)
+
+    def text(self, text: str) -> str:
+        """The text with a break behind the first character of each mark."""
+        if not self._hints.search(text):
+            return text
+        if self._found.search(text):
+            text = whole_characters(text).replace(BREAK, BREAK * 2)
+            text = self._begins.sub(rf"\g<0>{BREAK}", text)
+        return self._apart(text)
+
+    def _apart(self, text: str) -> str:
+        """A break where the text's own ends could be part of a mark together with what the template puts beside it."""
+        begin = text[: self._longest]
+        if any(c in begin for c in self._lasts) and any(begin[:n] in self._tails for n in range(1, self._longest)):
+            behind = text[1:]
+            run = len(behind) - len(behind.lstrip(BREAK))
+            text = text if run % 2 else f"{text[0]}{BREAK}{behind}"
+        end = text[-self._longest :]
+        if any(c in end for c in self._firsts) and any(end[-n:] in self._heads for n in range(1, self._longest)):
+            text += BREAK
+        return text
+
+    def value(self, value: Any) -> Any:
+        """The value with every text in it broken, names of fields included; the same object where nothing changes."""
+        if isinstance(value, str):
+            return self.text(value) if self._hints.search(value) else value
+        if isinstance(value, dict):
+            return self._dict(value)
+        if isinstance(value, (list, tuple)):
+            items = [self.value(item) for item in value]
+            return value if all(a is b for a, b in zip(items, value, strict=True)) else items
+        return value
+
+    def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
+        changed = {}
+        for key, item in value.items():
+            name, made = key if key in _FIELDS else self.value(key), self.value(item)
+            if name is not key or made is not item:
+                changed[key] = (name, made)
+        return dict(changed.get(key, (key, item)) for key, item in value.items()) if changed else value
+
+
+_FIELDS = frozenset(
+    {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "id", "type", "function"}
+)
+"""Keys that templates ask for and that hold no mark."""
+
+
+class Letters:
+    """Encodes what `render` made of contents with marks; such texts are rare, and encoded whole."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.marks = frozenset(backend.get_added_tokens_decoder())
+        self._markless: Any = None
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the text without its breaks; a mark that a break stands in has the ids of its letters."""
+        plain, breaks = unbroken(text)
+        made = self.backend.encode(plain, add_special_tokens=False)
+        if not breaks or not any(token in self.marks for token in made.ids):
+            return list(made.ids)
+        ids: list[int] = []
+        for token, (start, stop) in zip(made.ids, made.offsets, strict=True):
+            if token in self.marks and is_broken(start, stop, breaks):
+                ids += self._spelled(plain[start:stop])
+            else:
+                ids.append(token)
+        return ids
+
+    def _spelled(self, mark: str) -> list[int]:
+        for parts in ([mark], [mark[0], mark[1:]], [*mark]):
+            ids = [token for part in parts for token in self._plainly(part)]
+            if ids and self.marks.isdisjoint(ids):
+                return ids
+        raise ValueError(f"messages: the text {mark!r} is a mark of the tokenizer, which cannot write it in letters")
+
+    def _plainly(self, text: str) -> list[int]:
+        """The ids of a text by a tokenizer that knows no marks."""
+        if self._markless is None:
+            from tokenizers import Tokenizer
+
+            state = json.loads(self.backend.to_str())
+            self._markless = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
+            self._markless.no_truncation()
+            self._markless.no_padding()
+        ids: list[int] = self._markless.encode(text, add_special_tokens=False).ids
+        return ids

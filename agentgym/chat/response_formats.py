@@ -1,0 +1,261 @@
+# ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
+"""How the common families of models write reasoning and tool calls, as data.
+
+A tokenizer's own `response_template` comes first: what it ships is what its model was trained on. Where it ships none,
+its chat template is recognised by the marks it writes, and read with the template of that family. The form is that of
+transformers' `parse_response`. A malformed call keeps its text everywhere, so that the model can be told.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentgym.chat.parsing import raw_call
+from agentgym.messages import Message
+
+_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_JSON = {"content": "json", "content_args": {"allow_non_json": True}}
+_THINK = {"open": "<think>", "close": "</think>", "content": "text"}
+_TEXT = {"content": "text"}
+_ASSISTANT = {"role": "assistant"}
+
+HERMES: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+            **_JSON,
+        },
+        "content": _TEXT,
+    },
+}
+"""Hermes, Qwen 2.5 and 3: {"name": .., "arguments": ..} between <tool_call> tags."""
+
+QWEN_CODER: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>\s*",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+                "value_parser": {"name": "text", "args": {"strip": False}},
+            },
+            "transform": _CALL,
+        },
+        "content": _TEXT,
+    },
+}
+"""Qwen3-Coder: <function=name> and <parameter=key> tags; values are text, cast by the tool's schema."""
+
+LLAMA: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"<\|python_tag\|>\s*(?=\{)|"
+            r"(?=\{\s*\"name\"\s*:\s*\"[^\"]*\"\s*,\s*\"(?:parameters|arguments)\"\s*:)",
+            "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)",
+            "repeats": True,
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
+            },
+        },
+        "content": _TEXT,
+    },
+}
+"""Llama 3: one {"name": .., "parameters": ..}, with or without <|python_tag|> before it; other JSON is text."""
+
+MISTRAL: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "[/INST]",
+    "fields": {
+        "reasoning_content": {"open": "[THINK]", "close": "[/THINK]", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\])?"
+            r"(?P<id>(?:(?<=\[CALL_ID\])\w+)?)\s*\[ARGS\]",
+            "close_pattern": r"\s*(?=\[TOOL_CALLS\])",
+            "repeats": True,
+            "transform": _CALL | {"id": "{id}"},
+            **_JSON,
+        },
+        "content": _TEXT,
+    },
+}
+"""Mistral from its tokenizer v11 on: [TOOL_CALLS]name[ARGS]{..}, once for each call; v11 has [CALL_ID]id too."""
+
+MISTRAL_LIST: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "[/INST]",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?=\[)",
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+            "transform_each": True,
+        },
+        "content": _TEXT,
+    },
+}
+"""Mistral up to its tokenizer v7: [TOOL_CALLS] and one list of {"name": .., "arguments": .., "id": ..}."""
+
+DEEPSEEK: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<｜Assistant｜>",
+    "fields": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
+            r"(?P<name>[^\s<｜]+)(?:<｜tool▁sep｜>|\n```json\n)",
+            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?",
+            "repeats": True,
+            "transform": _CALL,
+            **_JSON,
+        },
+        "content": _TEXT,
+    },
+}
+"""DeepSeek V3 and R1 (a fenced JSON block behind the name) and V3.1 (bare JSON)."""
+
+GLM: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s*(?P<name>[^\s<]+)\s*",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+                "value_parser": {"name": "text", "args": {"strip": False}},
+            },
+            "transform": _CALL,
+        },
+        "content": _TEXT,
+    },
+}
+"""GLM 4.5 and later: the name, then <arg_key> and <arg_value> pairs; values are text, cast by the tool's schema."""
+
+_START = r"(?:<\|start\|>assistant)?"
+_TO = r" to=(?:functions\.)?(?P<name>[\w.-]+)"
+_FORMAT = r"\s*(?:<\|constrain\|>)?\s*\w*<\|message\|>"
+
+HARMONY: dict[str, Any] = {
+    "defaults": _ASSISTANT,
+    "start_anchor": "<|start|>assistant",
+    "fields": {
+        "reasoning_content": {
+            "open_pattern": _START + r"<\|channel\|>analysis<\|message\|>",
+            "close": "<|end|>",
+            "repeats": True,
+            "join": "\n",
+            **_TEXT,
+        },
+        "tool_calls": {
+            "open_pattern": rf"{_START}(?:{_TO}\s*<\|channel\|>(?:commentary|analysis)"
+            rf"|<\|channel\|>(?:commentary|analysis){_TO}){_FORMAT}",
+            "close_pattern": r"<\|call\|>|<\|end\|>",
+            "repeats": True,
+            "transform": _CALL,
+            **_JSON,
+        },
+        "content": {
+            "open_pattern": rf"{_START}<\|channel\|>(?:final|commentary){_FORMAT}",
+            "close_pattern": r"<\|return\|>|<\|end\|>",
+            "repeats": True,
+            "join": "\n",
+            **_TEXT,
+        },
+    },
+}
+"""gpt-oss: channels for analysis, calls, what is said before a call, and the final answer.
+
+A call's recipient stands behind its channel, or in the role before it; the opening ends within the role.
+"""
+
+FAMILIES: Mapping[str, dict[str, Any]] = {
+    "harmony": HARMONY,
+    "qwen_coder": QWEN_CODER,
+    "glm": GLM,
+    "deepseek": DEEPSEEK,
+    "mistral": MISTRAL,
+    "mistral_list": MISTRAL_LIST,
+    "llama": LLAMA,
+    "hermes": HERMES,
+}
+"""By name, the ones with the most particular marks first."""
+
+MARKS: Mapping[str, tuple[str, ...]] = {
+    "harmony": ("<|channel|>", "<|message|>"),
+    "qwen_coder": ("<function=", "<parameter="),
+    "glm": ("<arg_key>", "<tool_call>"),
+    "deepseek": ("<｜tool▁call▁begin｜>",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+    "mistral_list": ("[TOOL_CALLS]",),
+    "llama": ("<|start_header_id|>", "<|eot_id|>"),
+    "hermes": ("<tool_call>",),
+}
+"""What the chat template of a family writes, every one of them."""
+
+
+def family_of(chat_template: str) -> str | None:
+    """The family whose marks a chat template writes; None where it is none of these."""
+    return next((name for name, marks in MARKS.items() if all(mark in chat_template for mark in marks)), None)
+
+
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+"""The ids that Mistral's templates take."""
+
+
+def may_call(family: str | None, text: str, tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether the reply can hold a call: Llama's bare JSON is one only where tools are offered."""
+    return family != "llama" or bool(tools) or "<|python_tag|>" in text
+
+
+def completed(family: str | None, text: str, message: Message) -> Message:
+    """The message with what its family needs besides; a call that was cut off is malformed and keeps its text."""
+    if family == "mistral_list":
+        _take_ids(text, message)
+    elif family in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(FAMILIES[family], text):
+        return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
+    elif family == "harmony" and text.strip() and message.keys() <= {"role", "content"} and not message["content"]:
+        return Message(role="assistant", content=text)
+    return message
+
+
+def _take_ids(text: str, message: Message) -> None:
+    """The ids that the model wrote, for calls in a list; one in another form is left out."""
+    try:
+        made = json.loads(text.partition("[TOOL_CALLS]")[2])
+    except (ValueError, RecursionError):
+        return
+    for call, item in zip(message.get("tool_calls", ()), made, strict=False):
+        if isinstance(item, dict) and isinstance(item.get("id"), str) and _ID.fullmatch(item["id"]):
+            call["id"] = item["id"]
+
+
+def _is_cut(family: dict[str, Any], text: str) -> bool:
+    """Whether a call holds more than whole pairs of name and value: one that is not closed would be dropped."""
+    calls = family["fields"]["tool_calls"]
+    closed = re.compile(calls["close_pattern"])
+    for opened in re.finditer(calls["open_pattern"], text):
+        end = closed.search(text, opened.end())
+        body = text[opened.end() : end.start() if end else len(text)]
+        rest = re.sub(calls["content_args"]["tag_pattern"], "", body, flags=re.DOTALL)
+        if rest.replace("</function>", "").strip():
+            return True
+    return False

@@ -1,0 +1,135 @@
+"""What a chat template does to a conversation that grows turn by turn: the report of `agentgym doctor --model`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from agentgym.chat.chat import Chat
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.messages import Message, ToolCall
+
+ARGUMENTS = {"text": 'a "b"\n é <c>', "count": 2}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "note",
+            "description": "Take a note.",
+            "parameters": {
+                "type": "object",
+                "properties": {"text": {"type": "string"}, "count": {"type": "integer"}},
+                "required": ["text", "count"],
+            },
+        },
+    }
+]
+_ASK = Message(role="user", content="What is two and two?")
+_AGAIN = Message(role="user", content="Are you sure?")
+_SAID = Message(role="assistant", content="It is four.")
+_THOUGHT = Message(role="assistant", content="It is four.", reasoning_content="Let me count.")
+_CALLED = Message(
+    role="assistant",
+    content="",
+    tool_calls=[ToolCall(id="call00100", type="function", function={"name": "note", "arguments": ARGUMENTS})],
+)
+_SEEN = Message(role="tool", content="noted", name="note", tool_call_id="call00100")
+
+
+class Trait(NamedTuple):
+    """One thing a template does or does not do, and what follows where it does not."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def examine(tokenizer: ChatTokenizer) -> Iterator[Trait]:
+    """What it keeps of a growing conversation, and whether a tool call comes back as it was written."""
+    yield _trait("appends text", lambda: _appends(tokenizer, [_SAID, _AGAIN, _SAID, _AGAIN], []))
+    yield _trait("appends tools", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
+    yield _trait("appends thought", lambda: _appends(tokenizer, [_THOUGHT, _AGAIN, _THOUGHT, _AGAIN], []))
+    yield _trait("separators", lambda: _exact(tokenizer))
+    yield _trait("tool calls", lambda: _round_trip(tokenizer))
+
+
+def _trait(name: str, ask: Callable[[], str]) -> Trait:
+    """The answer is what is wrong, "" for nothing; a template that refuses is wrong too."""
+    try:
+        wrong = ask()
+    except _Found as found:
+        wrong = str(found)
+    except Exception as error:  # Templates raise what they like.
+        wrong = f"the template refuses: {type(error).__name__}: {error}"
+    return Trait(name, not wrong, wrong)
+
+
+def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+    before = tokenizer.render([_ASK], tools, generation=True)
+    for n in range(2, len(messages) + 1, 2):
+        after = tokenizer.render([_ASK, *messages[:n]], tools, generation=True)
+        if not after.startswith(before):
+            return "it rewrites what it rendered before: where it does, a new segment opens (rerender)"
+        before = after
+    return ""
+
+
+class _Found(Exception):
+    """What is wrong, found on the way to another question."""
+
+
+def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What the template writes in the assistant's turn that answers the question, and the end of it."""
+    opened = tokenizer.render([_ASK], tools, generation=True)
+    whole = tokenizer.render([_ASK, *told], tools, generation=False)
+    if not whole.startswith(opened):
+        what = "a turn with a call" if "tool_calls" in told[0] else "an assistant's turn"
+        raise _Found(f"{what} does not begin as the generation prompt says")
+    end = _end_mark(tokenizer)
+    body, _, _ = whole[len(opened) :].partition(end)
+    return body, end
+
+
+def _end_mark(tokenizer: ChatTokenizer) -> str:
+    """What stands directly behind an assistant's text: the end of its turn, or the mark of who speaks next."""
+    opened = tokenizer.render([_ASK], [], generation=True)
+    for messages in ([_ASK, _SAID], [_ASK, _SAID, _AGAIN]):
+        told = tokenizer.render(messages, [], generation=False)
+        if not told.startswith(opened) or _SAID["content"] not in told[len(opened) :]:
+            raise _Found("an assistant's turn does not begin as the generation prompt says")
+        behind = told[len(opened) :].partition(_SAID["content"])[2]
+        if behind:
+            return tokenizer.decode(tokenizer.encode(behind)[:1])
+    raise _Found("nothing ends an assistant's turn: the engine cannot know where to stop")
+
+
+def _exact(tokenizer: ChatTokenizer) -> str:
+    """Whether opening, sampled turn and what is appended are the ids of the whole conversation."""
+    body, end = _turn(tokenizer, [_SAID, _AGAIN], [])
+    chat = Chat(tokenizer, [], [_ASK])
+    opened = chat.prompt_ids()
+    with_body = tokenizer.encode(chat.text + body)
+    if with_body[: len(opened)] != opened:
+        return "the beginning of a turn is encoded otherwise behind its opening than in the whole conversation"
+    # A model goes on from the opening: its words are encoded as they are there, and not alone.
+    sampled = [*with_body[len(opened) :], *tokenizer.encode(end)]
+    delta = chat.extend(sampled, _SAID, [_AGAIN])
+    if delta is None:
+        return "it rewrites the turn before, so there is no separator to keep"
+    whole = tokenizer.encode(tokenizer.render([_ASK, _SAID, _AGAIN], [], generation=True))
+    if [*opened, *sampled, *delta] != whole:
+        return "what is appended behind a turn is encoded otherwise than in the whole conversation"
+    return ""
+
+
+def _round_trip(tokenizer: ChatTokenizer) -> str:
+    """Whether a call, and a text, are read from what the template writes for them."""
+    body, _ = _turn(tokenizer, [_CALLED], TOOLS)
+    read = tokenizer.parse(body, TOOLS)
+    calls = [call["function"] for call in read.get("tool_calls", ())]
+    if not calls:
+        return f"a call is read as text, {body!r}: give the tokenizer a response_template"
+    if calls != [{"name": "note", "arguments": ARGUMENTS}]:
+        return f"a call comes back as {calls[0]}"
+    said = tokenizer.parse(_turn(tokenizer, [_SAID], [])[0], [])
+    if said["content"].strip() != _SAID["content"]:
+        return f"the text {_SAID['content']!r} comes back as {said['content']!r}"
+    return ""

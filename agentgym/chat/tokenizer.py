@@ -1,0 +1,135 @@
+"""Chat tokenizers: messages to token ids and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from agentgym.chat.encoding import Decoder, Pieces
+from agentgym.chat.marks import BREAK, Letters, Marks
+from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
+from agentgym.chat.response_formats import FAMILIES, HERMES, completed, family_of, may_call
+from agentgym.chat.template import sought_words, template_variables
+from agentgym.chat.template_deltas import PLAIN
+from agentgym.messages import Message
+from agentgym.sound_json import whole_characters
+
+
+class ChatTokenizer(Protocol):
+    """A tokenizer with a chat template and a parser for what the model writes; compared by identity."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        """The chat as text; `generation` opens the assistant's turn at its end.
+
+        Every mark that a content holds is broken (`Marks.guarded`), so that `encode` writes it in letters.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of rendered text: whole marks are special tokens, broken ones letters; nothing is added.
+
+        Half a character, which no bytes stand for, is encoded as U+FFFD.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens kept."""
+        ...
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        """The assistant message in a sampled text; never raises.
+
+        A call that is no valid JSON keeps what the model wrote as its `arguments` text.
+        """
+        ...
+
+
+class HuggingFaceTokenizer:
+    """A ChatTokenizer over a fast transformers tokenizer, its chat template and its response template.
+
+    `chat_template_kwargs` are variables of the template: {"enable_thinking": False}.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        response_template: dict[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise ValueError("tokenizer: has no chat_template")
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        self.tokenizer = tokenizer
+        self.variables = template_variables(chat_template_kwargs or {})
+        # The layer below: the wrappers around it cost more than they do, once a turn.
+        self.backend = tokenizer.backend_tokenizer
+        source = tokenizer.get_chat_template()
+        self.family = family_of(source)
+        template = response_template or getattr(tokenizer, "response_template", None)
+        if template is None and self.family is not None:
+            template = FAMILIES[self.family]
+        self.response_template = None if template is None else load_response_template(template)
+        self._family_reads = template is FAMILIES.get(self.family or "")
+        self._pieces, self._letters = Pieces(self.backend), Letters(self.backend)
+        self.cuts_at_marks = self._pieces.pattern is not None
+        self._decoder = Decoder(self.backend)
+        self.marks = Marks(())
+        self.marks = self._marks()
+        self.sought = sought_words(source) | {mark for mark in self.marks.every if PLAIN.fullmatch(mark)}
+        self.opening = self._opening()
+        self._prefix = self._read_prefix()
+        self._quick = template is HERMES and not thinks(self._prefix)
+
+    def _marks(self) -> Marks:
+        """Every added token; those that are special, and those around a user's message, say whose turn it is."""
+        added = self.backend.get_added_tokens_decoder().values()
+        frame = self.render([Message(role="user", content="")], [], generation=False)
+        turns = [token.content for token in added if token.special or token.content in frame]
+        return Marks([token.content for token in added], turns)
+
+    def _opening(self) -> str:
+        """What the template writes to open an assistant's turn."""
+        ask = [Message(role="user", content="")]
+        closed = self.render(ask, [], generation=False)
+        return self.render(ask, [], generation=True).removeprefix(closed)
+
+    def _read_prefix(self) -> str:
+        """What a reply is read behind: the opening, without what the reader would take for the reply's own text."""
+        if self.response_template is None:
+            return ""
+        read = self.tokenizer.parse_response("", self.response_template, prefix=self.opening)
+        anchor = self.response_template.start_anchor_re.search(self.opening)
+        leaks = bool(read.get("content")) and anchor is not None
+        return self.opening[: anchor.end()] if leaks else self.opening
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            self.marks.guarded(messages),
+            tools=self.marks.guarded_tools(tools) or None,
+            tokenize=False,
+            add_generation_prompt=generation,
+            **self.variables,
+        )
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        text = whole_characters(text)
+        return self._letters.encode(text) if BREAK in text else self._pieces.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._decoder.decode(token_ids)
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        if self._quick and (message := plain_hermes(text, tools)) is not None:
+            return message
+        if self.response_template is None or (self._family_reads and not may_call(self.family, text, tools)):
+            return Message(role="assistant", content=text)
+        try:
+            parsed = self.tokenizer.parse_response(
+                text, self.response_template, prefix=self._prefix, tools=[*tools] or None
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
+        message = message_of(text, parsed)
+        if self._family_reads:
+            message = completed(self.family, text, message)
+        return message

@@ -1,0 +1,250 @@
+"""What runs on this machine, and how to get the rest: `agentgym doctor`; what a model's tokenizer does: `--model`."""
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentgym.errors import EngineError, SandboxError, boundary
+
+PACKAGES = {
+    "torch": "pip install 'agentgym[train]'",
+    "transformers": "pip install 'agentgym[train]'",
+    "peft": "pip install 'agentgym[train]'",
+    "docker": "pip install 'agentgym[docker]'",
+    "sglang": "not needed on a CPU; a server of its own, in a virtual environment of its own: docs/engines.md",
+    "pytest-asyncio": "pip install pytest pytest-asyncio, for tests of an environment",
+}
+"""What a user asks about first, and how to get it."""
+START_DOCKER = "install Docker, start it, and let this user in"
+HUB = "https://huggingface.co"
+REACH_S = 5.0
+"""How long the model hub has to take a connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is there or is not, and then how to get it."""
+
+    name: str
+    ok: bool
+    detail: str
+    get: str = ""
+    otherwise: str = "missing"
+    """The word for what is not ok."""
+
+    def __str__(self) -> str:
+        line = f"{'ok' if self.ok else self.otherwise:<9}{self.name:<16}{self.detail}".rstrip()
+        return line if self.ok or not self.get else f"{line}\n{'':<25}-> {self.get}"
+
+
+def doctor(model: str | None = None) -> int:
+    """Say what runs here and how to get the rest; the exit code is 0 where a box can be had.
+
+    Args:
+        model: Look at the tokenizer of this folder or hub name instead: whether its chat template only ever appends,
+            keeps the turn separators and reads tool calls back; 0 where it does the last two.
+    """
+    if model is not None:
+        return _doctor_of(model)
+    for finding in findings():
+        _say(str(finding))
+    box = _box()
+    _say(str(box))
+    return 0 if box.ok else 1
+
+
+def _doctor_of(model: str) -> int:
+    traits = list(model_findings(model))
+    for trait in traits:
+        _say(str(trait))
+    return 0 if all(trait.ok for trait in traits if trait.name in ("separators", "tool calls")) else 1
+
+
+def model_findings(model: str) -> Iterator[Finding]:
+    """One finding a line of `agentgym doctor --model`; EngineError where there is no such tokenizer."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise EngineError("doctor --model needs transformers: pip install 'agentgym[train]'") from error
+
+    from agentgym.chat.template_report import examine
+    from agentgym.chat.tokenizer import HuggingFaceTokenizer
+
+    why_not = None if Path(model).is_dir() else why_no_hub()
+    with boundary(EngineError, f"model {model!r}"):
+        try:
+            found = AutoTokenizer.from_pretrained(model, local_files_only=why_not is not None)
+        except OSError as error:
+            if why_not is None:
+                raise
+            raise EngineError(f"model {model!r}: no folder here, not in the hub's cache, and {why_not}") from error
+    tokenizer = HuggingFaceTokenizer(found)
+    family, shipped = tokenizer.family, getattr(tokenizer.tokenizer, "response_template", None) is not None
+    detail = "a response_template of its own" if shipped else f"read as {family}"
+    known = shipped or family is not None
+    yield Finding(
+        name="family", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"
+    )
+    for trait in examine(tokenizer):
+        yield Finding(name=trait.name, ok=trait.ok, detail=trait.detail, otherwise="no")
+
+
+def why_no_hub() -> str | None:
+    """Why no model can be fetched, found out in seconds: the hub's own client tries for most of a minute."""
+    hub = os.environ.get("HF_ENDPOINT") or HUB
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "HF_HUB_OFFLINE is set"
+    url = urlsplit(hub)
+    url = urlsplit(urllib.request.getproxies().get(url.scheme, hub))
+    port = url.port or (80 if url.scheme == "http" else 443)
+    try:
+        socket.create_connection((url.hostname or "", port), REACH_S).close()
+    except OSError as error:
+        return f"{hub} cannot be reached ({error.strerror or error})"
+    return None
+
+
+def findings() -> Iterator[Finding]:
+    """One finding a line of `agentgym doctor`, but for the last, which is the verdict."""
+    own = installed("agentgym") or "a checkout that is not installed"
+    yield Finding(name="agentgym", ok=True, detail=f"{own}, in {Path(__file__).parent}")
+    yield Finding(
+        name="python", ok=sys.version_info >= (3, 11), detail=f"{platform.python_version()}, {sys.executable}"
+    )
+    yield _machine()
+    yield from (_package(name, get) for name, get in PACKAGES.items())
+    yield from _docker()
+    yield _bubblewrap()
+    yield _runsc()
+    yield _gpus()
+
+
+def installed(package: str) -> str | None:
+    """The version that is installed; None where there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _machine() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
+    return Finding(
+        name="machine", ok=True, detail=f"{cores} cores, {gigabytes:.0f} GiB of memory, {platform.machine()}"
+    )
+
+
+def _package(name: str, get: str) -> Finding:
+    found = installed(name)
+    if found is None:
+        return Finding(name=name, ok=False, detail="not installed", get=get)
+    return Finding(name=name, ok=True, detail=f"{found}{_built_for() if name == 'torch' else ''}")
+
+
+def _built_for() -> str:
+    """What torch was built for, by its own file: importing it would take seconds."""
+    spec = importlib.util.find_spec("torch")
+    file = None if spec is None or spec.origin is None else Path(spec.origin).with_name("version.py")
+    if file is None or not file.is_file():
+        return ""
+    cuda = re.search(r"^cuda\b.*= '(.*)'", file.read_text(), re.MULTILINE)
+    return f", for CUDA {cuda[1]}" if cuda else ", for the CPU"
+
+
+def _docker() -> Iterator[Finding]:
+    from agentgym.sandboxes.docker_client import NoDockerPackage, address, connect
+    from agentgym.sandboxes.docker_image import default_image, image_digest
+
+    engine = Finding(name="docker engine", ok=False, detail="", get=START_DOCKER)
+    try:
+        client = connect(timeout_s=5)
+    except NoDockerPackage as error:
+        detail, get = str(error).split(": ", 1)
+        yield Finding(name=engine.name, ok=False, detail=f"one answers at {address()}, but {detail}", get=get)
+        return
+    except Exception as error:  # What the engine and the connection to it raise has no common name.
+        yield Finding(name=engine.name, ok=False, detail=str(error), get=engine.get)
+        return
+    try:
+        yield Finding(name=engine.name, ok=True, detail=str(client.version()["Version"]))
+        image = default_image()
+        yield Finding(name="sandbox image", ok=True, detail=f"{image} {image_digest(client, image)[:19]}")
+    except SandboxError as error:
+        why_not = str(error).rpartition(": ")[0] or str(error)
+        yield Finding(name="sandbox image", ok=False, detail=why_not, get="agentgym sandbox build")
+    except Exception as error:  # The same.
+        yield Finding(name=engine.name, ok=False, detail=f"{type(error).__name__}: {error}", get=engine.get)
+    finally:
+        client.close()
+
+
+def _bubblewrap() -> Finding:
+    from agentgym.sandboxes.local import why_no_bubblewrap
+
+    why_not = why_no_bubblewrap()
+    get = "apt-get install bubblewrap (0.8 or newer), and let users have namespaces"
+    return Finding(name="bubblewrap", ok=why_not is None, detail=why_not or shutil.which("bwrap") or "", get=get)
+
+
+def _runsc() -> Finding:
+    """gVisor counts where the engine knows it, which a remote one may without a runsc here."""
+    path = shutil.which("runsc")
+    get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md"
+    if "runsc" in _runtimes():
+        return Finding(name="runsc", ok=True, detail="a runtime of the Docker engine")
+    detail = f"{path}, but the Docker engine does not know it" if path else "not installed"
+    return Finding(name="runsc", ok=False, detail=detail, get=get)
+
+
+def _runtimes() -> set[str]:
+    """The names that a box's `runtime` may have; none where no engine answers."""
+    from agentgym.sandboxes.docker_client import connect
+
+    try:
+        client = connect(timeout_s=5)
+    except Exception:  # What the engine and the connection to it raise has no common name.
+        return set()
+    try:
+        return set(client.info()["Runtimes"])
+    except Exception:  # What the engine and the connection to it raise has no common name.
+        return set()
+    finally:
+        client.close()
+
+
+def _gpus() -> Finding:
+    """By the driver's own tool: loading torch for this would take seconds."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        get = "not needed: the recipes run on a CPU"
+        return Finding(name="gpus", ok=False, detail="none seen by nvidia-smi", get=get)
+    rows = [row.split(", ") for row in listed.stdout.splitlines()]
+    names = "; ".join(f"{row[0]} {row[1]}" for row in rows)
+    return Finding(name="gpus", ok=bool(rows), detail=f"{names}; driver {rows[0][-1]}" if rows else "none")
+
+
+def _box() -> Finding:
+    from agentgym.sandboxes.choose import auto
+
+    try:
+        return Finding(name="a box", ok=True, detail=type(auto()).__name__)
+    except SandboxError:
+        return Finding(name="a box", ok=False, detail="", get="either Docker with its image, or bubblewrap")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

@@ -1,0 +1,54 @@
+"""The command `agentgym ls`: the environments there are."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import tyro
+
+from agentgym.cli.output import _say
+from agentgym.errors import AgentGymError
+
+
+def ls(envs: tyro.conf.Positional[tuple[str, ...]] = ()) -> int:
+    """List the environments that the files envs/*/env.py register, and those named.
+
+    Args:
+        envs: More of them, as module:Class.
+    """
+    from agentgym.environments.registry import find_env, registered
+
+    # An installed command does not have the working folder on its path.
+    sys.path[:0] = [str(Path.cwd())] if str(Path.cwd()) not in sys.path else []
+    broken = [line for name in _env_modules() if (line := _import(name))]
+    found = dict(registered())
+    for name in envs:
+        try:
+            found[name] = find_env(name)
+        except (ValueError, AgentGymError) as error:
+            broken.append(str(error))
+    for name, cls in sorted(found.items()):
+        where = f"{cls.__module__}:{cls.__qualname__}"
+        _say(f"{name:<20}  {where:<40}  {_first_line(cls)}".rstrip())
+    for line in broken:
+        _say(line)
+    if not found and not broken:
+        _say("no environments: there is no envs/*/env.py below this folder, and none was named")
+    return 1 if broken else 0
+
+
+def _env_modules() -> list[str]:
+    return [f"envs.{path.parent.name}.env" for path in sorted(Path("envs").glob("*/env.py"))]
+
+
+def _import(module: str) -> str | None:
+    """What went wrong, in one line."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        return f"{module}: {type(error).__name__}: {error}"
+    return None
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,101 @@
+"""The command line: `agentgym doctor | gc | ls | merge | sandbox build`.
+
+What a command needs is imported when it runs: asking for help loads neither torch nor Docker's client.
+"""
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Union
+
+import tyro
+
+from agentgym.cli.doctor import doctor, installed
+from agentgym.cli.gc import gc
+from agentgym.cli.ls import ls
+from agentgym.cli.merge import merge
+from agentgym.cli.output import _say
+from agentgym.cli.sandbox import build
+from agentgym.errors import AgentGymError
+from agentgym.extras import needs_extra
+
+HEADER = """Look after agentgym on this machine: what runs here, which environments there are, what killed runs left.
+
+Each command says more with --help. Training itself is a Python program: see the recipes and docs/training.md.
+"""
+EXTRAS = {"docker": "docker", "torch": "train", "transformers": "train", "peft": "train", "gymnasium": "gymnasium"}
+"""The extra that brings a package, for who asks for a command without it."""
+
+
+# ---------------------------------------------------------------------------------------------------- gc
+
+
+# ---------------------------------------------------------------------------------------------------- ls
+
+
+# ---------------------------------------------------------------------------------------------------- merge
+
+
+# ---------------------------------------------------------------------------------------------------- sandbox
+
+
+COMMANDS: Mapping[str, Any] = {
+    "doctor": doctor,
+    "gc": gc,
+    "ls": ls,
+    "merge": merge,
+    "sandbox": {"build": build},
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Errors of ours, and a package that is not installed, are one line on stderr."""
+    args = sys.argv[1:] if args is None else list(args)
+    if args[:1] in (["--version"], ["-V"]):
+        _say(f"agentgym {installed('agentgym') or 'of a checkout that is not installed'}")
+        return 0
+    if (unknown := _unknown(args, COMMANDS)) is not None:
+        sys.stderr.write(f"agentgym: {unknown}\n")
+        return 2
+    try:
+        with needs_extra():
+            return int(tyro.cli(_parser(COMMANDS), prog="agentgym", description=HEADER, args=args))
+    except AgentGymError as error:
+        sys.stderr.write(f"agentgym: {error}\n")
+        return 1
+    except ModuleNotFoundError as error:
+        if (extra := EXTRAS.get(str(error.name).partition(".")[0])) is None:
+            raise
+        sys.stderr.write(f"agentgym: {error.name} is not installed: pip install 'agentgym[{extra}]'\n")
+        return 1
+
+
+def _unknown(args: Sequence[str], commands: Mapping[str, Any]) -> str | None:
+    """What is wrong with the command's name; None where it is one, or none was given."""
+    if not args or args[0].startswith("-"):
+        return None
+    name = args[0]
+    if name not in commands:
+        close = difflib.get_close_matches(name, commands, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(commands)}"
+        return f"there is no command {name!r}; {hint}"
+    given = commands[name]
+    return _unknown(args[1:], given) if isinstance(given, Mapping) else None
+
+
+def _parser(commands: Mapping[str, Any]) -> Any:
+    """A union of subcommands, as tyro understands it; a nested mapping is a command with commands of its own."""
+    made = [_subcommand(name, given) for name, given in commands.items()]
+    # A union needs two members, also where there is one command.
+    return Union[(*made, Annotated[None, tyro.conf.Suppress])]
+
+
+def _subcommand(name: str, given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        return Annotated[Any, tyro.conf.subcommand(name=name, constructor=given)]
+    words = f"One of: {', '.join(given)}."
+    return Annotated[Any, tyro.conf.subcommand(name=name, constructor=_parser(given), description=words)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""What an episode asks of an engine: token ids in, token ids and log-probabilities out."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.types import Adapter, Completion, Floats, Sampling
+
+
+class Engine(Protocol):
+    """Samples from one model; all methods are safe to call concurrently from one event loop."""
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """How this engine's model reads and writes chats."""
+        ...
+
+    @property
+    def context_tokens(self) -> int:
+        """The most ids, prompt and completion together, that one request may hold."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The policy version that new tokens are sampled under."""
+        ...
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        """At most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
+
+        A session is one growing context: what an earlier call of it already computed is kept. The ids drawn
+        depend on `token_ids`, `sampling`, `seed` and the weights, not on what else is being generated.
+        Raises ValueError for ids outside the vocabulary or a request over the context, EngineError where
+        the engine cannot answer. Cancelling the call frees its place.
+        """
+        ...
+
+    async def release(self, session: str) -> None:
+        """Forget a session; unknown ones are forgotten already."""
+        ...
+
+    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+        """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on."""
+        ...
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        """Log-probability of each id but the first, given those before it: what `generate` would report."""
+        ...

@@ -1,0 +1,148 @@
+"""A scripted engine and a byte tokenizer, for tests and demonstrations without a model."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from agentgym.chat.marks import Marks, unbroken
+from agentgym.chat.parsing import parse_hermes
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.errors import EngineError
+from agentgym.messages import Message
+from agentgym.sound_json import whole_characters
+from agentgym.types import Adapter, Completion, Floats, Sampling, Version
+
+
+def call(name: str, /, **arguments: Any) -> Message:
+    """The assistant calls one tool."""
+    return calls((name, arguments))
+
+
+def calls(*named: tuple[str, dict[str, Any]]) -> Message:
+    """The assistant calls several tools in one turn."""
+    made = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in named]
+    return Message(role="assistant", content="", tool_calls=made)  # type: ignore[typeddict-item]
+
+
+def say(text: str) -> Message:
+    """The assistant answers in plain text."""
+    return Message(role="assistant", content=text)
+
+
+def raw(text: str) -> str:
+    """The assistant writes exactly this, malformed calls and all."""
+    return text
+
+
+Reply: TypeAlias = Message | str
+
+
+Policy: TypeAlias = Callable[[str], Reply]
+"""From the whole text before the assistant's turn to what the assistant answers."""
+
+
+class ByteTokenizer:
+    """A chat tokenizer with one id a byte, and one for each of the two turn marks, in the Hermes format."""
+
+    START, END = 256, 257
+    vocabulary = 258
+    _marks = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
+    _contents = Marks(_marks, _marks)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        head = self._contents.text("".join(json.dumps(tool) + "\n" for tool in tools), "tool")
+        parts = [f"<|im_start|>tools\n{head}<|im_end|>\n"] if tools else []
+        parts += [f"<|im_start|>{m['role']}\n{self._shown(m)}<|im_end|>\n" for m in messages]
+        return "".join(parts) + ("<|im_start|>assistant\n" if generation else "")
+
+    def _shown(self, message: Message) -> str:
+        return self._contents.text(self._body(message), message["role"])
+
+    def _body(self, message: Message) -> str:
+        made = [json.dumps(c["function"]) for c in message.get("tool_calls", ())]
+        return "\n".join([*filter(None, [message["content"]]), *(f"<tool_call>\n{c}\n</tool_call>" for c in made)])
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
+            ids += [self._marks[part]] if part in self._marks else unbroken(whole_characters(part))[0].encode()
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        marks = {number: mark.encode() for mark, number in self._marks.items()}
+        return b"".join(marks.get(i, bytes([i % 256])) for i in token_ids).decode(errors="replace")
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        return parse_hermes(text)
+
+
+class Scripted:
+    """An engine that answers from a script, or from a function of the text so far; a real Engine in every way.
+
+    Each rollout plays the script from its start. Log-probabilities are -0.5 throughout. `end` is the text of
+    the tokenizer's stop token.
+    """
+
+    def __init__(
+        self,
+        replies: Sequence[Reply] | Policy,
+        *,
+        tokenizer: ChatTokenizer | None = None,
+        end: str = "<|im_end|>",
+        context_tokens: int = 1 << 20,
+    ) -> None:
+        self.replies = replies
+        self.context_tokens = context_tokens
+        self.version = 0
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.end = end
+        self._played: dict[str, int] = {}
+        self._sessions: dict[str, set[str]] = {}
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        reply = self._next(token_ids, session)
+        ids = self.tokenizer.encode((reply if isinstance(reply, str) else self._write(reply)) + self.end)
+        cut = ids[:max_tokens]
+        return Completion(
+            token_ids=np.array(cut),
+            logprobs=np.full(len(cut), -0.5, np.float32),
+            finish_reason="stop" if len(cut) == len(ids) else "length",
+            versions=(Version(0, self.version),),
+        )
+
+    def _write(self, reply: Message) -> str:
+        """The body of the assistant's turn as the template writes it."""
+        ask = Message(role="user", content="")
+        opened = self.tokenizer.render([ask], [], generation=True)
+        body = self.tokenizer.render([ask, reply], [], generation=False).removeprefix(opened)
+        return body[: body.rindex(self.end)]
+
+    def _next(self, token_ids: Sequence[int], session: str) -> Reply:
+        if callable(self.replies):
+            return self.replies(self.tokenizer.decode(token_ids))
+        rollout_id = session.rpartition("/")[0]
+        self._sessions.setdefault(rollout_id, set()).add(session)
+        played = self._played.get(rollout_id, 0)
+        if played == len(self.replies):
+            raise EngineError(f"the script ended after {played} replies, and the env asked for one more")
+        self._played[rollout_id] = played + 1
+        return self.replies[played]
+
+    async def release(self, session: str) -> None:
+        rollout_id = session.rpartition("/")[0]
+        sessions = self._sessions.get(rollout_id, set())
+        sessions.discard(session)
+        if not sessions:  # A fork ends before its rollout does.
+            self._sessions.pop(rollout_id, None)
+            self._played.pop(rollout_id, None)
+
+    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+        self.version = version
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        return np.full(max(len(token_ids) - 1, 0), -0.5, np.float32)

@@ -1,0 +1,104 @@
+"""What an SGLang server answers, as checked values; never a repair."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from agentgym.engines.sglang.http import Answer
+from agentgym.errors import EngineError
+from agentgym.types import Completion, Floats, Version
+
+_SAID = 400
+"""Characters of a server's own words that an error quotes."""
+
+
+def completion_of(body: Any, version: int, *, named: bool = True, ours: str | None = None) -> Completion:
+    """The answer of POST /generate as a Completion; EngineError where it is not what it should be, never a repair.
+
+    Its version is `version`, or with `named` the number of the weights where the server gives one that is not `ours`.
+    Log-probabilities come as `[value, id, text]`, one for each of `output_ids`, the stop id included.
+    """
+    ids = field_of(body, "output_ids")
+    rows = field_of(body, "meta_info", "output_token_logprobs", default=[])
+    reason = field_of(body, "meta_info", "finish_reason", "type")
+    if reason not in ("stop", "length", "abort"):
+        raise EngineError(f"the server ended a request by {reason!r}")
+    try:
+        values, sampled = [float(row[0]) for row in rows], [int(row[1]) for row in rows]
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
+    if sampled != ids:
+        raise EngineError(f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(rows)} other ones")
+    try:
+        return Completion(
+            token_ids=np.array(sampled, np.int64),
+            logprobs=np.array(values, np.float32),
+            finish_reason=cast('Literal["stop", "length", "abort"]', reason),
+            versions=_versions(body["meta_info"], version, ours) if named else (Version(0, version),),
+        )
+    except ValueError as error:
+        raise EngineError(f"the server's answer: {error}") from error
+
+
+def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[Version, ...]:
+    """The policy version of each span; `version` where the server's weights are `ours` or have no number for a name.
+
+    A server whose base weights are pushed in flight reports `[{"version": "7", "start": 0, "end": 3}, ..]`.
+    """
+    spans = [span for span in meta.get("weight_versions") or () if span["end"] > span["start"]]
+    named = [
+        Version(int(s["start"]), int(s["version"]) if s["version"].isdecimal() and s["version"] != ours else version)
+        for s in spans
+    ]
+    changes = [now for i, now in enumerate(named) if i == 0 or named[i - 1].version != now.version]
+    return tuple(changes) or (Version(0, version),)
+
+
+def field_of(body: Any, *path: str, default: Any = None) -> Any:
+    """A nested field of an answer; EngineError that names it where it is missing."""
+    for name in path:
+        body = body.get(name) if isinstance(body, dict) else None
+    if body is None and default is None:
+        raise EngineError(f"the server's answer has no {'.'.join(path)}")
+    return default if body is None else body
+
+
+def scores_of(rows: Sequence[Any], token_ids: Sequence[int]) -> Floats:
+    """The values of rows `[value, id, ..]` of these ids; EngineError where they are of others or not finite."""
+    try:
+        scored, values = [row[1] for row in rows], np.array([float(row[0]) for row in rows], np.float32)
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
+    if scored != list(token_ids):
+        raise EngineError("the server scored other ids than it was asked to")
+    if not np.isfinite(values).all():
+        raise EngineError("the server's log-probabilities: every one must be finite")
+    return values
+
+
+def first_of(rows: Any) -> Any:
+    """The row of the one id that was asked about at the one position that was sampled; None where there is none."""
+    try:
+        return rows[0][0]
+    except (TypeError, IndexError, KeyError):
+        return None
+
+
+def reason_of(answer: Answer) -> str:
+    """What the server says went wrong: `error` is a text in some answers, and holds a message in others."""
+    body = answer.body
+    said = body.get("error", body.get("error_message", body)) if isinstance(body, dict) else body
+    said = said.get("message", said) if isinstance(said, dict) else said
+    return (said if isinstance(said, str) else json.dumps(said))[:_SAID]
+
+
+def require_possible(completion: Completion, server: object, max_tokens: int, vocabulary: int) -> None:
+    """EngineError that names the server where it sampled more than it was asked for, or what is no id."""
+    ids = completion.token_ids
+    if len(ids) > max_tokens:
+        raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
+    # One pass: as unsigned numbers, negative ids are beyond any vocabulary.
+    if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
+        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")

@@ -1,0 +1,349 @@
+"""The SGLang engine: a model behind one or several SGLang servers, spoken to over HTTP in ids, never in text.
+
+When the weights change, each request in flight is ended by its id, what it had is kept, and its turn goes on from
+there under the new ones.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import numpy as np
+
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.engines.adapter_files import opened_adapter
+from agentgym.engines.sglang.answers import require_possible
+from agentgym.engines.sglang.config import SGLangConfig
+from agentgym.engines.sglang.fleet import Counts, Fleet, open_servers
+from agentgym.engines.sglang.generation import Piece, Turn, empty
+from agentgym.engines.sglang.model_info import ModelFacts, model_facts, require_vocabulary
+from agentgym.engines.sglang.process import Progress
+from agentgym.engines.sglang.prompts import Prompts, checked
+from agentgym.engines.sglang.server import Ask, NoServer, Policy, Server, ServerFacts, Unavailable
+from agentgym.errors import EngineError
+from agentgym.process_identity import lent_folder
+from agentgym.types import Adapter, Completion, Floats, Sampling
+
+__all__ = ["SGLangConfig", "SGLangEngine"]
+
+_AGAIN_S = 0.2
+"""An abort that overtook its request was without effect: it is sent again until the request has ended."""
+
+
+class SGLangEngine:
+    """Samples through SGLang servers; implements `Engine`, open inside `async with`.
+
+    `model` is a folder or hub name: its files say which ids there are and which of them end a turn; None stands for
+    what an attached server says it serves. Servers are those of `config.urls`, or else launched, and ended with all
+    their processes however this process ends. A server that dies or hangs is lost: its requests are sent to another
+    one, for nothing of them has reached an env. Without another one they wait until one is back, for
+    `config.server_wait_s` at most, and then fail with EngineError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None,
+        config: SGLangConfig | None = None,
+        *,
+        tokenizer: ChatTokenizer | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._config = config or SGLangConfig()
+        if model is None and not self._config.urls:
+            raise ValueError("model: a server to launch needs one")
+        self._model, self._tokenizer, self._progress = model, tokenizer, progress
+        self._stack: AsyncExitStack | None = None
+        self._fleet = Fleet([], self._config, Path())
+        self._facts: ModelFacts | None = None
+        self._served: tuple[ServerFacts, ...] = ()
+        self._prompts = Prompts(0)
+        self._turns: dict[str, Turn] = {}
+        self._name = uuid4().hex
+        """Of this engine among all that ask a server: its requests' ids begin with it."""
+        self._background: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def launch(
+        cls,
+        model: str | Path,
+        config: SGLangConfig | None = None,
+        *,
+        tokenizer: ChatTokenizer | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """An engine that launches its servers when it opens, telling `progress` what they do, and owns them."""
+        if config is not None and config.urls:
+            raise ValueError(f"urls: {list(config.urls)} run already; attach to them")
+        return cls(model, config, tokenizer=tokenizer, progress=progress)
+
+    @classmethod
+    def attach(
+        cls,
+        *urls: str,
+        model: str | Path | None = None,
+        config: SGLangConfig | None = None,
+        tokenizer: ChatTokenizer | None = None,
+    ) -> Self:
+        """An engine over servers that run already, and go on running when it closes."""
+        if not urls:
+            raise ValueError("urls: at least one")
+        return cls(model, replace(config or SGLangConfig(), urls=urls), tokenizer=tokenizer)
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(lent_folder("sglang")))
+            servers = await open_servers(stack, self._config, self._model, folder, self._progress)
+            self._served = tuple([await _facts_of(server) for server in servers])
+            model = self._model or self._served[0].model
+            self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
+            for facts in self._served:
+                await asyncio.to_thread(require_vocabulary, model, self._facts.vocabulary, facts.model)
+            self._prompts = Prompts(self._facts.vocabulary)
+            self._fleet = Fleet(servers, self._config, folder)
+            stack.push_async_callback(self._settle)
+            self._stack = stack.pop_all()
+        self._spawn(self._fleet.watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """How this engine's model reads and writes chats."""
+        return self._tokenizer or self._opened().tokenizer
+
+    @property
+    def context_tokens(self) -> int:
+        """The most ids, prompt and completion together, that one request may hold on every server."""
+        return min([self._config.context_tokens, *(facts.context_tokens for facts in self._served)])
+
+    @property
+    def version(self) -> int:
+        """The policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
+        return self._fleet.policy.version
+
+    @property
+    def seeded(self) -> bool:
+        """Whether a turn's seed decides its draws: servers do that under `--enable-deterministic-inference`."""
+        return bool(self._served) and all(facts.seeded for facts in self._served)
+
+    @property
+    def counts(self) -> Counts:
+        """A copy of the counters since the engine opened."""
+        return replace(self._fleet.counts)
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        """At most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
+
+        The stop id, where one ended the turn, is the last. Where `seeded`, draws depend on the arguments and the
+        weights alone. A turn that a weight swap overtakes goes on, and its `versions` tell where. Raises ValueError for
+        ids outside the vocabulary, a request over the context or a session that is still generating; EngineError where
+        no server can answer, or one answers what it should not. Cancelling the call ends its request on the server.
+        """
+        self._opened()
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens: must be at least 1, got {max_tokens}")
+        if len(token_ids) + max_tokens > self.context_tokens:
+            raise ValueError(
+                f"max_tokens: {len(token_ids)} ids and {max_tokens} new ones do not fit "
+                f"{self.context_tokens} context_tokens"
+            )
+        if session in self._turns:
+            raise ValueError(f"session: {session!r} is still generating")
+        prompt = self._prompts.take(session, token_ids)
+        turn = Turn(prompt=prompt, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        self._turns[session] = turn
+        self._fleet.counts.turns += 1
+        try:
+            return await self._sample(turn)
+        finally:
+            del self._turns[session]
+
+    async def abort(self, session: str, *, keep: bool) -> None:
+        """End the turn that a session is sampling, if any: its `generate` answers with finish_reason "abort".
+
+        The answer holds what was sampled, or nothing without `keep`. A turn that ended by itself just before is
+        answered as it ended, where it is to be kept. In a pause it ends when that does.
+        """
+        turn = self._turns.get(session)
+        if turn is None:
+            return
+        turn.end("keep" if keep else "drop")
+        if turn.piece is not None:
+            await self._end(turn.piece)
+
+    async def pause(self) -> None:
+        """No server samples until `resume`; turns keep their place and their KV, and further ones wait."""
+        self._opened()
+        await self._fleet.each(self._fleet.living, Server.pause)
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        self._opened()
+        await self._fleet.each(self._fleet.living, Server.resume)
+
+    async def release(self, session: str) -> None:
+        """Forget a session; unknown ones are forgotten already."""
+        self._fleet.router.release(session)
+        self._prompts.release(session)
+
+    async def load_adapter(self, adapter: Adapter | str | Path | None, *, version: int) -> None:
+        """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on.
+
+        A path is the folder of a saved adapter, such as a run's `adapter/`; it is read here, not by the servers.
+        Raises ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings;
+        EngineError where no server is left, and none came back in time.
+        """
+        self._opened()
+        old = await self._fleet.load(await opened_adapter(adapter), version=version)
+        overtaken = [turn.piece for turn in self._turns.values() if turn.piece is not None]
+        for piece in overtaken:
+            self._spawn(self._end(piece))
+        self._spawn(self._retire(old, overtaken))
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        """Log-probability of each id but the first, given those before it, as `generate` would report it.
+
+        Of several servers, the next one each time, so that all of them are probed. At a temperature other than 0 and 1
+        a server draws once behind each id.
+        """
+        ids = checked(token_ids, self._opened().vocabulary)
+        if len(ids) > self.context_tokens:
+            raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
+        if len(ids) == 1:
+            return np.zeros(0, np.float32)
+        attempts = self._fleet.attempts("score")
+        while True:
+            self._opened()
+            try:
+                server = self._fleet.next(avoid=attempts.avoid)
+                return await server.score(ids, sampling, self._fleet.policy)
+            except (ConnectionError, Unavailable) as error:
+                attempts.failed(server, error)
+                self._opened()
+                await self._fleet.check(server)
+            except NoServer as nobody:
+                await attempts.wait(nobody, self._fleet.closing)
+
+    async def close(self) -> None:
+        """End what was launched; unanswered requests fail with EngineError. Closing twice is harmless."""
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def _sample(self, turn: Turn) -> Completion:
+        """Request after request until the turn has ended by itself, or was asked to end."""
+        while True:
+            policy = self._fleet.policy
+            piece = await self._piece(turn, policy)
+            overtaken = piece.finish_reason == "abort" and policy is not self._fleet.policy
+            if not (overtaken or turn.ids or turn.ending):
+                return piece
+            turn.take(piece)
+            if turn.ending or not overtaken:
+                return turn.completion(piece.finish_reason, policy.version)
+            if turn.room == 0:
+                return turn.completion("length", policy.version)
+            self._fleet.counts.continued += 1
+
+    async def _piece(self, turn: Turn, policy: Policy) -> Completion:
+        """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
+        attempts = self._fleet.attempts("generate")
+        while turn.ending is None and policy is self._fleet.policy:
+            self._opened()
+            try:
+                server = self._fleet.place(turn.session, turn.prompt.ids, avoid=attempts.avoid)
+                return await self._request(turn, policy, server)
+            except (ConnectionError, Unavailable) as error:
+                attempts.failed(server, error)
+                self._fleet.counts.retried += 1
+                self._opened()
+                await self._fleet.check(server)
+            except NoServer as nobody:
+                await attempts.wait(nobody, turn.ended)
+        return empty(policy.version)
+
+    async def _request(self, turn: Turn, policy: Policy, server: Server) -> Completion:
+        """Ask one server; while the request is in flight, `turn.piece` is it."""
+        facts = self._opened()
+        # All ids have one length: a server ends every request whose id begins with the one that is aborted.
+        piece = turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests:012d}", server)
+        self._fleet.counts.requests += 1
+        ask = Ask(
+            prompt=turn.context,
+            rid=piece.rid,
+            max_tokens=turn.room,
+            sampling=turn.sampling,
+            seed=turn.seed,
+            stop_ids=facts.stop_ids,
+            policy=policy,
+        )
+        try:
+            completion = await server.generate(ask)
+        except asyncio.CancelledError:
+            self._spawn(self._end(piece))
+            raise
+        finally:
+            piece.done.set()
+            turn.piece = None
+        require_possible(completion, server, ask.max_tokens, facts.vocabulary)
+        return completion
+
+    async def _end(self, piece: Piece) -> None:
+        """Make the server end a request now; it has ended when this returns."""
+        while True:
+            with suppress(ConnectionError, EngineError):
+                await piece.server.abort(piece.rid)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_S):
+                    await piece.done.wait()
+            if piece.done.is_set():
+                return
+
+    async def _retire(self, policy: Policy, overtaken: Sequence[Piece]) -> None:
+        """Unload a policy's adapter when nothing is sampled from it any more."""
+        for piece in overtaken:
+            await piece.done.wait()
+        await self._fleet.unload(policy)
+
+    def _opened(self) -> ModelFacts:
+        if self._stack is None or self._facts is None:
+            raise EngineError("the engine is not open: use it inside `async with`")
+        return self._facts
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _settle(self) -> None:
+        """The first part of closing: nothing of ours runs on, and attached servers hold nothing of ours."""
+        self._fleet.closing.set()
+        for turn in self._turns.values():
+            turn.ended.set()
+        tasks = list(self._background)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for server in self._fleet.servers:
+            await server.close()  # by that it learns that nobody waits for its requests any more
+        if self._config.urls:
+            await self._fleet.unload_all()
+
+
+async def _facts_of(server: Server) -> ServerFacts:
+    try:
+        return await server.facts()
+    except ConnectionError as error:
+        raise EngineError(f"{server}: {error}") from error

@@ -1,0 +1,150 @@
+"""One turn on its way: the requests it takes, and what they have sampled so far."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Literal
+
+import numpy as np
+
+from agentgym.engines.sglang.prompts import Prompt
+from agentgym.engines.sglang.server import Busy, Server, Unavailable
+from agentgym.errors import EngineError
+from agentgym.types import Completion, Sampling, Version
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """One request in flight: a turn, or what is left of it."""
+
+    rid: str
+    server: Server
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Turn:
+    """One call of `generate`: a prompt, what was sampled behind it, and under which versions.
+
+    ::
+
+        ids       a a a a | b b b e        two requests: the weights changed after four ids
+        versions  (0, 6)  | (4, 7)
+    """
+
+    prompt: Prompt
+    session: str
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[Version] = field(default_factory=list)
+    piece: Piece | None = None
+    ending: Literal["keep", "drop"] | None = None
+    """What an abort asked for."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set together with `ending`, for a turn that waits."""
+
+    def end(self, how: Literal["keep", "drop"]) -> None:
+        """Ask for nothing more; what was sampled is kept or dropped."""
+        self.ending = how
+        self.ended.set()
+
+    @property
+    def context(self) -> Prompt:
+        """What the next request starts from."""
+        return self.prompt.then(self.ids)
+
+    @property
+    def room(self) -> int:
+        """How many more ids it may sample."""
+        return self.max_tokens - len(self.ids)
+
+    def take(self, piece: Completion) -> None:
+        """Append what a request sampled; a version that goes on is not named twice."""
+        for start, version in piece.versions if len(piece.token_ids) else ():
+            if not self.versions or self.versions[-1].version != version:
+                self.versions.append(Version(start + len(self.ids), version))
+        self.ids += piece.token_ids.tolist()
+        self.logprobs += piece.logprobs.tolist()
+
+    def completion(self, finish_reason: Literal["stop", "length", "abort"], version: int) -> Completion:
+        """All that was sampled, or nothing where it is to be dropped; `version` is that of an empty one."""
+        if self.ending == "drop" or not self.ids:
+            return empty(version)
+        return Completion(
+            token_ids=np.array(self.ids, np.int64),
+            logprobs=np.array(self.logprobs, np.float32),
+            finish_reason=finish_reason,
+            versions=tuple(self.versions),
+        )
+
+
+def empty(version: int) -> Completion:
+    """An abort before anything was sampled."""
+    return Completion(
+        token_ids=np.zeros(0, np.int64),
+        logprobs=np.zeros(0, np.float32),
+        finish_reason="abort",
+        versions=(Version(0, version),),
+    )
+
+
+_TRIES = 2
+"""Broken connections to one server, within one request, before that server is not asked any more."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+
+
+class Attempts:
+    """Kept for one request; a request that no server can take now waits `wait_s` seconds in all, and then fails."""
+
+    def __init__(self, what: str, servers: Sequence[Server], *, wait_s: float) -> None:
+        self._what, self._servers, self._wait_s = what, servers, wait_s
+        self._failures: Counter[Server] = Counter()
+        self._busy: set[Server] = set()
+        self._last: Exception | None = None
+        self._until: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    @property
+    def avoid(self) -> list[Server]:
+        """The servers that are not to be asked now: they failed this request, or said that they are busy."""
+        return [server for server in self._servers if server in self._busy or self._gave_up(server)]
+
+    def failed(self, server: Server, error: ConnectionError | Unavailable) -> None:
+        """A server did not answer: a busy one is asked again after a pause, another one once more or not at all."""
+        self._last = error
+        if isinstance(error, Busy):
+            self._busy.add(server)
+        else:
+            self._failures[server] += _TRIES if isinstance(error, Unavailable) else 1
+
+    async def wait(self, nobody: EngineError, ended: asyncio.Event | None = None) -> None:
+        """Pause, until `ended` at most, before the servers are looked at again; each pause is longer than the last.
+
+        Raises an EngineError with both reasons where no server can come back, or the time to wait is over.
+        """
+        now = monotonic()
+        if self._until is None:
+            self._until = now + self._wait_s
+        if not self._may_wait() or now >= self._until:
+            raise EngineError(self._reason(nobody)) from (self._last or nobody)
+        self._busy.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(self._pause_s, self._until - now)):
+                await (ended or asyncio.Event()).wait()
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _gave_up(self, server: Server) -> bool:
+        return self._failures[server] >= _TRIES
+
+    def _may_wait(self) -> bool:
+        return any(not (server.ended or self._gave_up(server)) for server in self._servers)
+
+    def _reason(self, nobody: EngineError) -> str:
+        waited = f" (server_wait_s: waited for {self._wait_s:g} s)" if self._may_wait() else ""
+        return f"{self._what}: {f'{self._last}; ' if self._last else ''}{nobody}{waited}"

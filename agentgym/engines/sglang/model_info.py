@@ -1,0 +1,90 @@
+"""What a client of a server must know about the model, read from the model's own files."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.extras import needs_extra
+from agentgym.types import Adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Read once, when an engine opens."""
+
+    tokenizer: ChatTokenizer
+    vocabulary: int
+    """Ids from 0 to below this; a server dies of any other."""
+    stop_ids: tuple[int, ...]
+    """The ids that end a turn, by the tokenizer and by the model's generation config, else by its config."""
+
+
+def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFacts:
+    """Of a folder or hub name of a causal language model; with `tokenizer` the model's own is not loaded."""
+    with needs_extra():
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    try:
+        stops = _as_set(GenerationConfig.from_pretrained(model).eos_token_id)
+    except OSError:  # there is no such file
+        stops = set()
+    stops = stops or _as_set(getattr(config, "eos_token_id", None))
+    if tokenizer is None:
+        own = AutoTokenizer.from_pretrained(model)
+        tokenizer, stops = HuggingFaceTokenizer(own), stops | _as_set(own.eos_token_id)
+    return ModelFacts(
+        tokenizer=tokenizer,
+        vocabulary=int(config.vocab_size),
+        stop_ids=tuple(sorted(stops)),
+    )
+
+
+def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) -> None:
+    """ValueError where a server serves a folder of this machine whose model has other ids than `model`."""
+    if str(model) == served_model or not (Path(served_model) / "config.json").is_file():
+        return
+    with needs_extra():
+        from transformers import AutoConfig
+    other = int(AutoConfig.from_pretrained(served_model).get_text_config().vocab_size)
+    if other != vocabulary:
+        raise ValueError(
+            f"model: {str(model)!r} has a vocabulary of {vocabulary}, and the server serves {served_model!r} with "
+            f"{other}"
+        )
+
+
+def context_limit(model: str | Path) -> int:
+    """How many positions the model has."""
+    with needs_extra():
+        from transformers import AutoConfig
+
+    return int(getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", 1 << 30))
+
+
+def _as_set(ids: Any) -> set[int]:
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def served(adapter: Adapter) -> Adapter:
+    """The adapter as a server reads it, which scales by alpha / r alone; ValueError for what it cannot serve."""
+    config = dict(adapter.config)
+    if config.get("use_dora"):
+        raise ValueError("adapter: use_dora is not served by SGLang; train with dora=False, or use the embedded engine")
+    if config.get("use_rslora"):
+        config |= {"use_rslora": False, "lora_alpha": config["lora_alpha"] * float(config["r"]) ** 0.5}
+    return replace(adapter, config=config)
+
+
+def write_adapter(adapter: Adapter, folder: Path) -> None:
+    """Write PEFT's two files into a new folder, for a server on the same file system."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    tensors = {name: np.ascontiguousarray(np.asarray(tensor)) for name, tensor in adapter.tensors.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(dict(adapter.config)))

@@ -1,0 +1,282 @@
+"""One SGLang server: its endpoints, and what it answers as checked values."""
+
+import asyncio
+import base64
+import pickle
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentgym.engines.sglang.answers import completion_of, field_of, first_of, reason_of, scores_of
+from agentgym.engines.sglang.http import Answer, JsonClient, encoded
+from agentgym.engines.sglang.process import ServerProcess
+from agentgym.engines.sglang.prompts import Prompt
+from agentgym.errors import EngineError, WireError
+from agentgym.types import Adapter, Completion, Floats, Sampling
+
+_CONTROL_S = 60.0
+"""For a request that samples nothing."""
+_LOAD_S = 600.0
+"""For loading or unloading an adapter: unloading waits for the requests that use it."""
+_SCORED_AT_ONCE = 64
+_AGAIN_S = 0.5
+_COME_BACK = (429, 502, 503, 504)
+"""Statuses of a server, or of a gateway before it, that can answer the same request later."""
+
+
+class Policy(NamedTuple):
+    """What new tokens are sampled from: the base, with an adapter on it where `lora` names one."""
+
+    lora: str | None
+    version: int
+    adapter: Adapter | None = None
+
+
+class ServerFacts(NamedTuple):
+    """What a server said about itself."""
+
+    context_tokens: int
+    """Most ids of one request, prompt and completion together."""
+    model: str
+    seeded: bool
+    """Whether draws depend on the seed and the request alone."""
+    weight_version: str | None
+    """What it calls the weights that it started with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One stretch of ids to sample."""
+
+    prompt: Prompt
+    rid: str
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    stop_ids: tuple[int, ...]
+    policy: Policy
+
+    def body(self) -> bytes:
+        """The body of POST /generate; whatever would change the distribution is said, not left to defaults."""
+        lora = "null" if self.policy.lora is None else f'"{self.policy.lora}"'
+        return (
+            f'{{"input_ids":[{self.prompt.text}],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
+            f'"sampling_params":{{{_written(self.sampling, self.stop_ids)},'
+            f'"max_new_tokens":{self.max_tokens},"sampling_seed":{self.seed % (1 << 63)}}}}}'
+        ).encode()
+
+
+class Unavailable(EngineError):
+    """This server did not answer the request; another one might."""
+
+
+class NoServer(EngineError):
+    """None of the servers is left that might answer."""
+
+
+class Busy(Unavailable):
+    """This server cannot answer now; it might later."""
+
+
+class Server:
+    """One server's endpoints.
+
+    Raises ConnectionError where the server is not reached, Busy where it answers that it cannot serve now, Unavailable
+    where it fails, EngineError for every other refusal and for an answer that breaks its format.
+    """
+
+    def __init__(self, url: str, process: ServerProcess | None = None) -> None:
+        self.client, self.process = JsonClient(url), process
+        self.alive = True
+        self.paused = False
+        """Whether it was asked to pause, and not to go on since."""
+        self.adapters: set[str] = set()
+        """The names of the adapters that it was asked to load and has not been seen to forget."""
+        self._loaded: set[str] = set()
+        self._first_weights: str | None = None
+
+    def __repr__(self) -> str:
+        return self.client.url
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is one of our own that has ended, and so does not come back."""
+        return self.process is not None and self.process.ended
+
+    async def facts(self) -> ServerFacts:
+        """What the server says of itself."""
+        answer = await self._wired(self.client.get("/server_info", timeout_s=_CONTROL_S))
+        if answer.status == 404:
+            raise EngineError(f"{self}: has no /server_info: it is no SGLang server")
+        info = self._checked("/server_info", answer)
+        try:
+            # A prompt must be shorter than this limit, so a whole request of one id less always fits.
+            context = int(info["max_req_input_len"]) - 1
+            seeded, weights = bool(info.get("enable_deterministic_inference")), info.get("weight_version")
+            facts = ServerFacts(context, str(info["model_path"]), seeded, weights)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise EngineError(f"{self}/server_info: not what an SGLang server says of itself: {why}") from None
+        self._first_weights = facts.weight_version
+        return facts
+
+    async def ready(self, timeout_s: float) -> int | None:
+        """What /ready answers: 200 where it takes requests now, which a paused server does not; None for no answer."""
+        try:
+            return (await self.client.get("/ready", timeout_s=timeout_s)).status
+        except (ConnectionError, WireError):
+            return None
+
+    async def samples(self, timeout_s: float) -> bool:
+        """Whether it samples an id within this time: a scheduler may hang while the part that speaks HTTP lives.
+
+        A server that samples anything for anybody does; one that has no such check is believed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (await self.client.get("/health_generate")).status not in (200, 404):  # noqa: ASYNC110
+                    await asyncio.sleep(_AGAIN_S)
+        except (TimeoutError, ConnectionError, WireError):
+            return False
+        return True
+
+    async def generate(self, ask: Ask) -> Completion:
+        """What it sampled; an aborted request answers with what it had."""
+        body = await self._post("/generate", ask.body(), None)
+        # With an adapter the policy is the adapter; the number is the name of the weights under it.
+        named = ask.policy.lora is None
+        return completion_of(body, ask.policy.version, named=named, ours=self._first_weights)
+
+    async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: Policy) -> Floats:
+        """Log-probability of each id but the first, as `generate` would report it."""
+        if sampling.temperature in (0.0, 1.0):
+            return await self._score_prompt(token_ids, policy)
+        # A prompt's log-probabilities are never scaled by the temperature; a sampled position's are.
+        starts = range(1, len(token_ids), _SCORED_AT_ONCE)
+        parts = [await self._score_draws(token_ids, start, sampling, policy) for start in starts]
+        return np.concatenate(parts)
+
+    async def _score_prompt(self, token_ids: Sequence[int], policy: Policy) -> Floats:
+        payload = {
+            "input_ids": list(token_ids),
+            "sampling_params": _sampling(Sampling()) | {"max_new_tokens": 0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "lora_path": policy.lora,
+        }
+        body = await self._post("/generate", payload, None)
+        rows = field_of(body, "meta_info", "input_token_logprobs")
+        return scores_of(rows[1:], token_ids[1:])
+
+    async def _score_draws(self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: Policy) -> Floats:
+        """Of the ids from `start` on: one draw behind each prefix, asked for the id that follows."""
+        ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
+        payload = {
+            "input_ids": [list(token_ids[:end]) for end in ends],
+            "sampling_params": _sampling(sampling) | {"max_new_tokens": 1},
+            "return_logprob": True,
+            "token_ids_logprob": [[int(token_ids[end])] for end in ends],
+            "lora_path": policy.lora,
+        }
+        bodies = await self._post("/generate", payload, None)
+        if not isinstance(bodies, list) or len(bodies) != len(ends):
+            raise EngineError(f"{self}: answered a batch of {len(ends)} with {str(bodies)[:200]}")
+        rows = [field_of(body, "meta_info", "output_token_ids_logprobs") for body in bodies]
+        return scores_of([first_of(row) for row in rows], [token_ids[end] for end in ends])
+
+    async def abort(self, rid: str) -> None:
+        """End one request, if it is there."""
+        await self._post("/abort_request", {"rid": rid})
+
+    async def pause(self) -> None:
+        """Sample nothing more; running requests keep their place and their KV, further ones wait."""
+        self.paused = True
+        await self._post("/pause_generation", {"mode": "in_place"})
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._post("/continue_generation", {})
+        self.paused = False
+
+    async def load(self, policy: Policy, folder: Path | None) -> None:
+        """Take a policy's adapter, from `folder` or in the request; ValueError where it does not fit."""
+        if policy.lora is None or policy.adapter is None:
+            return
+        self.adapters.add(policy.lora)  # before it is asked: of a broken request nobody knows whether it was obeyed
+        if folder is not None:
+            body: dict[str, Any] = {"lora_name": policy.lora, "lora_path": str(folder)}
+            answer = await self._try("/load_lora_adapter", body, _LOAD_S)
+        else:
+            body = {
+                "lora_name": policy.lora,
+                "config_dict": dict(policy.adapter.config),
+                "serialized_named_tensors": [_packed(policy.adapter.tensors)],
+            }
+            answer = await self._try("/load_lora_adapter_from_tensors", body, _LOAD_S)
+        if answer.status in _COME_BACK:
+            raise Busy(f"{self}: cannot load an adapter now: {answer.status}: {reason_of(answer)}")
+        if answer.status != 200:
+            raise ValueError(f"adapter: {self} refused it: {reason_of(answer)}")
+        self._loaded.add(policy.lora)
+
+    def holds(self, policy: Policy) -> bool:
+        """Whether a policy can be sampled from here, as far as is known."""
+        return policy.lora is None or policy.lora in self._loaded
+
+    async def unload(self, lora: str) -> None:
+        """Forget an adapter when the last request that uses it has ended."""
+        answer = await self._try("/unload_lora_adapter", {"lora_name": lora}, _LOAD_S)
+        if answer.status not in _COME_BACK:
+            self.adapters.discard(lora)
+            self._loaded.discard(lora)  # forgotten now, or it never had it
+        self._checked("/unload_lora_adapter", answer)
+
+    async def close(self) -> None:
+        """Close every connection; what waits for an answer ends with ConnectionError."""
+        self.client.close()
+        await asyncio.sleep(0)  # for the transports to let go of their sockets
+
+    async def _post(self, path: str, payload: Mapping[str, Any] | bytes, timeout_s: float | None = _CONTROL_S) -> Any:
+        return self._checked(path, await self._try(path, payload, timeout_s))
+
+    async def _try(self, path: str, payload: Mapping[str, Any] | bytes, timeout_s: float | None) -> Answer:
+        return await self._wired(self.client.post(path, payload, timeout_s=timeout_s))
+
+    async def _wired(self, asking: Awaitable[Answer]) -> Answer:
+        try:
+            return await asking
+        except WireError as error:
+            raise EngineError(f"{self}: {error}") from error
+
+    def _checked(self, path: str, answer: Answer) -> Any:
+        if answer.status in _COME_BACK:
+            raise Busy(f"{self}{path}: {answer.status}: {reason_of(answer)}")
+        if answer.status >= 500:
+            raise Unavailable(f"{self}{path}: {answer.status}: {reason_of(answer)}")
+        if answer.status != 200:
+            raise EngineError(f"{self}{path}: {answer.status}: {reason_of(answer)}")
+        return answer.body
+
+
+@lru_cache
+def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
+    """The settings that a run's requests share, as the inside of a JSON object."""
+    return encoded(_sampling(sampling) | {"stop_token_ids": stop_ids})[1:-1]
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    """Every setting that bends the distribution: a server may have other defaults of the model's author."""
+    plain = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    return plain | {"temperature": sampling.temperature, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+
+
+def _packed(tensors: Mapping[str, Any]) -> str:
+    """The tensors as a server unpickles them; it dies of anything but torch's, which never leave here."""
+    for name, tensor in tensors.items():
+        if not type(tensor).__module__.startswith("torch"):
+            raise ValueError(f"adapter: {name} is a {type(tensor).__name__}, and a server takes torch tensors")
+    return base64.b64encode(pickle.dumps(dict(tensors))).decode()

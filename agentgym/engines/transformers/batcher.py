@@ -1,0 +1,308 @@
+"""Continuous batching: which rows the next forward computes, and what need not be computed at all.
+
+A session keeps its slot between turns, and of its KV what its new ids still begin with. A new session takes over
+the prefix that it shares with any other slot, or waits while another slot computes it.
+"""
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from agentgym.engines.transformers.kv_slots import Donor, Slots
+from agentgym.engines.transformers.lora import Merger
+from agentgym.engines.transformers.model import Policy
+from agentgym.errors import EngineError
+from agentgym.types import Adapter, Completion, Ints, Sampling, Version
+
+Settle: TypeAlias = Callable[[object], None]
+"""Called once with a request's Completion, or with the exception that ended it."""
+
+_SHARED = 16
+"""Fewer ids in common than this are computed again: waiting for them costs more."""
+_PATIENCE = 4
+"""Decode steps that a few prefilling rows wait for company; many do not wait."""
+_NARROW = 32
+"""Padding a row up to this width is cheaper than a forward of its own."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """What the engine has done since it opened; seconds are wall time in its thread."""
+
+    prefill_tokens: int = 0
+    """Prompt ids that went through the model."""
+    kept_tokens: int = 0
+    """Prompt ids whose KV the session's slot still held."""
+    copied_tokens: int = 0
+    """Prompt ids whose KV was copied from another slot."""
+    decode_tokens: int = 0
+    """Sampled ids that went through the model within their turn; a turn's last one never does."""
+    sampled_tokens: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    """Forwards of one id per row."""
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    copy_s: float = 0.0
+    sample_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One turn to sample: validated ids, and who to tell."""
+
+    token_ids: Ints
+    session: str
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    settle: Settle
+    slot: int = -1
+    """-1: it waits for a slot."""
+    donor: "Request | None" = None
+    """Who is computing a prefix of this request, while it waits for that."""
+    shared: int = 0
+    """How long that prefix is."""
+    versions: list[Version] = field(default_factory=list)
+
+
+class Batcher:
+    """Answers every submitted request once; no thread and no event loop of its own: `step` while it is `busy`."""
+
+    def __init__(self, policy: Policy, *, slots: int, prefill_tokens: int, stop_ids: frozenset[int]) -> None:
+        self.policy = policy
+        self.stats = Stats()
+        self.version = 0
+        self._merger = Merger(policy.model)
+        self._prefill_tokens = prefill_tokens
+        self._stop_ids = np.array(sorted(stop_ids), np.int64)
+        self._slots = Slots(slots, policy.context)
+        self._requests: list[Request | None] = [None] * slots
+        self._bits: list[Callable[[int], int]] = [random.getrandbits] * slots
+        self._sessions: dict[str, int] = {}
+        self._idle: OrderedDict[int, str | None] = OrderedDict.fromkeys(range(slots))
+        self._live: dict[str, Request] = {}
+        self._queue: deque[Request] = deque()
+        self._followers: list[Request] = []
+        self._since_prefill = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unanswered."""
+        return bool(self._live)
+
+    def submit(self, request: Request) -> None:
+        """Answer the request at some later step; a session's requests come one after the other."""
+        if request.session in self._live:
+            raise ValueError(f"session: {request.session!r} is still generating")
+        self._live[request.session] = request
+        slot = self._sessions.get(request.session)
+        if slot is None:
+            self._queue.append(request)
+        else:
+            del self._idle[slot]
+            self._bind(request, slot)
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request; its slot is free from the next step on, and its session keeps the KV."""
+        if self._live.get(request.session) is request:
+            self._leave(request)
+
+    def release(self, session: str) -> None:
+        """Forget a session; its slot is the next to be given away, its KV is there for others until then."""
+        request = self._live.get(session)
+        if request is not None:
+            self._leave(request)
+            request.settle(EngineError(f"session {session!r} was released while it was generating"))
+        slot = self._sessions.pop(session, None)
+        if slot is not None:
+            self._idle[slot] = None
+            self._idle.move_to_end(slot, last=False)
+
+    def load_adapter(self, adapter: Adapter | None, version: int) -> None:
+        """Change the weights: a turn with sampled ids goes on with its KV, all other KV is of no use any more."""
+        self._merger.load(adapter)
+        self.version = version
+        self._slots.swap()
+        self._followers.clear()
+        running = [request for request in self._requests if request is not None]
+        for request in sorted(running, key=lambda request: self._slots.order[request.slot]):
+            sampled = int(self._slots.length[request.slot] - self._slots.prompt[request.slot])
+            if not sampled:
+                self._start(request)
+            elif request.versions[-1].version != version:
+                request.versions.append(Version(sampled, version))
+
+    def fail_all(self, reason: Callable[[], Exception]) -> None:
+        """Answer every request with an exception of its own."""
+        live = list(self._live.values())
+        self._live.clear()
+        for request in live:
+            request.settle(reason())
+
+    def step(self) -> None:
+        """Admit what fits, then one forward."""
+        self._serve_followers()
+        while self._queue and self._idle:
+            self._admit(self._queue.popleft())
+        slots = self._slots
+        todo = np.where(slots.runs, slots.length - slots.filled, 0)
+        one, many = np.flatnonzero(todo == 1), np.flatnonzero(todo > 1)
+        if len(many) and self._prefill_is_due(len(one), len(many)):
+            self._since_prefill = 0
+            self._advance(*self._prefill_rows(many, todo))
+        elif len(one):
+            self._since_prefill += 1
+            self._advance(one, np.ones_like(one))
+
+    def _prefill_is_due(self, decoding: int, prefilling: int) -> bool:
+        """Never twice in a row while others decode; soon for many, after a little patience for few."""
+        if not decoding:
+            return True
+        waited = self._since_prefill
+        return waited > 0 and (3 * prefilling >= decoding or waited >= _PATIENCE)
+
+    def _prefill_rows(self, many: Ints, todo: Ints) -> tuple[Ints, Ints]:
+        """The longest-waiting row and those that need little padding beside it, and their widths in the budget."""
+        first_come = many[np.argsort(self._slots.order[many])]
+        limit = min(max(int(todo[first_come[0]]), _NARROW), self._prefill_tokens)
+        fits = first_come[(4 * todo[first_come] >= limit) | (limit <= _NARROW)]
+        widest = min(int(todo[fits].max()), limit)
+        rows = np.sort(fits[: max(1, self._prefill_tokens // widest)])
+        return rows, np.minimum(todo[rows], limit)
+
+    def _advance(self, rows: Ints, width: Ints) -> None:
+        """Compute these rows' next ids, and sample where a row has no more to compute."""
+        began = perf_counter()
+        slots = self._slots
+        start = slots.filled[rows]
+        columns = start[:, None] + np.arange(int(width.max()))
+        ids = slots.ids[rows[:, None], np.minimum(columns, self.policy.context - 1)]
+        hidden = self.policy.forward(rows, ids, start, width)
+        slots.filled[rows] += width
+        decoded = int((start >= slots.prompt[rows]).sum())
+        self._count(int(width.sum()), decoded, narrow=ids.shape[1] == 1, seconds=perf_counter() - began)
+        ready = np.flatnonzero(slots.filled[rows] == slots.length[rows])
+        if len(ready):
+            self._sample(rows[ready], hidden if len(ready) == len(rows) else hidden[ready.tolist()])
+
+    def _count(self, computed: int, decoded: int, *, narrow: bool, seconds: float) -> None:
+        stats = self.stats
+        stats.decode_tokens += decoded
+        stats.prefill_tokens += computed - decoded
+        if narrow:
+            stats.decode_steps += 1
+            stats.decode_s += seconds
+        else:
+            stats.prefill_steps += 1
+            stats.prefill_s += seconds
+
+    def _sample(self, rows: Ints, hidden: Tensor) -> None:
+        began = perf_counter()
+        slots = self._slots
+        # 24 bits: such a uniform is exact in float32 and stays below 1.
+        uniform = np.array([self._bits[row](24) for row in rows.tolist()], np.float32) * np.float32(2.0**-24)
+        ids, logprobs = self.policy.draw(hidden, slots.temperature[rows], uniform)
+        slots.append(rows, ids, logprobs)
+        stopped = np.isin(ids, self._stop_ids)
+        over = stopped | (slots.length[rows] == slots.end[rows]) | ~np.isfinite(logprobs)
+        self.stats.sampled_tokens += len(rows)
+        self.stats.sample_s += perf_counter() - began
+        for i in np.flatnonzero(over):
+            self._finish(int(rows[i]), stopped=bool(stopped[i]))
+
+    def _finish(self, slot: int, *, stopped: bool) -> None:
+        request = self._requests[slot]
+        assert request is not None
+        span = slice(int(self._slots.prompt[slot]), int(self._slots.length[slot]))
+        ids, logprobs = self._slots.ids[slot, span].copy(), self._slots.logprobs[slot, span].copy()
+        self._leave(request)
+        if not np.isfinite(logprobs[-1]):
+            request.settle(EngineError(f"the model's log-probability of id {ids[-1]} is {logprobs[-1]}"))
+            return
+        completion = Completion(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason="stop" if stopped else "length",
+            versions=tuple(request.versions),
+        )
+        request.settle(completion)
+
+    def _leave(self, request: Request) -> None:
+        """The request is no longer live; its slot, where it has one, is idle and still its session's."""
+        del self._live[request.session]
+        if request.slot < 0:
+            self._queue.remove(request)
+            return
+        self._slots.active[request.slot] = self._slots.runs[request.slot] = False
+        self._requests[request.slot] = None
+        self._idle[request.slot] = request.session
+        if request.donor is not None:
+            self._followers.remove(request)
+
+    def _admit(self, request: Request) -> None:
+        """A new session takes a free slot, or else the one that was idle for longest."""
+        slot, evicted = self._idle.popitem(last=False)
+        if evicted is not None:
+            del self._sessions[evicted]
+        self._sessions[request.session] = slot
+        self._bind(request, slot)
+
+    def _bind(self, request: Request, slot: int) -> None:
+        request.slot = slot
+        self._requests[slot] = request
+        self._slots.end[slot] = len(request.token_ids) + request.max_tokens
+        self._slots.temperature[slot] = request.sampling.temperature
+        self._bits[slot] = random.Random(request.seed).getrandbits
+        self._start(request)
+
+    def _start(self, request: Request, *, may_wait: bool = True) -> None:
+        """Begin the prompt with as much KV as there is, in its own slot or another, or will soon be."""
+        kept = self._slots.begin(request.slot, request.token_ids)
+        request.donor = None
+        request.versions = [Version(0, self.version)]
+        if may_wait:  # otherwise it is begun again, and was counted
+            self.stats.kept_tokens += kept
+        if len(request.token_ids) - 1 - kept < _SHARED:
+            return
+        has, will_have = self._slots.donors(request.slot)
+        if may_wait and will_have.shared - max(kept, has.shared) >= _SHARED:
+            self._follow(request, will_have)
+        elif has.shared > kept:
+            self._take(request, has)
+
+    def _follow(self, request: Request, donor: Donor) -> None:
+        request.donor, request.shared = self._requests[donor.slot], donor.shared
+        self._slots.runs[request.slot] = False
+        self._followers.append(request)
+
+    def _serve_followers(self) -> None:
+        """Copy where the donor has come far enough; where it has left, go on with what there is."""
+        waiting, self._followers = self._followers, []
+        for request in waiting:
+            donor = request.donor
+            assert donor is not None
+            if self._requests[donor.slot] is not donor:
+                # Without waiting again: a request that began later may be waiting for this one.
+                self._start(request, may_wait=False)
+            elif self._slots.filled[donor.slot] >= request.shared:
+                request.donor = None
+                self._slots.runs[request.slot] = True
+                self._take(request, Donor(donor.slot, request.shared))
+            else:
+                self._followers.append(request)
+
+    def _take(self, request: Request, donor: Donor) -> None:
+        """Copy another slot's KV from where this row's ends."""
+        began = perf_counter()
+        start = int(self._slots.filled[request.slot])
+        self.policy.copy(donor.slot, request.slot, slice(start, donor.shared))
+        self._slots.filled[request.slot] = donor.shared
+        self.stats.copied_tokens += donor.shared - start
+        self.stats.copy_s += perf_counter() - began

@@ -1,0 +1,293 @@
+"""The embedded engine: a transformers model in a thread of this process, no server and no GPU needed."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.engines.adapter_files import opened_adapter
+from agentgym.engines.sglang.prompts import holds_bool
+from agentgym.errors import EngineError
+from agentgym.extras import needs_extra
+from agentgym.models import find_model
+from agentgym.types import Adapter, Completion, Floats, Ints, Sampling
+
+if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is written
+    from agentgym.engines.transformers.batcher import Batcher, Stats
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """How much of a model runs at once; the defaults suit a small model on one CPU core."""
+
+    slots: int = 64
+    """Most turns that are sampled at once; further ones wait. Each slot holds KV for a whole context."""
+    context_tokens: int = 512
+    """Most ids of a session, prompt and completion together."""
+    prefill_tokens: int = 1024
+    """Most ids of one prefill forward, padding included: what decoding rows wait for at most."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of weights and KV where the engine loads the model; log-probabilities are float32 in any case."""
+    device: str = "auto"
+    """What the engine loads the model to: auto (a GPU if there is one), or a torch device. Under torchrun a GPU is the
+    process's own."""
+    threads: int = 1
+    """Torch's CPU threads, set for the whole process. More than 1 pays for large models on idle cores only."""
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "context_tokens", "prefill_tokens", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+
+
+class _Command(NamedTuple):
+    run: Callable[["Batcher"], object]
+    """What the thread does between two steps; `_LATER` where the answer comes from a later step."""
+    settle: Callable[[object], None]
+
+
+_LATER = object()
+
+
+class LocalEngine:
+    """Samples in a thread of its own by continuous batching; implements `Engine`, open inside `async with`.
+
+    `model` is a folder or hub name of a transformers causal language model and its tokenizer; or a loaded model,
+    with `tokenizer` beside it. A loaded model belongs to the engine from then on: adapters are merged into its
+    weights. A turn ends at an id that the model's generation config or the loaded tokenizer names as its end.
+    """
+
+    def __init__(
+        self, model: Any, config: LocalConfig | None = None, *, tokenizer: ChatTokenizer | None = None
+    ) -> None:
+        if tokenizer is None and not isinstance(model, str | Path):
+            raise ValueError("tokenizer: a loaded model needs one beside it")
+        self._model = find_model(model) if isinstance(model, str | Path) else model
+        self._config = config or LocalConfig()
+        self._tokenizer = tokenizer
+        self._inbox: SimpleQueue[_Command | None] = SimpleQueue()
+        self._batcher: Batcher | None = None
+        self._thread: threading.Thread | None = None
+
+    async def __aenter__(self) -> Self:
+        self._batcher = await asyncio.to_thread(self._load)
+        self._thread = threading.Thread(target=self._run, args=(self._batcher,), name="agentgym-engine", daemon=True)
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """How this engine's model reads and writes chats."""
+        if self._tokenizer is None:
+            raise EngineError("the engine is not open, and was given no tokenizer")
+        return self._tokenizer
+
+    @property
+    def context_tokens(self) -> int:
+        """The most ids, prompt and completion together, that one request may hold."""
+        return self._config.context_tokens
+
+    @property
+    def version(self) -> int:
+        """The policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
+        return 0 if self._batcher is None else self._batcher.version
+
+    @property
+    def stats(self) -> "Stats":
+        """A copy of the counters since the engine opened."""
+        return replace(self._opened().stats)
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        """At most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
+
+        The stop id, where one ended the turn, is the last. Ids drawn depend on the arguments and the weights, not on
+        what else is being generated (but for float noise). A turn that a weight swap overtakes goes on, and its
+        `versions` tell where. Raises ValueError for ids outside the vocabulary, a request over the context or a
+        session that is still generating; EngineError where the engine is closed or broke.
+        """
+        from agentgym.engines.transformers.batcher import Batcher, Request
+
+        ids = self._checked(token_ids)
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens: must be at least 1, got {max_tokens}")
+        if len(ids) + max_tokens > self.context_tokens:
+            raise ValueError(
+                f"max_tokens: {len(ids)} ids and {max_tokens} new ones do not fit {self.context_tokens} context_tokens"
+            )
+        future, settle = _mailbox()
+        request = Request(ids, session, max_tokens, sampling, seed, settle)
+        self._post(partial(_later, Batcher.submit, request=request), settle)
+        try:
+            completion: Completion = await future
+        finally:
+            if future.cancelled():
+                with suppress(EngineError):
+                    self._post(partial(Batcher.cancel, request=request), _ignore)
+        return completion
+
+    async def release(self, session: str) -> None:
+        """Forget a session; unknown ones are forgotten already."""
+        await self._ask(lambda batcher: batcher.release(session))
+
+    async def load_adapter(self, adapter: Adapter | str | Path | None, *, version: int) -> None:
+        """Sample new tokens from base plus adapter (None: the base alone, exactly), under `version` from now on.
+
+        A path is the folder of a saved adapter, such as a run's `adapter/`. The weights change between two steps: a
+        turn that has sampled ids goes on from the KV it has, all other KV is computed anew.
+        Raises ValueError, and changes nothing, for an adapter that does not fit the model.
+        """
+        self._opened()
+        read = await opened_adapter(adapter)
+        await self._ask(lambda batcher: batcher.load_adapter(read, version))
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        """Log-probability of each id but the first, given those before it, by a plain forward between two steps."""
+        ids = self._checked(token_ids)
+        if len(ids) > self.context_tokens:
+            raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
+        if len(ids) == 1:
+            return np.zeros(0, np.float32)
+        scores: Floats = await self._ask(lambda batcher: batcher.policy.score(ids, sampling.temperature))
+        return scores
+
+    async def close(self) -> None:
+        """End the thread; requests that are still unanswered fail with EngineError. Closing twice is harmless."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._inbox.put(None)
+            await asyncio.to_thread(thread.join)
+
+    def _opened(self) -> "Batcher":
+        if self._batcher is None or self._thread is None:
+            raise EngineError("the engine is not open: use it inside `async with`")
+        return self._batcher
+
+    def _checked(self, token_ids: Sequence[int]) -> Ints:
+        """The ids as an array of our own; ValueError that names the first bad one."""
+        vocabulary = self._opened().policy.vocabulary
+        ids = np.array(token_ids)
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu" or holds_bool(token_ids):
+            raise ValueError("token_ids: must be a sequence of at least one integer")
+        bad = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+        if len(bad):
+            where = int(bad[0])
+            raise ValueError(f"token_ids: id {ids[where]} at position {where} is not in the vocabulary of {vocabulary}")
+        return ids.astype(np.int64)
+
+    def _post(self, run: Callable[["Batcher"], object], settle: Callable[[object], None]) -> None:
+        self._opened()
+        self._inbox.put(_Command(run, settle))
+
+    async def _ask(self, run: Callable[["Batcher"], object]) -> Any:
+        future, settle = _mailbox()
+        self._post(run, settle)
+        return await future
+
+    def _load(self) -> "Batcher":
+        """Everything slow about opening, away from the event loop."""
+        with needs_extra():
+            from agentgym.engines.transformers.batcher import Batcher
+            from agentgym.engines.transformers.model import Policy, load_model, load_tokenizer, stop_ids
+
+        config, model = self._config, self._model
+        stops: set[int] = set()
+        if self._tokenizer is None:
+            self._tokenizer, stops = load_tokenizer(model)
+        if isinstance(model, str | Path):
+            model = load_model(model, dtype=config.dtype, device=config.device)
+        policy = Policy(model, slots=config.slots, context=config.context_tokens, threads=config.threads)
+        return Batcher(
+            policy,
+            slots=config.slots,
+            prefill_tokens=config.prefill_tokens,
+            stop_ids=frozenset(stops | stop_ids(model)),
+        )
+
+    def _run(self, batcher: "Batcher") -> None:
+        """The thread: commands, a step, commands, a step; whatever happens, every request is answered."""
+        try:
+            while self._obey(batcher):
+                batcher.step()
+        except BaseException as error:  # nobody is above a thread: the requests are told
+            batcher.fail_all(partial(_broken, error))
+            while (command := self._inbox.get()) is not None:
+                command.settle(_broken(error))
+        else:
+            batcher.fail_all(lambda: EngineError("the engine was closed"))
+
+    def _obey(self, batcher: "Batcher") -> bool:
+        """Run the commands that have come, waiting for one where there is nothing to sample; False at the end."""
+        wait = not batcher.busy
+        while True:
+            try:
+                command = self._inbox.get(block=wait)
+            except Empty:
+                return True
+            if command is None:
+                return False
+            _obey_one(batcher, command)
+            wait = not batcher.busy
+
+
+def _obey_one(batcher: "Batcher", command: _Command) -> None:
+    try:
+        answer = command.run(batcher)
+    except (ValueError, EngineError) as error:
+        answer = error
+    except BaseException as error:
+        command.settle(_broken(error))
+        raise
+    if answer is not _LATER:
+        command.settle(answer)
+
+
+def _later(submit: Callable[..., None], batcher: "Batcher", **arguments: Any) -> object:
+    submit(batcher, **arguments)
+    return _LATER
+
+
+def _broken(cause: BaseException) -> EngineError:
+    error = EngineError(f"the engine's thread broke: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def _mailbox() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
+    """A future of this loop, and what another thread calls to settle it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(answer: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed, nobody listens
+            loop.call_soon_threadsafe(_settle, future, answer)
+
+    return future, settle
+
+
+def _settle(future: asyncio.Future[Any], answer: object) -> None:
+    if future.done():
+        return
+    if isinstance(answer, BaseException):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def _ignore(_: object) -> None:
+    """Nobody asked."""

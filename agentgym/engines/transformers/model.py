@@ -1,0 +1,253 @@
+"""What the local engine asks of a transformers model: last hidden states over slots of KV, draws, scores."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.engines.transformers.fast_decoder import dense
+from agentgym.extras import needs_extra
+from agentgym.types import Floats, Ints
+
+_CHECKED_IDS = 8
+_SCORED_AT_ONCE = 512
+_MISMATCH = {torch.float32: 1e-3}
+_MISMATCH_HALF = 0.3
+
+
+def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
+    """The causal language model of that name or folder, on the device."""
+    with needs_extra():
+        from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).to(device_of(device))
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device of that name; "auto" is a GPU if there is one. Under torchrun a GPU is the process's own."""
+    device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return device
+
+
+def load_tokenizer(name: str | Path) -> tuple[ChatTokenizer, set[int]]:
+    """The chat tokenizer of that name or folder, and the ids that end its turns."""
+    with needs_extra():
+        from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    return HuggingFaceTokenizer(tokenizer), _as_set(tokenizer.eos_token_id)
+
+
+def stop_ids(model: Any) -> set[int]:
+    """The ids that end a turn by the model's generation config, else by its config."""
+    stops = _as_set(getattr(getattr(model, "generation_config", None), "eos_token_id", None))
+    return stops or _as_set(getattr(model.config.get_text_config(), "eos_token_id", None))
+
+
+def _as_set(ids: int | list[int] | None) -> set[int]:
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+class SlotCache:
+    """Keys and values of every slot, each row written at its own column; stands in for transformers' Cache.
+
+    One tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read: the idle rows
+    inside a span write there.
+    """
+
+    is_compileable = False
+
+    def __init__(self, config: Any, slots: int, context: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        shape = (config.num_hidden_layers, 2, slots, heads, context + 1, head_dim)
+        # Zeros, not empty: a masked column still meets a weight of 0, and 0 times a stray NaN is a NaN.
+        self._all = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self._all]
+        self._rows: slice | torch.Tensor = slice(0)
+        self._columns = self._row_index = torch.empty(0, dtype=torch.long, device=device)
+        self._reach = 0
+
+    def aim(self, rows: slice | torch.Tensor, row_index: torch.Tensor, columns: torch.Tensor, reach: int) -> None:
+        """The next forward's batch is `rows`; it writes at `columns` [rows, width] and reads columns below `reach`."""
+        self._rows, self._row_index, self._columns, self._reach = rows, row_index[:, None], columns, reach
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one layer's new keys and values and return all that the batch may attend to."""
+        all_keys, all_values = self._layers[layer_idx]
+        all_keys[self._row_index, :, self._columns] = keys.transpose(1, 2)
+        all_values[self._row_index, :, self._columns] = values.transpose(1, 2)
+        return all_keys[self._rows, :, : self._reach], all_values[self._rows, :, : self._reach]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Always 0: the positions are given with every call."""
+        return 0
+
+    def copy(self, source: int, target: int, columns: slice) -> None:
+        """The target slot's columns become the source's."""
+        self._all[:, :, target, :, columns] = self._all[:, :, source, :, columns]
+
+
+class Policy:
+    """A causal language model over slots of KV; its log-probabilities are those of its plain forward.
+
+    Takes unmodified transformers models whose layers all attend to the whole context (Qwen2, Qwen3, Llama and their
+    like) and refuses others with a ValueError. It owns the model: it is put in eval mode, without gradients.
+    """
+
+    def __init__(self, model: Any, *, slots: int, context: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        config = model.config.get_text_config()
+        _refuse(config, context)
+        model.set_attn_implementation("sdpa")
+        self.model = model.eval().requires_grad_(False)
+        self.vocabulary = int(model.get_input_embeddings().num_embeddings)
+        self.context = context
+        self._decoder = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        self._device: torch.device = model.device
+        self._cache = SlotCache(config, slots, context, dtype=model.dtype, device=model.device)
+        self._positions = torch.arange(context, device=model.device)
+        self._dense = dense(model, context)
+        if self._dense is not None and self._mismatch() > _MISMATCH[model.dtype]:
+            self._dense = None
+        self._refuse_a_stranger()
+
+    @torch.inference_mode()
+    def forward(self, rows: Ints, ids: Ints, start: Ints, width: Ints) -> torch.Tensor:
+        """Last hidden state [rows, hidden] of each row after `width` more ids from column `start`.
+
+        ::
+
+            rows 2  ids a b c  width 3
+             5      d e .        2      . is padding: its KV lies past the row's end, where the next ids' will be
+
+        `rows` rise; `ids` is [rows, max width].
+        """
+        column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
+        position = np.minimum(column, self.context - 1)
+        low, high = int(rows[0]), int(rows[-1]) + 1
+        # A span is read in place, idle rows and all; a gather copies every row's KV at every layer.
+        if high - low <= (2 * len(rows) if ids.shape[1] == 1 else len(rows)):
+            at = rows - low
+            ids, position = _spread(ids, at, high - low, 0), _spread(position, at, high - low, 0)
+            column = _spread(column, at, high - low, self.context)
+            where: slice | torch.Tensor = slice(low, high)
+            index = torch.arange(low, high, device=self._device)
+        else:
+            at = np.arange(len(rows))
+            where = index = self._tensor(rows)
+        reach = int((start + width).max())
+        hidden = self._hidden(where, index, ids, position, column, reach)
+        return hidden[self._tensor(at), self._tensor(width - 1)]
+
+    def _hidden(
+        self, where: slice | torch.Tensor, index: torch.Tensor, ids: Ints, position: Ints, column: Ints, reach: int
+    ) -> torch.Tensor:
+        positions = self._tensor(position)
+        self._cache.aim(where, index, self._tensor(column), reach)
+        # Already four-dimensional, so the model takes the mask as it is.
+        mask = self._positions[:reach] <= positions[:, None, :, None]
+        if self._dense is not None:
+            return self._dense(self._tensor(ids), mask, positions, self._cache.update)
+        out = self._decoder(
+            input_ids=self._tensor(ids),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden
+
+    @torch.inference_mode()
+    def draw(self, hidden: torch.Tensor, temperature: Floats, uniform: Floats) -> tuple[Ints, Floats]:
+        """One id per row and its log-probability; row i is drawn with `uniform[i]` alone, greedy at temperature 0.
+
+        The draw is the inverse of the row's cumulative distribution, so it cannot depend on the other rows.
+        """
+        greedy = temperature == 0
+        logprobs = self._logprobs(hidden, np.where(greedy, np.float32(1), temperature))
+        cumulative = logprobs.exp().cumsum(-1)
+        # By the row's own total, which rounding leaves a little off 1: an id of probability 0 is never drawn.
+        level = self._tensor(uniform)[:, None] * cumulative[:, -1:]
+        ids = torch.searchsorted(cumulative, level, right=True).clamp_(max=cumulative.shape[-1] - 1)
+        if greedy.any():
+            best = logprobs.argmax(-1, keepdim=True)
+            ids = torch.where(self._tensor(greedy)[:, None], best, ids)
+        return ids[:, 0].cpu().numpy(), logprobs.gather(-1, ids)[:, 0].cpu().numpy()
+
+    @torch.inference_mode()
+    def score(self, ids: Ints, temperature: float) -> Floats:
+        """Log-probability of each id but the first, by a plain forward without any kept KV."""
+        tokens = self._tensor(ids)[None]
+        hidden = self._decoder(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state[0]
+        scale = np.full(1, temperature or 1.0, np.float32)
+        targets = tokens[0, 1:, None]
+        # In pieces: logits over a whole context of a large vocabulary are bigger than the model's activations.
+        pieces = [slice(i, i + _SCORED_AT_ONCE) for i in range(0, len(targets), _SCORED_AT_ONCE)]
+        scores = [self._logprobs(hidden[i], scale).gather(-1, targets[i])[:, 0] for i in pieces]
+        return torch.cat(scores).cpu().numpy()
+
+    def copy(self, source: int, target: int, columns: slice) -> None:
+        """The target slot's KV at these columns becomes the source's."""
+        with torch.inference_mode():
+            self._cache.copy(source, target, columns)
+
+    def _logprobs(self, hidden: torch.Tensor, temperature: Floats) -> torch.Tensor:
+        logits: torch.Tensor = self._head(hidden)
+        return torch.log_softmax(logits.float() / self._tensor(temperature)[:, None], dim=-1)
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _refuse_a_stranger(self) -> None:
+        """Raise ValueError where the model's own logits are others: some scale them, some cap them, some mask oddly."""
+        off = self._mismatch()
+        if not off <= _MISMATCH.get(self.model.dtype, _MISMATCH_HALF):
+            raise ValueError(f"{type(self.model).__name__}: its own logits differ by {off:.1e}; use another engine")
+
+    @torch.inference_mode()
+    def _mismatch(self) -> float:
+        """The largest difference of the logits here from the model's own, on a few ids in two parts."""
+        ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
+        half = ids.shape[1] // 2
+        row, zero = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        for part, start in ((ids[:, :half], 0), (ids[:, half:], half)):
+            if part.size:
+                hidden = self.forward(row, part, zero + start, zero + part.shape[1])
+        ours = self._head(hidden).float()
+        theirs = self.model(input_ids=self._tensor(ids), use_cache=False).logits[:, -1].float()
+        return float((ours - theirs).abs().max())
+
+
+def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
+    """The array's rows at `at` of a taller one, `fill` in between; the array itself where there is no gap."""
+    if rows == len(array):
+        return array
+    taller = np.full((rows, array.shape[1]), fill, array.dtype)
+    taller[at] = array
+    return taller
+
+
+def _refuse(config: Any, context: int) -> None:
+    """Raise ValueError for a model whose log-probabilities would not be its plain forward's."""
+    name = config.model_type
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
+        odd = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
+        raise ValueError(f"{name}: layers of {', '.join(odd)}; the local engine runs full attention only")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        raise ValueError(f"{name}: {rope['rope_type']} rope turns with the batch's longest row; use another engine")
+    limit = getattr(config, "max_position_embeddings", context)
+    if context > limit:
+        raise ValueError(f"context_tokens: {context}, but {name} holds at most {limit}")

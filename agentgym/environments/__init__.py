@@ -1,0 +1,1 @@
+"""Environments: one class, one instance a rollout."""

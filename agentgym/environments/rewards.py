@@ -1,0 +1,77 @@
+"""Reward methods: how they are declared and called."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, overload
+
+from agentgym.errors import AgentGymError, EnvError
+from agentgym.failures import describe, log_once, place_of, place_of_function
+from agentgym.tools.declarations import (
+    check_number,
+    check_target,
+    marked,
+)
+from agentgym.tools.tool_threads import Threads, call_method
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class _RewardMark:
+    weight: float
+
+
+@overload
+def reward(function: F) -> F: ...
+
+
+@overload
+def reward(*, weight: float = ...) -> Callable[[F], F]: ...
+
+
+def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -> Callable[..., Any]:
+    """Score the finished rollout with a method, async or plain; the rollout's reward is the weighted sum.
+
+    A plain one runs in a thread of its own, as a plain tool does, and never blocks the loop.
+    """
+    check_number("weight", weight)
+
+    def mark(target: F) -> F:
+        check_target(target, "@ag.reward", "write `@ag.reward`, or `@ag.reward(weight=0.5)`")
+        target.__agentgym_reward__ = _RewardMark(weight)  # type: ignore[attr-defined]
+        return target
+
+    return mark(function) if function is not None else mark
+
+
+@cache
+def rewards_of(owner: type) -> dict[str, float]:
+    """The weight of each `@reward` method of a class and its bases, by name."""
+    return {name: mark.weight for name, mark in marked(owner, "__agentgym_reward__", "@ag.reward")}
+
+
+async def reward_value(method: Callable[..., Any], where: str, threads: Threads) -> float:
+    """What the method returns, as a float; EnvError says which reward raised, at which line, or gave no number.
+
+    A plain method runs in a thread of its own, and is interrupted where nobody waits for it any more.
+    """
+    try:
+        value = await call_method(method, {}, name=f"agentgym-reward {method.__name__}", threads=threads)
+    except AgentGymError:
+        raise
+    except (Exception, SystemExit) as error:
+        log_once(where, error, method)
+        place = place_of(error) or place_of_function(method)
+        raise EnvError(f"{where} raised {describe(error)}, at {place}") from error
+    return _number(value, where)
+
+
+def _number(value: Any, where: str) -> float:
+    """The value as a float. Text and arrays are refused, although Python could make a float of some."""
+    if not isinstance(value, str | bytes) and not getattr(value, "ndim", 0):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    raise EnvError(f"{where} returned {value!r:.80} ({type(value).__name__}): return a number")

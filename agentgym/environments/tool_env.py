@@ -1,0 +1,127 @@
+"""Environments whose typed methods are the model's tools."""
+
+import logging
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+from agentgym.environments.env import Env, TaskT
+from agentgym.environments.rewards import reward_value, rewards_of
+from agentgym.errors import EnvError, boundary
+from agentgym.messages import Message, ToolCall
+from agentgym.tools.declarations import (
+    check_free,
+    check_reward,
+)
+from agentgym.tools.tool import ToolResult, declared, dispatch, tools_of
+from agentgym.types import StepResult, StopReason
+
+log = logging.getLogger(__name__)
+
+
+class ToolEnv(Env[TaskT]):
+    """An env whose `@tool` methods are the model's tools and whose `@reward` methods score the end.
+
+    It ends when the model answers without a call (`self.answer` holds the text) or a tool returns `Stop`.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        made: type = cls
+        for attribute, name, _ in declared(made):
+            check_free(attribute, _TAKEN, f"tool {name!r} of {cls.__name__}", f', as in `@ag.tool(name="{name}")`')
+        for name in rewards_of(made):
+            check_free(name, _TAKEN, f"reward {name!r} of {cls.__name__}", "")
+            check_reward(getattr(cls, name), f"reward {name!r} of {cls.__name__}")
+
+    def __init__(self, task: TaskT) -> None:
+        super().__init__(task)
+        cls: type = type(self)
+        _warn_of_no_reward(cls)
+        self.answer: str | None = None
+        self.metrics |= {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
+
+    async def setup(self) -> None:
+        """Prepare the box or anything else, before the first prompt is shown."""
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        cls: type = type(self)
+        return [made.schema for made in tools_of(cls).values()]
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        with boundary(EnvError, f"{type(self).__name__}.setup"):
+            await self.setup()
+        return await super().reset(seed=seed, options=options)
+
+    async def step(self, action: Message) -> StepResult:
+        calls = action.get("tool_calls")
+        if not calls:
+            self.answer = action["content"]
+            return _end([], StopReason.ANSWER)
+        messages, stop = await self.obey(calls)
+        if stop is not None:
+            return _end(messages, stop)
+        return StepResult(messages, 0.0, False, False, {})
+
+    async def obey(
+        self, calls: Sequence[ToolCall], offered: Collection[str] | None = None
+    ) -> tuple[list[Message], str | None]:
+        """Make the calls one after the other; their tool messages, and the reason where one of them stopped it.
+
+        `offered` names the tools there are for this caller; None for all.
+        """
+        messages: list[Message] = []
+        for call in calls:
+            result = await self._run(call, offered)
+            messages.append(_tool_message(call, result))
+            if result.stop is not None:
+                return messages, result.stop
+        return messages, None
+
+    async def score(self) -> dict[str, float]:
+        """Every `@reward` method's value times its weight, by name; EnvError names one that has no value."""
+        cls: type = type(self)
+        return {
+            name: weight * await reward_value(getattr(self, name), f"{cls.__name__}: reward {name!r}", self._threads)
+            for name, weight in rewards_of(cls).items()
+        }
+
+    async def _run(self, call: ToolCall, offered: Collection[str] | None) -> ToolResult:
+        function = call["function"]
+        result = await dispatch(self, function["name"], function["arguments"], offered=offered)
+        self.metrics["tool_calls"] += not result.malformed
+        self.metrics["tool_errors"] += result.error
+        if result.error and not result.malformed:  # of a malformed call the name is the model's invention
+            name = f"tool_errors/{function['name']}"
+            self.metrics[name] = self.metrics.get(name, 0.0) + 1
+        self.metrics["malformed_calls"] += result.malformed
+        if result.failed:
+            self.tool_failures[function["name"]] += 1
+        return result
+
+
+def _tool_message(call: ToolCall, result: ToolResult) -> Message:
+    message = Message(role="tool", content=result.content, name=call["function"]["name"])
+    if "id" in call:
+        message["tool_call_id"] = call["id"]
+    return message
+
+
+def _end(messages: list[Message], reason: str) -> StepResult:
+    """The rollout ends here; whoever plays it asks for the score."""
+    return StepResult(messages, 0.0, True, False, {"stop_reason": reason})
+
+
+@cache
+def _warn_of_no_reward(cls: type) -> None:
+    scored = [getattr(cls, name) is not getattr(ToolEnv, name) for name in ("score", "step")]
+    if not rewards_of(cls) and not any(scored):
+        said = "has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0"
+        log.warning("%s %s", cls.__name__, said)
+
+
+_TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures", "_box", "_forks", "_threads"})
+"""What a tool or a reward may not be called: it would hide, or be hidden by, what Env and ToolEnv use."""

@@ -1,0 +1,312 @@
+"""One line of conversation in a rollout: it samples, is answered, and opens its next segment when it must.
+
+The root is a strand, and so is every fork and sub-agent; all of them write to one record and draw on its limits.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgym.chat.chat import Chat
+from agentgym.engines.base import Engine
+from agentgym.environments.context_policies import Compact, Window, last_turns
+from agentgym.environments.limits import Limits
+from agentgym.errors import EngineError, EnvError, boundary
+from agentgym.messages import Message
+from agentgym.rollouts.reconcile import Drift, reconcile
+from agentgym.rollouts.segment import OpenSegment, is_due
+from agentgym.rollouts.step_result import read_messages
+from agentgym.types import Completion, Sampling, SegmentKind, StopReason
+
+SUMMARY_SHARE = 0.1
+"""Of the context, or a turn's own limit where that is less: what must be left for the next summary."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What the strands of one rollout share: the engine, the limits, and an account of what was used."""
+
+    name: str
+    """Of the env, for errors."""
+    rollout_id: str
+    engine: Engine
+    sampling: Sampling
+    seed: int
+    limits: Limits
+    context: Compact | Window | None
+    segments: list[OpenSegment] = field(default_factory=list)
+    turns: int = 0
+    """Turns of the policy that were asked for so far, summaries not counted."""
+    answers: int = 0
+    """Turns and summaries so far."""
+    tokens: int = 0
+    """Sampled ids so far."""
+    asked: int = 0
+    """Ids that the turns in flight may still sample."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def budget(self, room: int) -> int:
+        """The most ids that a turn may sample into a context with this much room, by its own limits."""
+        budget = min(self.limits.turn_tokens, room)
+        return budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
+
+    async def take(self, room: int) -> int:
+        """Ids for a turn that is asked for now, to be handed back by `give_back`; 0 where none are left.
+
+        Strands that play at once share `limits.tokens`: where too few are left beside the turns in flight, it waits
+        for what those do not use.
+        """
+        budget = self.budget(room)
+        if self.limits.tokens is not None:
+            while self.asked and self.limits.tokens - self.tokens - self.asked < budget:
+                self._waiting.append(asyncio.get_running_loop().create_future())
+                await self._waiting[-1]
+            budget = min(budget, self.limits.tokens - self.tokens)
+        self.asked += budget
+        return budget
+
+    def give_back(self, budget: int, used: int) -> None:
+        """A turn that was given so many ids has ended, and has sampled `used` of them."""
+        self.asked -= budget
+        self.tokens += used
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def out_of(self, room: int) -> StopReason | None:
+        """Which limit lets no further id be sampled."""
+        if room <= 0:
+            return StopReason.CONTEXT
+        if self.limits.tokens is not None and self.tokens >= self.limits.tokens:
+            return StopReason.TOKENS
+        return None
+
+    def count(self, what: str) -> None:
+        """One more of something, in the rollout's metrics."""
+        self.metrics[what] = self.metrics.get(what, 0.0) + 1
+
+    async def release(self, sessions: str) -> None:
+        """Let the engine forget every session whose name begins so, also where that fails for one of them."""
+        failed: BaseException | None = None
+        for segment in self.segments:
+            if segment.session.startswith(sessions):
+                try:
+                    with boundary(EngineError, "release"):
+                        await self.engine.release(segment.session)
+                except (EngineError, asyncio.CancelledError) as error:
+                    failed = failed if isinstance(failed, asyncio.CancelledError) else error
+        if failed is not None:
+            raise failed
+
+
+class Strand:
+    """A conversation and the segment it writes to; `name` is its place in the tree, "" for the root."""
+
+    def __init__(
+        self, record: Record, chat: Chat, first: Sequence[Message], name: str = "", turns: int | None = None
+    ) -> None:
+        self.record, self.chat, self.first, self.name = record, chat, list(first), name
+        self.turns_left = turns
+        self.opened = self.kids = 0
+        self.reply: tuple[list[int], Message] | None = None
+        """The last turn, while it is unanswered."""
+        self.segment: OpenSegment
+
+    def open(self, kind: SegmentKind, token_ids: Sequence[int], parent: int | None) -> None:
+        """Begin a segment with ids that are not trained."""
+        limits = self.record.limits
+        self.segment = OpenSegment(
+            index=len(self.record.segments),
+            parent=parent,
+            kind=kind,
+            session=f"{self.record.rollout_id}/{self.name}{self.opened}",
+            context_tokens=min(limits.context_tokens, self.record.engine.context_tokens),
+        )
+        self.opened += 1
+        self.kids = 0
+        self.segment.extend(token_ids)
+        self.record.segments.append(self.segment)
+
+    async def sample(self, *, counts: bool = True) -> Message | StopReason:
+        """One turn into the open segment; StopReason where none could be finished.
+
+        The turn counts from when it is asked for, and a cancelled one does not count: so the limits hold for all
+        strands of a rollout, also for those that play at once.
+        """
+        record, segment = self.record, self.segment
+        out = record.out_of(segment.room)
+        if out is not None:
+            return out
+        self._count(counts)
+        start, sampled = time.perf_counter(), False
+        try:
+            budget = await record.take(segment.room)
+            if not budget:
+                return StopReason.TOKENS
+            completion, ids = await self._generate(budget)
+            sampled = True
+        finally:
+            if not sampled:
+                self._count(-counts)
+        message = self.chat.parse(ids, stopped=completion.finish_reason == "stop")
+        # Whatever was parsed: a malformed call was sampled too, and must be trained on.
+        segment.append(completion, ids, message, seconds=time.perf_counter() - start, number=record.answers)
+        record.answers += 1
+        if completion.finish_reason == "length":
+            return record.out_of(segment.room) or StopReason.LENGTH
+        self.reply = (ids, message)
+        return message
+
+    def _count(self, turns: int) -> None:
+        self.record.turns += turns
+        if self.turns_left is not None:
+            self.turns_left -= turns
+
+    async def _generate(self, budget: int) -> tuple[Completion, list[int]]:
+        """What the engine samples next, and its ids as a list."""
+        record, segment, used = self.record, self.segment, 0
+        try:
+            with boundary(EngineError, "generate"):
+                completion = await record.engine.generate(
+                    segment.token_ids,
+                    session=segment.session,
+                    max_tokens=budget,
+                    sampling=record.sampling,
+                    seed=self._seed(),
+                )
+                ids = _checked(completion, budget)
+            used = len(ids)
+        finally:
+            record.give_back(budget, used)
+        return completion, ids
+
+    def out_of_turns(self) -> bool:
+        """Whether the rollout, or this strand of it, has had all its turns."""
+        return self.record.turns >= self.record.limits.turns or self.turns_left == 0
+
+    async def answer(self, new: Sequence[Message]) -> StopReason | None:
+        """Go on from the last turn with its answer; StopReason where no further turn can be sampled."""
+        policy = self.record.context
+        if policy is None:
+            return self.extend(new)
+        chat, reply = self.chat.branch(), self.reply
+        delta = self._move(new, "the messages of step")
+        held = self._length(delta)
+        if not is_due(policy, self.segment, held, self._summary_room):
+            return self._append(delta)
+        if isinstance(policy, Window):
+            return self._slide(policy, delta)
+        self.chat, self.reply = chat, reply
+        return await self._compact(policy, new)
+
+    def extend(self, new: Sequence[Message], what: str = "the messages of step") -> StopReason | None:
+        """Append what the template puts behind the turn, in this segment or, if it rewrote that, in a new one."""
+        return self._append(self._move(new, what))
+
+    def _append(self, delta: list[int] | None) -> StopReason | None:
+        if delta is None:
+            return self._rerender()
+        return None if self.segment.extend(delta) else StopReason.CONTEXT
+
+    def _length(self, delta: list[int] | None) -> int:
+        """How many ids the context holds once this is appended to it."""
+        return len(self.chat.prompt_ids()) if delta is None else len(self.segment.token_ids) + len(delta)
+
+    @property
+    def _summary_room(self) -> int:
+        """Ids that are kept free for a summary."""
+        return self.record.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
+
+    def carried(self, new: Sequence[Message]) -> tuple[Chat, list[int]]:
+        """This conversation as if it had been answered with `new`: for a fork, which leaves it as it is."""
+        chat = self.chat.branch()
+        if self.reply is None:
+            chat = Chat(chat.tokenizer, chat.tools, [*chat.messages, *new])
+            return chat, chat.prompt_ids()
+        with boundary(EnvError, f"{self.record.name}: the messages of fork"):
+            delta = chat.extend(*self.reply, new)
+        return chat, chat.prompt_ids() if delta is None else [*self.segment.token_ids, *delta]
+
+    def _move(self, new: Sequence[Message], what: str) -> list[int] | None:
+        assert self.reply is not None
+        reply, self.reply = self.reply, None
+        with boundary(EnvError, f"{self.record.name}: {what}"):
+            return self.chat.extend(*reply, new, room=self.segment.room)
+
+    def _rerender(self) -> StopReason | None:
+        """The template tells the conversation anew: keep of the segment what still holds."""
+        prompt, segment = self.chat.prompt_ids(), self.segment
+        match = reconcile(segment, prompt)
+        if match.drift is Drift.FORK:
+            self.record.count("rerenders")
+            self.open("rerender", prompt, segment.index)
+        elif match.drift is Drift.REALIGN:
+            self.record.count("realigned")
+            segment.realign(match.shared, prompt[match.shared :])
+        else:
+            segment.extend(prompt[match.shared :])
+        return StopReason.CONTEXT if self.segment.room <= 0 else None
+
+    async def _compact(self, policy: Compact, new: Sequence[Message]) -> StopReason | None:
+        """Let the model summarise, then go on from what the policy keeps.
+
+        The summary is asked for behind `new`. Where `new` does not fit, it is asked for behind the turn before it, and
+        that turn and `new` follow what is kept: an answer that is too long for this segment is read in the next.
+        """
+        assert self.reply is not None
+        chat, reply, what = self.chat.branch(), self.reply, "the instruction of Compact"
+        ask, carried = Message(role="user", content=policy.instruction), list[Message]()
+        delta = self._move([*new, ask], what)
+        if self._length(delta) + self._summary_room > self.segment.context_tokens:
+            self.chat, self.reply = chat, reply
+            delta = self._move([ask], what)
+            carried = [self.chat.messages[-2], *new]
+            self.record.count("answers_carried")
+        ended = self._append(delta)
+        if ended is not None:
+            return ended
+        since = self.chat.messages[len(self.first) : -2 if carried else -1]
+        summary = await self.sample(counts=False)
+        if isinstance(summary, StopReason):
+            return summary
+        with boundary(EnvError, f"{self.record.name}: keep"):
+            kept = policy.keep(self.first, since, summary["content"])
+        self.record.count("compactions")
+        return self._restart("compaction", [*read_messages(kept, f"{self.record.name}: keep"), *carried])
+
+    def _slide(self, policy: Window, delta: list[int] | None) -> StopReason | None:
+        """Go on from the first prompt and the last turns; in this segment where that is all there is."""
+        since = self.chat.messages[len(self.first) :]
+        last = last_turns(since, policy.keep)
+        if len(last) == len(since):
+            return self._append(delta)
+        self.record.count("slides")
+        return self._restart("rerender", [*self.first, *last])
+
+    def _restart(self, kind: SegmentKind, messages: Sequence[Message]) -> StopReason | None:
+        self.reply = None
+        self.chat = Chat(self.chat.tokenizer, self.chat.tools, messages)
+        with boundary(EnvError, f"{self.record.name}: the messages kept"):
+            prompt = self.chat.prompt_ids()
+        self.open(kind, prompt, self.segment.index)
+        return StopReason.CONTEXT if self.segment.room <= 0 else None
+
+    def _seed(self) -> int:
+        """A seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
+        name = f"{self.record.seed}/{self.segment.session}/{len(self.segment.turns)}"
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _checked(completion: Completion, budget: int) -> list[int]:
+    """The sampled ids; EngineError where the turn was aborted or is longer than was asked for."""
+    if completion.finish_reason == "abort":
+        raise EngineError("the engine aborted the turn")
+    if len(completion.token_ids) > budget:
+        raise EngineError(f"the engine sampled {len(completion.token_ids)} ids where {budget} were asked for")
+    ids: list[Any] = completion.token_ids.tolist()
+    return ids

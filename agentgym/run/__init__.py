@@ -1,0 +1,1 @@
+"""A training run: its settings, its loop, its log and what it needs to go on after a stop."""

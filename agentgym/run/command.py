@@ -1,0 +1,150 @@
+"""What every recipe's command line does: settings in, progress on stderr, one line of JSON on stdout."""
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
+
+from agentgym.engines.sglang.config import SGLangConfig
+from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.run.config import Run
+from agentgym.run.log import strict
+from agentgym.run.loop import learn, new_folder
+from agentgym.run.resume import CHECKPOINTS
+from agentgym.run.settings import SETTINGS
+from agentgym.train.checkpoint import last_step
+
+T = TypeVar("T")
+
+
+def main(recipe: type[Run]) -> None:
+    """Run a recipe from the command line; a stop at any moment keeps the last finished step and says how to go on.
+
+    The last line on stdout is the summary as JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one
+    line on stderr that names the run's folder and the command that resumes it; a second Ctrl-C ends at once.
+    `--engine sglang` samples through SGLang servers; the flags under `--engine.` are then theirs.
+    """
+    with Stop() as stop:
+        run = settings(recipe, sys.argv[1:])
+        if run.resume is None and run.out is None:
+            run = replace(run, out=new_folder(run.recipe))
+        stop.folder = run.resume or run.out
+        importlib.import_module("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
+        try:
+            summary = asyncio.run(stop.cancels(learn(run)))
+        except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way
+            if stop.number is None:
+                raise
+            stop.say()
+            raise SystemExit(128 + stop.number) from None
+    if _first():
+        print(json.dumps(strict(summary), allow_nan=False))  # noqa: T201  the recipe's result
+
+
+def settings(recipe: type[Run], arguments: Sequence[str]) -> Run:
+    """The recipe with what the command line says; the engine is read first, for it decides which flags there are."""
+    import tyro
+
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--engine", choices=("local", "sglang"))
+    chosen, rest = first.parse_known_args(arguments)
+    try:
+        default = recipe()  # type: ignore[call-arg]  # a recipe spells all its values out
+    except TypeError as error:
+        raise SystemExit(f"{recipe.__name__}: every field of a recipe needs a value of its own: {error}") from None
+    if chosen.engine is not None:
+        default = replace(default, engine=SGLangConfig() if chosen.engine == "sglang" else LocalConfig())
+    return tyro.cli(recipe, args=rest, default=default, config=(tyro.conf.AvoidSubcommands,))
+
+
+class Stop:
+    """Turns the first SIGINT or SIGTERM into a cancellation of the run; open while it is begun and done.
+
+    Before the run has begun there is nothing to give back, and the process ends there and then. A second Ctrl-C ends
+    it in any case; a SIGTERM behind the first signal, as torchrun sends it, changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """Of the signal that came first."""
+        self.folder: Path | None = None
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job is not to hear Ctrl-C
+                self._before[number] = signal.signal(number, self._came)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    async def cancels(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work, which a signal cancels from then on."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running = asyncio.get_running_loop(), task
+        return await work
+
+    def say(self) -> None:
+        """One line: where the run is, and what goes on with it."""
+        if not _first():
+            return
+        name = "Ctrl-C" if self.number == signal.SIGINT else "SIGTERM"
+        if self.folder is None or not (self.folder / SETTINGS).exists():
+            said = f"nothing was begun; to run it: {_command(sys.argv[1:])}"
+        else:
+            done = last_step(self.folder / CHECKPOINTS)
+            kept = f"{done} finished steps are kept" if done else "no step was finished"
+            said = f"{kept} in {self.folder}; to go on: {resume_command(self.folder, sys.argv[1:])}"
+        os.write(2, f"\nStopped by {name}: {said}\n".encode())  # a handler may run in the middle of another write
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
+        again = self.number is not None
+        self.number = self.number or number
+        if again and number == signal.SIGTERM:
+            return
+        if again or self._running is None:
+            self.say()
+            os._exit(128 + self.number)
+        loop, task = self._running
+        loop.call_soon_threadsafe(task.cancel)
+
+
+def resume_command(folder: Path, arguments: Sequence[str]) -> str:
+    """The command line that goes on with the run in `folder`: this one with --resume in the place of its folder."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in ("--out", "--resume"):
+            next(words, None)
+        elif not word.startswith(("--out=", "--resume=")):
+            kept.append(word)
+    return _command([*kept, "--resume", str(folder)])
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """How this program was started, with these arguments."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name.removesuffix(".__main__") if spec is not None else ""
+    program = ["-m", name] if name else [sys.argv[0]]
+    ranks = os.environ.get("LOCAL_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    start = ["torchrun", "--nproc-per-node", ranks] if ranks else [sys.executable]
+    return shlex.join([*start, *program, *arguments])
+
+
+def _first() -> bool:
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,86 @@
+"""The settings of a run."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from agentgym.engines.sglang.engine import SGLangConfig
+from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.run.settings import check_fields
+from agentgym.samples import Credit, Estimator
+from agentgym.sandboxes.choose import Kind
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.train.config import TrainConfig
+from agentgym.types import Sampling
+
+AtLeast0 = Annotated[int, Field(ge=0)]
+AtLeast1 = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run, every setting in one place and checked; a recipe is a Run with its values spelled out."""
+
+    recipe: str
+    """Name of the run, in its folder and its last line."""
+    env: str
+    """A registered env, or "package.module:Class"."""
+    model: Path | str
+    """Folder or Hugging Face name of the model to sample from and to train; "tiny" comes with the library."""
+    engine: LocalConfig | SGLangConfig = field(default_factory=LocalConfig)
+    """What samples: the model in this process, or SGLang servers."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    out: Path | None = None
+    """Folder of metrics, adapter and checkpoints; runs/RECIPE/TIME without it."""
+    resume: Path | None = None
+    """Folder of a run that was stopped: go on after its last whole checkpoint, there, as if it had not been."""
+    save_every: AtLeast0 = 10
+    """Steps from one checkpoint to the next; 0: only at the end and when interrupted."""
+    keep: AtLeast1 = 2
+    """Checkpoints that stay; the oldest goes first."""
+    seed: int = 0
+    """Of tasks, sampling and the adapter's start."""
+    steps: AtLeast0 = 30
+    """Batches collected and trained on."""
+    prompts: AtLeast1 = 8
+    """Tasks in a batch."""
+    group_size: AtLeast1 = 8
+    """Rollouts of each task, at least 2: a reward is worth what it is above those of the same task."""
+    box: Kind = "auto"
+    """Where the model's code runs; auto is what the env declares."""
+    oversample: Oversample = field(default_factory=Oversample)
+    """Rollouts started beyond need, and when the rest is cut."""
+    staleness: AtLeast0 = 0
+    """Most policy versions that a group's oldest token may be behind when it is trained on. Above 0, later batches are
+    played while one is trained on; 0: one after the other."""
+    max_tokens: AtLeast1 | None = None
+    """Most tokens in one turn; None leaves it to the env's limits."""
+    advantage: Estimator = "dr_grpo"
+    """How a rollout's reward becomes its advantage in its group."""
+    credit: Credit = "outcome"
+    """Whether all tokens of a rollout have its advantage, or each turn that of what came after it."""
+    merge: bool = True
+    """One sample per segment rather than per turn: the same gradient, each token computed once."""
+    eval_tasks: AtLeast0 = 128
+    """Held-out tasks, one rollout each, before and after; 0 for none."""
+    probe_tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    """Largest difference of trainer and engine log-probabilities after a sync, in nats."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, Run)
+        self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
+        if self.train.dora and isinstance(self.engine, SGLangConfig):
+            raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
+        if self.train.loss == "sft":
+            raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
+        if self.group_size < 2:
+            raise ValueError("group_size: one rollout has no other of its task to be better than; use at least 2")
+        if self.resume is not None and self.out not in (None, self.resume):
+            raise ValueError(f"out: a resumed run goes on in its own folder, {self.resume}; set resume alone")
+
+    @property
+    def sampling(self) -> Sampling:
+        """What the engine is told; the temperature is the one that training scores at."""
+        return Sampling(temperature=self.train.temperature, max_tokens=self.max_tokens)

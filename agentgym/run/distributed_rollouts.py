@@ -1,0 +1,126 @@
+"""The rollouts of every training process, collected as one batch."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from agentgym.boxes import Boxes
+from agentgym.engines.base import Engine
+from agentgym.environments.env import Env
+from agentgym.environments.task_rows import as_tasks
+from agentgym.run.evaluation import Evaluation
+from agentgym.scheduling.accounting import Account, raise_if_all_failed
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.run_groups import Groups, play_groups
+from agentgym.scheduling.scheduler import Scheduler
+from agentgym.scheduling.task_sampler import Draw, Place, handed_on
+from agentgym.types import Sampling
+
+if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+    from agentgym.train.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What rollouts are played with; under torchrun each process has one, and plays its share."""
+
+    env: type[Env[Any]]
+    engine: Engine
+    trainer: "Trainer"
+    boxes: Boxes | None
+    sampling: Sampling
+    concurrency: int = 64
+    """Rollouts at once, in this process."""
+
+    async def collect(self, tasks: Sequence[Any], *, n: int, seed: int) -> Groups:
+        """`n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
+        mine = tasks[self.trainer.rank :: self.trainer.world]
+        groups = await play_groups(
+            self.env,
+            mine,
+            self.engine,
+            n=n,
+            boxes=self.boxes,
+            concurrency=self.concurrency,
+            sampling=self.sampling,
+            seed=seed,
+        )
+        found = {group.group_id: group for group in self.trainer.gather(list(groups))}
+        whole = Groups([found[task.id] for task in tasks])
+        raise_if_all_failed(whole)
+        return whole
+
+    @asynccontextmanager
+    async def schedule(
+        self,
+        prompts: int,
+        *,
+        n: int,
+        oversample: Oversample | None = None,
+        staleness: int = 0,
+        seed: int = 0,
+        places: Sequence[Place] = (),
+        by_turn: bool = False,
+    ) -> AsyncIterator["Rollouts"]:
+        """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`.
+
+        `places` are what `Rollouts.places` gave in a run that was stopped: this one goes on from there.
+        """
+        rank, world = self.trainer.rank, self.trainer.world
+        draw: Draw[Any] = Draw(
+            self.env,
+            prompts,
+            seed=seed,
+            rank=rank,
+            world=world,
+            by_id=staleness > 0 or (oversample is not None and oversample.carry > 0),
+            places=places,
+        )
+        scheduler: Scheduler[Any] = Scheduler(
+            self.env,
+            draw,
+            self.engine,
+            n=n,
+            oversample=oversample,
+            staleness=staleness,
+            boxes=self.boxes,
+            concurrency=self.concurrency,
+            sampling=self.sampling,
+            seed=seed,
+            left=handed_on(places, rank),
+            by_turn=by_turn,
+        )
+        async with scheduler:
+            yield Rollouts(scheduler, draw, self.trainer, len(range(rank, prompts, world)))
+
+    async def evaluate(self, count: int) -> float:
+        """Mean reward over the first `count` held-out tasks, one rollout each."""
+        groups = await self.collect(as_tasks(self.env, self.env.tasks("test"))[:count], n=1, seed=0)
+        return Evaluation(groups=groups, k=1).reward
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The scheduler of each process as one."""
+
+    scheduler: Scheduler[Any]
+    draw: Draw[Any]
+    trainer: "Trainer"
+    wanted: int
+    """Groups that this process plays for a batch."""
+
+    async def collect(self, *, to_come: int | None = None) -> Groups:
+        """The next batch; every process gets all of its groups, in the order of their tasks."""
+        mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
+        shares = self.trainer.gather([(mine.groups, mine.account)])
+        rows = zip_longest(*(groups for groups, _ in shares))
+        accounts = [account for _, account in shares if account is not None]
+        whole = Groups([group for row in rows for group in row if group is not None], sum(accounts, start=Account()))
+        raise_if_all_failed(whole)
+        return whole
+
+    def places(self) -> tuple[Place, ...]:
+        """Where every process's rollouts stand, on every process; between two batches."""
+        return tuple(self.trainer.gather([self.draw.place(self.scheduler.place())]))

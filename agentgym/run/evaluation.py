@@ -1,0 +1,101 @@
+"""How well a model does on tasks that it is not trained on."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from agentgym.boxes import Boxes
+from agentgym.engines.base import Engine
+from agentgym.environments.env import Env
+from agentgym.environments.registry import find_env
+from agentgym.scheduling.run_groups import Groups, run_groups
+from agentgym.types import Rollout, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluation:
+    """What the rollouts of an evaluation came to; a rollout that failed has no reward and is counted apart."""
+
+    groups: Groups
+    k: int
+    """Rollouts of each task that were started."""
+
+    def __repr__(self) -> str:
+        return f"Evaluation(reward={self.reward}, tasks={len(self.groups)}, k={self.k}, failed={self.failed})"
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All of them, task by task, failed ones too."""
+        return self.groups.rollouts
+
+    @property
+    def rewards(self) -> dict[str, tuple[float | None, ...]]:
+        """Of each task by its id; None for a rollout that failed."""
+        return {group.group_id: tuple(r.reward for r in group.rollouts) for group in self.groups}
+
+    @property
+    def reward(self) -> float:
+        """Mean over the rollouts that have a reward; nan where none has."""
+        scored = [r.reward for r in self.rollouts if r.reward is not None]
+        return float(np.mean(scored)) if scored else float("nan")
+
+    @property
+    def failed(self) -> int:
+        """Rollouts without a reward."""
+        return sum(r.reward is None for r in self.rollouts)
+
+    @property
+    def failures(self) -> list[tuple[str, int]]:
+        """The error texts of the failed rollouts and how often each came, the most frequent first."""
+        return Counter(r.error for r in self.rollouts if r.error is not None).most_common()
+
+    def pass_at(self, k: int, *, solved: float = 1.0) -> float:
+        """The chance that one of `k` attempts has a reward of at least `solved`, without bias; the mean over tasks.
+
+        Of a task with n scored rollouts, c of them solved, it is 1 - C(n - c, k) / C(n, k) (Chen et al., 2021,
+        https://arxiv.org/abs/2107.03374). Tasks with fewer than k scored rollouts are left out; nan where all are.
+        """
+        if not 1 <= k <= self.k:
+            raise ValueError(f"k: must be in 1..{self.k}, the rollouts of each task, got {k}")
+        chances = []
+        for group in self.groups:
+            n = len(group.scored)
+            c = sum(r.reward is not None and r.reward >= solved for r in group.scored)
+            if n >= k:
+                chances.append(1 - comb(n - c, k) / comb(n, k))
+        return float(np.mean(chances)) if chances else float("nan")
+
+
+async def evaluate(
+    env: str | type[Env[Any]],
+    engine: Engine,
+    *,
+    n: int = 128,
+    k: int = 1,
+    seed: int = 0,
+    tasks: Sequence[Any] | None = None,
+    boxes: Boxes | None = None,
+    concurrency: int = 64,
+    sampling: Sampling | None = None,
+) -> Evaluation:
+    """Play `k` rollouts of each of the first `n` held-out tasks, or of `tasks`, on any engine.
+
+    Where the env asks for a sandbox and no `boxes` are given, a pool is opened and closed. The same seed plays the
+    same draws. Raises AgentGymError where all rollouts failed.
+    """
+    if n < 1 or k < 1:
+        raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
+    cls = find_env(env)
+    chosen = list((cls.tasks("test") if tasks is None else tasks)[:n])
+    async with AsyncExitStack() as stack:
+        if boxes is None and cls.sandbox is not None:
+            boxes = await stack.enter_async_context(cls.sandbox.open(min(concurrency, max(1, len(chosen) * k))))
+        groups = await run_groups(
+            cls, chosen, engine, n=k, boxes=boxes, concurrency=concurrency, sampling=sampling, seed=seed
+        )
+    return Evaluation(groups=groups, k=k)

@@ -1,0 +1,41 @@
+"""What is wrong with a run and can be seen before its model is loaded."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.environments.env import Env
+from agentgym.run.resume import refuse_second_run
+from agentgym.run.settings import refuse_changes, write_settings
+
+if TYPE_CHECKING:
+    from agentgym.run.config import Run
+
+
+def refuse_early(run: "Run", env: type[Env[Any]], folder: Path) -> None:
+    """Refuse what no model is needed for, and write the run's settings; the folder is the first process's."""
+    _refuse_without_tasks(run, env)
+    if int(os.environ.get("RANK", "0")):
+        return
+    if run.resume is not None:
+        refuse_changes(folder, run)
+    else:
+        refuse_second_run(folder)
+    write_settings(folder, run)
+
+
+def _refuse_without_tasks(run: "Run", env: type[Env[Any]]) -> None:
+    wanted = {"train": run.prompts if run.steps else 0, "test": min(run.eval_tasks, 1)}
+    for split, least in wanted.items():
+        if not least:
+            continue
+        try:
+            count = len(env.tasks(split))  # type: ignore[arg-type]  # a key of the dict above
+        except NotImplementedError:
+            raise ValueError(
+                f"env: {env.__name__} says nothing of its tasks; give it `@classmethod def tasks(cls, split)`, which "
+                'returns a sequence of tasks for "train" and another one for "test"'
+            ) from None
+        if count < least:
+            field = "prompts" if split == "train" else "eval_tasks"
+            raise ValueError(f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, at least {least} are needed")

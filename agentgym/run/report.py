@@ -1,0 +1,66 @@
+"""What a run's end says of its rollouts, and what it warns of: figures alone do not show that nothing was learned."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentgym.scheduling.accounting import Groups
+
+MOST = 5
+"""Different error texts in a summary."""
+PER_TOOL = "tool_errors/"
+"""In front of a tool's name, in a rollout's metrics: how many of its calls failed."""
+
+
+class Report:
+    """Failures by their texts, tools by their names, and the range of rewards, since the run was started or resumed."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.rewards: set[float] = set()
+
+    def add(self, groups: Groups) -> None:
+        """Count a batch."""
+        for played in groups.rollouts:
+            if played.error is not None:
+                self.failures[played.error] += 1
+            if played.reward is not None and len(self.rewards) < 2:
+                self.rewards.add(played.reward)
+            names = (call["function"]["name"] for message in played.messages for call in message.get("tool_calls", ()))
+            self.calls.update(names)
+            for name, value in played.metrics.items():
+                if name.startswith(PER_TOOL):
+                    self.errors[name.removeprefix(PER_TOOL)] += int(value)
+
+    def summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Beside the rewards: steps, signal and failures."""
+        return {
+            "optimizer_steps": _total(rows, "train/optimizer_steps"),
+            "groups_without_signal": _total(rows, "samples/groups_without_signal"),
+            "failed": _total(rows, "rollouts/failed"),
+            "failures": dict(self.failures.most_common(MOST)),
+            "tool_errors": dict(self.errors.most_common()),
+        }
+
+    def warnings(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """One sentence for each reason why this run may have learned nothing."""
+        said = []
+        if rows and not _total(rows, "train/optimizer_steps"):
+            said.append("No optimizer step was taken: the adapter is the one that the run began with.")
+        if rows and all(row.get("samples/groups_without_signal") == row.get("groups/finished", -1) for row in rows):
+            said.append("No group had a signal: in each of them all rollouts have the same reward.")
+        if len(self.rewards) == 1:
+            said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")
+        for name, errors in self.errors.items():
+            if 2 * errors > (calls := self.calls[name]):
+                said.append(f"The tool {name!r} failed in {errors} of {calls} calls.")
+        if self.failures:
+            text, times = self.failures.most_common(1)[0]
+            said.append(f"{self.failures.total()} rollouts failed; the most frequent error ({times} times): {text}")
+        return said
+
+
+def _total(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    return int(sum(row.get(name) or 0 for row in rows))

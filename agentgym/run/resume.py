@@ -1,0 +1,128 @@
+"""How far a run has come, on disk: what it needs beside the trainer's own state to go on after a stop."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agentgym.run.log import Log
+from agentgym.train.checkpoint import has_checkpoints, write_checkpoint
+from agentgym.types import Adapter
+
+if TYPE_CHECKING:  # torch is loaded when a run begins, not when one is described
+    from agentgym.train.trainer import Trainer
+
+CHECKPOINTS = "checkpoints"
+"""In the run's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands between two steps; plain values, as they are kept."""
+
+    step: int = 0
+    probe: list[int] = field(default_factory=list)
+    eval_before: float | None = None
+    places: list[dict[str, Any]] = field(default_factory=list)
+    """Of every process's rollouts."""
+
+
+def refuse_second_run(folder: Path) -> None:
+    """Raise ValueError where the folder holds a run's checkpoints: a new run needs a folder of its own."""
+    if has_checkpoints(folder / CHECKPOINTS):
+        raise ValueError(f"out: {folder} holds a run's checkpoints; resume that run, or name another folder")
+
+
+def begin(trainer: "Trainer", folder: Path, *, resume: bool) -> Progress:
+    """Where the run in `folder` starts: after its last whole checkpoint, or at its beginning where it has none.
+
+    Raises ValueError where it has checkpoints and none of them is whole.
+    """
+    checkpoints = folder / CHECKPOINTS
+    if not resume or not trainer.first(lambda: has_checkpoints(checkpoints)):
+        return Progress()
+    step, saved = trainer.resume(checkpoints)
+    return Progress(step=step, **saved["progress"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The last finished step, in this process's memory."""
+
+    progress: Progress
+    state: Mapping[str, Any]
+    """The trainer's, copied."""
+    adapter: Adapter
+
+
+class Saver:
+    """Keeps a run so that it can be gone on with, whenever it is stopped; open while it trains.
+
+    The state after each finished step stays in memory until the next one is finished, so a stop in the middle of a
+    step loses that step alone. Writing it takes no other process.
+    """
+
+    def __init__(self, trainer: "Trainer", log: Log, progress: Progress, *, steps: int, every: int, keep: int) -> None:
+        self.progress = progress
+        self._trainer, self._log = trainer, log
+        self._steps, self._every, self._keep = steps, every, keep
+        self._kept: _Kept | None = None
+        self._written = progress.step
+        self._writing = threading.Lock()
+
+    async def done(self, progress: Progress) -> None:
+        """A step is done, and kept when this returns, on disk where a checkpoint is due; also when it is cancelled."""
+        await _to_its_end(self._hold, progress)
+        self.progress = progress
+        if progress.step == self._steps or (self._every and progress.step % self._every == 0):
+            await _to_its_end(self._trainer.first, self._write)
+
+    def _hold(self, progress: Progress) -> None:
+        self._kept = _Kept(progress, self._trainer.state(), self._trainer.adapter())
+
+    def _write(self) -> None:
+        """The kept step's checkpoint, where it is not on disk yet."""
+        kept = self._kept
+        if kept is None:
+            return
+        with self._writing:
+            progress = asdict(kept.progress)
+            step = progress.pop("step")
+            if self._written == step:
+                return
+            self._log.sync()
+            state = {"trainer": kept.state, "run": {"progress": progress}}
+            write_checkpoint(self._log.folder / CHECKPOINTS, step, state, keep=self._keep)
+            self._written = step
+
+    def _save(self) -> None:
+        """Adapter and checkpoint of the last finished step."""
+        from agentgym.train.policy.adapter_io import write_adapter
+
+        if self._kept is not None and self._trainer.rank == 0:
+            write_adapter(self._kept.adapter, self._log.folder / "adapter")
+            self._write()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Save the last finished step; the adapter alone where no step was made and nothing went wrong."""
+        if self._kept is None and kind is None:
+            await asyncio.to_thread(self._trainer.save, self._log.folder / "adapter")
+        await _to_its_end(self._save)
+
+
+async def _to_its_end(work: Any, *arguments: Any) -> None:
+    """Do it in a thread; a cancellation is heeded when it is done."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait([doing])
+        raise

@@ -1,0 +1,191 @@
+"""Fake boxes: a box in this process, for tests."""
+
+import ast
+import asyncio
+import copy
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from agentgym.boxes import Box, ExecResult, HostFunction
+
+Shell: TypeAlias = Mapping[str, str | ExecResult] | Callable[[str], str | ExecResult]
+
+
+class FakeBox:
+    """A Box inside the test's own process: files in memory, Python run for real, shell commands by table.
+
+    It is no sandbox: only a test's own code may run in it.
+    """
+
+    digest = "fake"
+
+    def __init__(self, shell: Shell | None = None, files: Mapping[str, str | bytes] | None = None) -> None:
+        self.shell, self.initial = shell, dict(files or {})
+        self.files: dict[str, bytes] = {}
+        self.log: list[str] = []
+        self._start()
+
+    def _start(self) -> None:
+        self.files = {_path(path): _bytes(data) for path, data in self.initial.items()}
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+
+    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
+        self.log.append(command)
+        if self.shell is None:
+            raise AssertionError(f"FakeBox: no shell was given, and the env ran {command!r}")
+        if not callable(self.shell) and command not in self.shell:
+            raise AssertionError(f"FakeBox: no answer for {command!r}; the shell knows {sorted(self.shell)}")
+        answer = self.shell(command) if callable(self.shell) else self.shell[command]
+        return answer if isinstance(answer, ExecResult) else _ok(answer)
+
+    async def python(
+        self,
+        code: str,
+        *,
+        timeout_s: float = 10.0,
+        functions: Mapping[str, HostFunction] | None = None,
+        fresh: bool = False,
+    ) -> ExecResult:
+        self.log.append(code)
+        namespace = {"__name__": "__main__"} if fresh else self.namespace
+        loop = asyncio.get_running_loop()
+        namespace |= {name: _from_thread(function, loop) for name, function in (functions or {}).items()}
+        return await asyncio.to_thread(_run_cell, code, namespace)
+
+    async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
+        self.files |= {_path(path): _bytes(data) for path, data in files.items()}
+
+    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
+        if _path(path) not in self.files:
+            raise FileNotFoundError(path)
+        data = self.files[_path(path)]
+        if len(data) > limit:
+            raise ValueError(f"{path}: {len(data)} bytes, the limit is {limit}")
+        return data
+
+    async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
+        folder = PurePosixPath(_path(path))
+        inside = [PurePosixPath(name).relative_to(folder) for name in self.files if _is_in(name, folder)]
+        return sorted({p.parts[0] + ("/" if len(p.parts) > 1 else "") for p in inside})
+
+    async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0) -> None:
+        self.files |= _load(Path(source), target)
+
+    async def get(
+        self, source: str, target: str | Path, *, limit: int = 64 << 20, timeout_s: float = 30.0
+    ) -> Sequence[str]:
+        folder = PurePosixPath(_path(source))
+        inside = {PurePosixPath(name).relative_to(folder): name for name in self.files if _is_in(name, folder)}
+        if str(folder) in self.files:
+            inside[PurePosixPath()] = str(folder)
+        if not inside:
+            raise FileNotFoundError(source)
+        _store({Path(target, below): self.files[name] for below, name in inside.items()})
+        return []
+
+    async def fork(self, *, timeout_s: float = 30.0) -> "FakeBox":
+        """A box with copies of the files and of every name that can be copied; the others are shared."""
+        branch = FakeBox(self.shell, self.initial)
+        branch.files = dict(self.files)
+        branch.namespace = {name: _copy(value) for name, value in self.namespace.items()}
+        return branch
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+    async def __aenter__(self) -> "FakeBox":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def reset(self, *, timeout_s: float = 10.0) -> None:
+        self._start()
+
+
+class FakeBoxes:
+    """A pool of FakeBoxes; `leased` holds those in use, `made` all there ever were."""
+
+    def __init__(self, make: Callable[[], Box] = FakeBox) -> None:
+        self.make = make
+        self.leased: list[Box] = []
+        self.made: list[Box] = []
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Box]:
+        box = self.make()
+        self.made.append(box)
+        self.leased.append(box)
+        try:
+            yield box
+        finally:
+            self.leased.remove(box)
+
+
+def _path(path: str) -> str:
+    return str(PurePosixPath(path))
+
+
+def _load(source: Path, target: str) -> dict[str, bytes]:
+    if not source.is_dir():
+        return {_path(source.name if target in ("", ".") else target): source.read_bytes()}
+    found = [path for path in sorted(source.rglob("*")) if not path.is_dir()]
+    return {_path(f"{target}/{path.relative_to(source)}"): path.read_bytes() for path in found}
+
+
+def _store(files: Mapping[Path, bytes]) -> None:
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _copy(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value  # A module, a lock, an open file.
+
+
+def _is_in(name: str, folder: PurePosixPath) -> bool:
+    return PurePosixPath(name).is_relative_to(folder) and PurePosixPath(name) != folder
+
+
+def _bytes(data: str | bytes) -> bytes:
+    return data.encode() if isinstance(data, str) else data
+
+
+def _ok(stdout: str) -> ExecResult:
+    return ExecResult(status="ok", exit_code=0, stdout=stdout, stderr="")
+
+
+def _from_thread(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
+    """The host function as blocking code in another thread may call it."""
+
+    async def answer(*args: Any, **kwargs: Any) -> object:
+        value = function(*args, **kwargs)
+        return await value if isinstance(value, Awaitable) else value
+
+    return lambda *args, **kwargs: asyncio.run_coroutine_threadsafe(answer(*args, **kwargs), loop).result()
+
+
+def _run_cell(code: str, namespace: dict[str, Any]) -> ExecResult:
+    printed: list[str] = []
+    namespace["print"] = lambda *values, sep=" ", end="\n", **_: printed.append(sep.join(map(str, values)) + end)
+    error = ""
+    try:
+        tree = ast.parse(code)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<cell>", "exec"), namespace)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)
+            printed += [] if value is None else [f"{value!r}\n"]
+    except (Exception, SystemExit):
+        error = traceback.format_exc(limit=-1)
+    status = "error" if error else "ok"
+    return ExecResult(status=status, exit_code=int(bool(error)), stdout="".join(printed), stderr=error)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Many rollouts: task order, groups, batches and their accounts."""

@@ -1,0 +1,141 @@
+"""The engine's door: it can be shut between batches, and everything that passes is counted."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.engines.base import Engine
+from agentgym.errors import EngineError
+from agentgym.scheduling.accounting import Counts
+from agentgym.time_limits import off_the_clock
+from agentgym.types import Adapter, Completion, Floats, Sampling
+
+
+@dataclass(slots=True, eq=False)
+class Meter:
+    """What one rollout has asked of the engine, its branches and sub-agents included."""
+
+    tokens: int = 0
+    """Sampled so far, in finished turns."""
+    oldest: int | None = None
+    """The policy version at its first request: no token of it is older."""
+    running: int = 0
+    """Requests in flight."""
+    dropped: bool = False
+    """It is being cancelled, and its requests have been counted as dropped."""
+    began: float | None = None
+    """When it came to play, by the loop's clock; None: it still waits for its turn."""
+    stopped: float | None = None
+    held_s: float = 0.0
+    """Time at the shut door."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been played, to its end or to now."""
+        if self.began is None:
+            return 0.0
+        end = asyncio.get_running_loop().time() if self.stopped is None else self.stopped
+        return end - self.began - self.held_s
+
+
+playing: ContextVar[Meter] = ContextVar("playing")
+"""The meter of the rollout that this task, or the task that started it, plays."""
+
+
+class Turnstile:
+    """An `Engine` in front of another one: shut, it lets running turns finish and holds the next ones.
+
+    A held rollout keeps its env, its box and its session, and its time limits stand still.
+    """
+
+    def __init__(self, engine: Engine, seen: Mapping[str, int] | None = None) -> None:
+        self.engine = engine
+        self._open = asyncio.Event()
+        self._seen: Counter[str] = Counter(seen or {})
+
+    def open(self) -> None:
+        """Let turns through."""
+        self._open.set()
+
+    def shut(self) -> None:
+        """Hold the turns that come from now on."""
+        self._open.clear()
+
+    def drop(self, meter: Meter) -> None:
+        """Count the requests of a rollout that is being cancelled, before their cancellation has come through."""
+        meter.dropped, meter.stopped = True, asyncio.get_running_loop().time()
+        self._seen["dropped"] += meter.running
+
+    def counts(self) -> Counts:
+        """Of requests, since the last call: what is in flight is carried to the next."""
+        carried = self._in_flight()
+        seen, self._seen = self._seen, Counter(resumed=carried)
+        return Counts(**seen, carried=carried)
+
+    def _in_flight(self) -> int:
+        seen = self._seen
+        return seen["started"] + seen["resumed"] - seen["finished"] - seen["dropped"] - seen["failed"]
+
+    def left(self) -> dict[str, int]:
+        """What `counts` would count if everything in flight were lost at this moment."""
+        return dict(self._seen + Counter(dropped=self._in_flight()))
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        return self.engine.tokenizer
+
+    @property
+    def context_tokens(self) -> int:
+        return self.engine.context_tokens
+
+    @property
+    def version(self) -> int:
+        return self.engine.version
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        meter = playing.get()
+        if not self._open.is_set() and not meter.dropped:
+            await self._pass(meter)
+        if meter.dropped:  # it went on although it was cancelled: nobody will open the door for it
+            raise EngineError("the rollout was dropped")
+        if meter.oldest is None:
+            meter.oldest = self.engine.version
+        self._seen["started"] += 1
+        meter.running += 1
+        outcome = "failed"
+        try:
+            done = await self.engine.generate(
+                token_ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed
+            )
+            outcome = "failed" if done.finish_reason == "abort" else "finished"
+        except asyncio.CancelledError:
+            outcome = "dropped"
+            raise
+        finally:
+            meter.running -= 1
+            if not meter.dropped:
+                self._seen[outcome] += 1
+        meter.tokens += len(done.token_ids)
+        return done
+
+    async def _pass(self, meter: Meter) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._open.is_set():
+            came = loop.time()
+            with off_the_clock():
+                await self._open.wait()
+            meter.held_s += loop.time() - came
+
+    async def release(self, session: str) -> None:
+        await self.engine.release(session)
+
+    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+        await self.engine.load_adapter(adapter, version=version)
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        return await self.engine.score(token_ids, sampling=sampling)

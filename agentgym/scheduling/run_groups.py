@@ -1,0 +1,79 @@
+"""Many rollouts: the groups of a batch of tasks, bounded and counted."""
+
+from collections.abc import Callable, Sequence
+
+from agentgym.boxes import Boxes
+from agentgym.engines.base import Engine
+from agentgym.environments.env import Env, TaskT
+from agentgym.environments.registry import find_env
+from agentgym.environments.task_rows import as_tasks
+from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
+from agentgym.scheduling.scheduler import Scheduler
+from agentgym.types import Rollout, Sampling
+
+__all__ = ["Groups", "play_groups", "run_groups"]
+
+
+async def run_groups(
+    env: str | type[Env[TaskT]],
+    tasks: Sequence[TaskT],
+    engine: Engine,
+    *,
+    n: int,
+    boxes: Boxes | None = None,
+    concurrency: int = 64,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    on_rollout: Callable[[Rollout], None] | None = None,
+) -> Groups:
+    """`n` rollouts of every task, at most `concurrency` at once; every one started is in the result.
+
+    A rollout that fails is kept without a reward. Where all of them failed the first one's error is
+    raised: nothing could be learned from going on. Cancelling cancels them all. For more rollouts than are needed,
+    or batch after batch, see `Scheduler`.
+    """
+    groups = await play_groups(
+        env,
+        tasks,
+        engine,
+        n=n,
+        boxes=boxes,
+        concurrency=concurrency,
+        sampling=sampling,
+        seed=seed,
+        on_rollout=on_rollout,
+    )
+    raise_if_all_failed(groups)
+    return groups
+
+
+async def play_groups(
+    env: str | type[Env[TaskT]],
+    tasks: Sequence[TaskT],
+    engine: Engine,
+    *,
+    n: int,
+    boxes: Boxes | None = None,
+    concurrency: int = 64,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    on_rollout: Callable[[Rollout], None] | None = None,
+) -> Groups:
+    """`run_groups` for a share of a batch: it raises nothing where all of its rollouts failed."""
+    tasks = as_tasks(find_env(env), tasks)
+    unique([task.id for task in tasks])
+    scheduler = Scheduler(
+        env,
+        tasks,
+        engine,
+        n=n,
+        boxes=boxes,
+        concurrency=min(concurrency, max(1, n * len(tasks))),
+        sampling=sampling,
+        seed=seed,
+        on_rollout=on_rollout,
+    )
+    if not tasks:
+        return Groups([])
+    async with scheduler:
+        return await scheduler.collect(len(tasks))

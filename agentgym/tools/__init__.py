@@ -1,0 +1,1 @@
+"""Tools from typed methods, and the threads that plain ones run in."""

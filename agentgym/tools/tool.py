@@ -1,0 +1,322 @@
+"""Tools from typed functions: the schema, the validation and the call, all from one signature.
+
+A tool's failure is an answer the model reads: an unknown name, bad JSON, a wrong argument, an exception
+and a time-out each become a tool message. A box's failure (SandboxError) is not, and passes through.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from agentgym.errors import AgentGymError, EnvError, ToolError, is_stray
+from agentgym.failures import describe, log_once
+from agentgym.sound_json import MAX_DEPTH, is_sound
+from agentgym.time_limits import TimeLimit
+from agentgym.tools.declarations import check_target, check_tool, marked
+from agentgym.tools.tool_threads import Threads, call_method
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Returned by a tool to end the rollout: `reason` becomes its stop_reason, `content` its last message."""
+
+    reason: str
+    content: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            raise ValueError("reason: empty")
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolResult:
+    """What one call came to; `malformed` when the model's call never reached the function."""
+
+    content: str
+    error: bool = False
+    malformed: bool = False
+    failed: bool = False
+    """The tool's own code raised (no ToolError), ran out of time, or returned what nobody can read."""
+    stop: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    timeout_s: float
+    name: str | None
+
+
+@overload
+def tool(function: F) -> F: ...
+@overload
+def tool(*, timeout_s: float = ..., name: str | None = ...) -> Callable[[F], F]: ...
+def tool(
+    function: Callable[..., Any] | None = None, *, timeout_s: float = 30.0, name: str | None = None
+) -> Callable[..., Any]:
+    """Offer a method to the model: its docstring describes it, its signature is the schema.
+
+    Async or plain; a plain one runs in a thread of its own and never blocks the loop. Past `timeout_s`
+    seconds the model reads that it timed out.
+    """
+    if timeout_s <= 0 or math.isnan(timeout_s):
+        raise ValueError(f"timeout_s: must be positive, got {timeout_s}")
+
+    def mark(target: F) -> F:
+        check_target(target, "@ag.tool", 'write `@ag.tool`, or `@ag.tool(name="look", timeout_s=60)`')
+        target.__agentgym_tool__ = _Mark(timeout_s, name)  # type: ignore[attr-defined]
+        return target
+
+    return mark(function) if function is not None else mark
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool of a class: what the model is told, and how its arguments are checked."""
+
+    name: str
+    attribute: str
+    timeout_s: float
+    arguments: type[BaseModel]
+    schema: dict[str, Any]
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The validated keyword arguments; ValidationError names the field."""
+        checked = self.arguments.model_validate(arguments)
+        return {field[2:]: value for field, value in vars(checked).items()}
+
+
+@cache
+def tools_of(owner: type) -> dict[str, Tool]:
+    """Every method of a class (and its bases) marked with `@tool`, by the name the model uses."""
+    return {name: _describe(owner, attribute, name, mark) for attribute, name, mark in declared(owner)}
+
+
+def declared(owner: type) -> Iterator[tuple[str, str, _Mark]]:
+    """Each tool's attribute, the name the model uses and its mark; ValueError where one could not be called.
+
+    Annotations stay unread, so a class can be checked while what they name is not yet defined.
+    """
+    names: dict[str, str] = {}
+    for attribute, mark in marked(owner, "__agentgym_tool__", "@ag.tool"):
+        name = mark.name or attribute
+        where = f"tool {name!r} of {owner.__name__}"
+        if name in names:
+            raise ValueError(f"{where}: the name of two tools, {names[name]!r} and {attribute!r}")
+        names[name] = attribute
+        check_tool(getattr(owner, attribute), where)
+        yield attribute, name, mark
+
+
+def _describe(owner: type, attribute: str, name: str, mark: _Mark) -> Tool:
+    function = getattr(owner, attribute)
+    arguments = _arguments_model(function, name)
+    parameters = _without_titles(arguments.model_json_schema())
+    parameters.pop("additionalProperties", None)
+    function_schema = {"name": name, "description": inspect.getdoc(function), "parameters": parameters}
+    return Tool(name, attribute, mark.timeout_s, arguments, {"type": "function", "function": function_schema})
+
+
+def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        default = ... if parameter.default is parameter.empty else parameter.default
+        # Under an alias: a parameter may be called like a method of BaseModel, or begin with "_".
+        fields[f"p_{parameter.name}"] = (Annotated[hints[parameter.name], Field(alias=parameter.name)], default)
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+_BY_NAME = ("properties", "$defs")
+"""Their keys are the user's own names, "title" among them."""
+_VALUES = ("default", "const", "enum", "examples")
+"""They hold the user's own values, which are no schemas."""
+
+
+def _without_titles(schema: Any) -> Any:
+    """The same schema without pydantic's generated titles, which only cost tokens."""
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _kept(key, inner) for key, inner in schema.items() if key != "title"}
+
+
+def _kept(key: str, inner: Any) -> Any:
+    if key in _BY_NAME:
+        return {name: _without_titles(value) for name, value in inner.items()}
+    return inner if key in _VALUES else _without_titles(inner)
+
+
+async def dispatch(
+    owner: object, name: str, arguments: Mapping[str, Any] | str, *, offered: Collection[str] | None = None
+) -> ToolResult:
+    """Call `owner`'s tool; whatever the model got wrong comes back as text it can act on.
+
+    `arguments` is a mapping, or the raw text where the model's call was no valid JSON. `offered` names the tools that
+    there are for this caller; None for all of them.
+    """
+    start = time.perf_counter()
+    result = await _dispatch(owner, name, arguments, offered)
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+async def _dispatch(
+    owner: object, name: str, arguments: Mapping[str, Any] | str, offered: Collection[str] | None
+) -> ToolResult:
+    cls: type = type(owner)
+    tools = tools_of(cls)
+    if offered is not None:
+        tools = {name: made for name, made in tools.items() if name in offered}
+    try:
+        given = _load(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError) as error:
+        of = f" in the call of tool {name!r}" if name else " in the tool call"
+        return _malformed(f'invalid JSON{of}: {error}; write {{"name": ..., "arguments": {{...}}}}')
+    if name not in tools:
+        return _malformed(f"unknown tool {name!r}; the tools are: {', '.join(tools) or 'none'}")
+    try:
+        bound = tools[name].bind(given)
+    except ValidationError as error:
+        return _malformed(f"wrong arguments for tool {name!r}: {_explain(error)}")
+    function = getattr(owner, tools[name].attribute)
+    if not callable(function):
+        raise EnvError(f"tool {name!r} of {cls.__name__}: hidden by self.{tools[name].attribute} = {function!r}")
+    return await _call(tools[name], function, bound, getattr(owner, "_threads", None))
+
+
+def _load(text: str) -> Mapping[str, Any]:
+    loaded = json.loads(text)
+    if not isinstance(loaded, dict):
+        raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
+    if not is_sound(loaded):
+        raise ValueError(f"they hold NaN, Infinity, half a character or more than {MAX_DEPTH} levels of nesting")
+    return loaded
+
+
+def _malformed(content: str) -> ToolResult:
+    return ToolResult(content=f"error: {content}", error=True, malformed=True)
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors())
+
+
+async def _call(
+    made: Tool, function: Callable[..., Any], arguments: dict[str, Any], threads: Threads | None
+) -> ToolResult:
+    try:
+        work = call_method(function, arguments, name=f"agentgym-tool {made.name}", threads=threads)
+        return _read(await _within(made.timeout_s, work))
+    except _Expired:
+        text = f"error: tool {made.name!r} timed out after {made.timeout_s:g} s"
+        return ToolResult(content=text, error=True, failed=True)
+    except ToolError as error:
+        return ToolResult(content=f"error: {error}", error=True)
+    except AgentGymError:
+        raise
+    except asyncio.CancelledError as error:
+        if not is_stray(error):
+            raise
+        said = "something that it waited for was cancelled"
+        return ToolResult(content=f"error: tool {made.name!r} failed: CancelledError: {said}", error=True, failed=True)
+    except (Exception, SystemExit) as error:  # a tool that calls sys.exit() must not end the training
+        return _failed(made, function, error)
+
+
+def _failed(made: Tool, function: Callable[..., Any], error: BaseException) -> ToolResult:
+    """The failure as the model reads it; the user finds it in the log, once for each line that raises it."""
+    log_once(f"tool {made.name!r} of {type(getattr(function, '__self__', function)).__name__}", error, function)
+    text = f"error: tool {made.name!r} failed: {describe(error)}"
+    return ToolResult(content=text, error=True, failed=True)
+
+
+class _Expired(Exception):
+    """The limit of `_within` passed."""
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; _Expired where it takes longer. Work that waits for nothing costs no timer."""
+    with TimeLimit(seconds) as limit:  # Before the first step: tasks that are started in it must know the limit.
+        try:
+            waits_for = work.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        try:
+            async with limit.running():
+                return await _Begun(work, waits_for)
+        except TimeoutError:
+            if limit.expired():
+                raise _Expired from None
+            raise
+
+
+class _Begun(Generic[T]):
+    """A coroutine that was run up to its first wait, to be awaited from there."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self.work, self.waits_for = work, waits_for
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        work, waits_for = self.work, self.waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = work.throw(error)
+                else:
+                    waits_for = work.send(sent)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
+def _read(returned: object) -> ToolResult:
+    try:
+        if isinstance(returned, Stop):
+            return ToolResult(content=as_text(returned.content), stop=returned.reason)
+        return ToolResult(content=as_text(returned))
+    except Exception as error:
+        raise TypeError(f"it returned what is neither text nor JSON: {describe(error)}") from error
+
+
+def as_text(value: object) -> str:
+    """A tool's return value as the model reads it: text as it is, None as nothing, the rest as JSON.
+
+    TypeError for what has no text but its address in memory, which no two runs share.
+    """
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, BaseModel):
+        return value.model_dump_json()
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+
+
+def _plain(value: object) -> object:
+    """What stands for a value that JSON does not know."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    text = str(value)
+    if _ADDRESS.search(text):
+        raise TypeError(f"a {type(value).__name__}")
+    return text

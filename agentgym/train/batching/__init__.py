@@ -1,0 +1,1 @@
+"""Samples to tensors: planning, packing and layouts."""

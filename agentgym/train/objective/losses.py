@@ -1,0 +1,232 @@
+"""Policy-gradient losses, indifferent to how their batch was cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from agentgym.train.batching.batch import Batch
+from agentgym.types import Sample
+
+Surrogate: TypeAlias = Literal["ppo", "cispo", "gspo", "sft"]
+Normalise: TypeAlias = Literal["token", "sample", "rollout"] | float
+Correction: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"]
+Divergence: TypeAlias = Literal["k1", "k2", "k3"]
+
+
+LARGEST_LOG_RATIO = 88.72
+"""A log-ratio above it counts as this one: its ratio, 3.4e38, is the largest float32, and more is infinite.
+
+A clip then stops the token, as it should, where infinity times a gradient of 0 would be NaN. No ratio that float32
+holds is changed.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """What is made of the ratio between this policy and the one that sampled; the fields are `TrainConfig`'s."""
+
+    loss: Surrogate = "ppo"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    correction: Correction = "none"
+    correction_cap: float = 2.0
+    normalise: Normalise = "token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSums:
+    """What one micro-batch adds to the figures of a step: sums over its trained tokens, one maximum."""
+
+    loss: float
+    tokens: int
+    clipped: float
+    """Tokens whose gradient a clip stopped, or whose weight was clipped, truncated or masked."""
+    kl: float
+    """Sum of r - 1 - log r, r = probability here / engine's: k3 of Schulman 2020, "Approximating KL divergence"."""
+    entropy: float
+    gap: float
+    """Largest |log-probability here - the engine's|, nats."""
+    reference_kl: float = 0.0
+    """Sum of `divergence` from the reference."""
+
+
+def denominator(samples: Sequence[Sample], normalise: Normalise) -> float:
+    """What a mini-batch's sum is divided by, before its first forward: its tokens, samples, rollouts or a constant.
+
+    Samples and rollouts of which nothing is trained do not count.
+    """
+    if normalise == "token":
+        return float(sum(int(row.loss_mask.sum()) for row in samples))
+    if normalise == "sample":
+        return float(sum(bool(row.loss_mask.any()) for row in samples))
+    if normalise == "rollout":
+        return float(len({row.rollout_id for row in samples if row.loss_mask.any()}))
+    if isinstance(normalise, str) or not normalise > 0:
+        raise ValueError(f"normalise: {normalise!r} is none of token, sample, rollout or a number above 0")
+    return float(normalise)
+
+
+def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, normalise: Normalise) -> Tensor:
+    """Sum over the trained tokens, each times its weight; divide by `denominator` for the mean.
+
+    ::
+
+        token, constant   1
+        sample            1 / trained tokens of its sample
+        rollout           1 / trained tokens of its rollout     (weight_B / trained tokens of its sample)
+
+    Sums of parts add up to the sum of the whole, so micro-batches, padding and ranks change nothing; nor does
+    merging, except under "sample", which counts what merging joins.
+    """
+    if normalise in ("sample", "rollout"):
+        share_B = torch.ones_like(weight_B) if normalise == "sample" else weight_B
+        values_BR = values_BR * (share_B / loss_mask_BR.sum(-1).clamp(min=1))[:, None]
+    return torch.where(loss_mask_BR, values_BR, 0.0).sum()
+
+
+def policy_loss(
+    logprobs_BR: Tensor,
+    entropy_BR: Tensor,
+    batch: Batch,
+    config: LossConfig,
+    *,
+    denominator: float,
+    sequence_B: Tensor | None = None,
+) -> tuple[Tensor, LossSums]:
+    """This batch's term of the policy loss, a scalar, and its figures; terms of a mini-batch add up to its loss.
+
+    With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_low),
+    1 + clip_high), and sg(x) the value of x without its gradient::
+
+        ppo         -min(r A, clip(r) A)                    arXiv 1707.06347; clip_high > clip_low: DAPO, 2503.14476
+        dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
+        cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
+        gspo        ppo with s in the place of r, s the geometric mean of r over the row's  arXiv 2507.18071
+                    trained tokens; a token has the gradient s grad(its logprob)
+        sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
+        correction  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
+
+    `sequence_B` holds log s where a row is not the whole sequence that s is of. Columns with loss mask 0 have no
+    part in value or gradient. No ratio is above exp(LARGEST_LOG_RATIO).
+    """
+    # Masked before exp: what stands in a masked column may be anything, and 0 * inf is NaN in the gradient.
+    log_ratio_BR = torch.where(batch.loss_mask_BR, logprobs_BR - batch.logprobs_BR, 0.0)
+    if config.loss == "sft":
+        gain_BR, stopped_BR = logprobs_BR * batch.advantages_BR, torch.zeros_like(batch.loss_mask_BR)
+        log_ratio_BR = torch.zeros_like(log_ratio_BR)  # nobody sampled a demonstration
+    else:
+        gain_BR, stopped_BR = _gain(log_ratio_BR, batch, config, sequence_B)
+    loss = -weighted_sum(gain_BR, batch.loss_mask_BR, batch.weight_B, config.normalise) / denominator
+    return loss, _figures(loss, log_ratio_BR, entropy_BR, stopped_BR, batch.loss_mask_BR)
+
+
+def _gain(log_ratio_BR: Tensor, batch: Batch, config: LossConfig, sequence_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What each token adds, and whether a clip stopped its gradient or its weight was clipped, truncated or masked."""
+    advantages_BR, seen_BR = batch.advantages_BR, log_ratio_BR.detach()
+    one_BR = (log_ratio_BR - seen_BR).exp()  # 1, with the gradient of the log-probability
+    if config.correction != "none":
+        cap = config.correction_cap
+        weights_BR = importance_weights(seen_BR, batch.loss_mask_BR, correction=config.correction, cap=cap)
+        masks = config.correction.endswith("mask")
+        return weights_BR * one_BR * advantages_BR, weights_BR == (0 if masks else cap)
+    ratio_BR = _ratio(seen_BR, batch, config.loss, sequence_B)
+    high_BR, low_BR = ratio_BR > 1 + config.clip_high, ratio_BR < 1 - config.clip_low
+    if config.loss == "cispo":
+        weights_BR = ratio_BR.clamp(1 - config.clip_low, 1 + config.clip_high)
+        return weights_BR * one_BR * advantages_BR, high_BR | low_BR
+    stopped_BR = high_BR & (advantages_BR > 0) | low_BR & (advantages_BR < 0)
+    if config.dual_clip is not None:
+        stopped_BR = stopped_BR | (advantages_BR < 0) & (ratio_BR > config.dual_clip)
+    return _clipped(ratio_BR * one_BR, advantages_BR, config), stopped_BR
+
+
+def _ratio(log_ratio_BR: Tensor, batch: Batch, loss: Surrogate, sequence_B: Tensor | None) -> Tensor:
+    """r of each token, or s of its sequence."""
+    if loss != "gspo":
+        return log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
+    if sequence_B is None:
+        sequence_B = _row_mean(log_ratio_BR, batch.loss_mask_BR)
+    return sequence_B.clamp(max=LARGEST_LOG_RATIO).exp()[:, None].expand_as(log_ratio_BR)
+
+
+def _row_mean(log_ratio_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
+    """Mean log-ratio of each row's trained tokens."""
+    return log_ratio_BR.sum(-1) / loss_mask_BR.sum(-1).clamp(min=1)
+
+
+@torch.no_grad()
+def _figures(
+    loss: Tensor, log_ratio_BR: Tensor, entropy_BR: Tensor, stopped_BR: Tensor, loss_mask_BR: Tensor
+) -> LossSums:
+    """The figures of one micro-batch; `log_ratio_BR` is 0 where nothing is trained. They leave the device at once."""
+    log_ratio_BR = log_ratio_BR.double()  # a ratio that float32 holds has a finite sum here
+    figures = (
+        loss,
+        loss_mask_BR.sum(),
+        (stopped_BR & loss_mask_BR).sum(),
+        (log_ratio_BR.exp() - 1 - log_ratio_BR).sum(),
+        torch.where(loss_mask_BR, entropy_BR, 0.0).sum(),
+        log_ratio_BR.abs().max(),
+    )
+    value, tokens, clipped, kl, entropy, gap = torch.stack([figure.double() for figure in figures]).tolist()
+    return LossSums(loss=value, tokens=int(tokens), clipped=clipped, kl=kl, entropy=entropy, gap=gap)
+
+
+def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: LossConfig) -> Tensor:
+    """The pessimistic one of the ratio and the clipped ratio, times the advantage."""
+    clipped_BR = ratio_BR.clamp(1 - config.clip_low, 1 + config.clip_high)
+    gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)
+    if config.dual_clip is None:
+        return gain_BR
+    # A bad token that has become much likelier would otherwise weigh without bound.
+    return torch.where(advantages_BR < 0, torch.maximum(gain_BR, config.dual_clip * advantages_BR), gain_BR)
+
+
+def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, *, estimator: Divergence) -> Tensor:
+    """Each trained token's estimate (nats, BR) of the KL divergence from a reference policy; 0 where not trained.
+
+    With d = logprob here - the reference's, and the estimators of Schulman 2020, "Approximating KL divergence"::
+
+        k1   d                  gradient d grad(logprob), as a penalty of d in the reward has it
+        k2   d^2 / 2            gradient d grad(logprob)
+        k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob)
+
+    On policy, k1 and k2 have the gradient of the divergence and k3 does not, while k1 and k3 are unbiased as values;
+    k1 differentiated as it stands would be 0 on average (arXiv 2506.09477).
+    """
+    d_BR = torch.where(loss_mask_BR, logprobs_BR - reference_BR, 0.0)
+    if estimator == "k1":
+        return d_BR.detach() * (d_BR - d_BR.detach()).exp()
+    if estimator == "k2":
+        return d_BR.square() / 2
+    return (-d_BR).exp() - 1 + d_BR
+
+
+@torch.no_grad()
+def importance_weights(log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, correction: Correction, cap: float) -> Tensor:
+    """What each token counts where another policy sampled it; `log_ratio_BR` is 0 where nothing is trained.
+
+    ::
+
+        token           min(r, cap)                     truncated: Ionides 2008; arXiv 1802.01561 (IMPALA)
+        token_mask      r where 1/cap <= r <= cap, else 0
+        sequence        min(R, cap) for each token, R the product of r over the row's trained tokens
+        sequence_mask   R where 1/cap <= R <= cap, else 0
+        geometric_mask  r where 1/cap <= g <= cap, else 0, g the geometric mean of r over the row's trained tokens
+
+    R leaves any range as a row grows longer; g is on the scale of one token, however long the row.
+    """
+    judged_BR = log_ratio_BR
+    if correction in ("sequence", "sequence_mask"):
+        judged_BR = log_ratio_BR = log_ratio_BR.sum(-1, keepdim=True).expand_as(log_ratio_BR)
+    elif correction == "geometric_mask":
+        judged_BR = _row_mean(log_ratio_BR, loss_mask_BR)[:, None].expand_as(log_ratio_BR)
+    ratio_BR = log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
+    if correction in ("token", "sequence"):
+        return ratio_BR.clamp(max=cap)
+    judged_BR = judged_BR.exp()
+    return torch.where((judged_BR <= cap) & (judged_BR >= 1 / cap), ratio_BR, 0.0)

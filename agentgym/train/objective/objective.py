@@ -1,0 +1,101 @@
+"""What a mini-batch is trained towards: a config's loss, over as many micro-batches as it takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from agentgym.train.batching.batch import Batch
+from agentgym.train.config import TrainConfig
+from agentgym.train.objective.losses import LossConfig, LossSums, divergence, policy_loss, weighted_sum
+from agentgym.types import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """The loss of one mini-batch; the terms of its micro-batches add up to it, however it was cut."""
+
+    config: TrainConfig
+    denominator: float
+    """What the mini-batch's sum is divided by."""
+    sequences: Mapping[str, float] | None = None
+    """Log of each rollout's sequence ratio, by its id, where the ratio is a rollout's; else each row has its own."""
+
+    def __call__(
+        self,
+        rows: Sequence[Sample],
+        batch: Batch,
+        logprobs_BR: Tensor,
+        entropy_BR: Tensor,
+        reference_BR: Tensor | None,
+    ) -> tuple[Tensor, LossSums]:
+        """The term of these rows, a scalar to go back from, and its figures."""
+        config, mask_BR = self.config, batch.loss_mask_BR
+        loss, sums = policy_loss(
+            logprobs_BR,
+            entropy_BR,
+            batch,
+            _loss_config(config),
+            denominator=self.denominator,
+            sequence_B=self._sequence(rows, logprobs_BR),
+        )
+        if reference_BR is None:
+            return loss, sums
+        kl_BR = divergence(logprobs_BR, reference_BR, mask_BR, estimator=config.kl_estimator)
+        mean = weighted_sum(kl_BR, mask_BR, batch.weight_B, config.normalise) / self.denominator
+        loss = loss + config.kl_coef * mean
+        return loss, replace(sums, loss=float(loss.detach()), reference_kl=float(kl_BR.detach().sum()))
+
+    def _sequence(self, rows: Sequence[Sample], like: Tensor) -> Tensor | None:
+        if self.sequences is None:
+            return None
+        return torch.tensor([self.sequences[row.rollout_id] for row in rows], dtype=like.dtype, device=like.device)
+
+
+def _loss_config(config: TrainConfig) -> LossConfig:
+    return LossConfig(
+        loss="gspo" if config.loss == "gspo_rollout" else config.loss,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+        correction=config.correction,
+        correction_cap=config.correction_cap,
+        normalise=config.normalise,
+    )
+
+
+@torch.no_grad()
+def row_log_ratios(rows: Sequence[Sample], batch: Batch, logprobs_BR: Tensor) -> list[tuple[str, float, int]]:
+    """Rollout id, sum of log-ratios and number of trained tokens, of each row."""
+    log_ratio_BR = torch.where(batch.loss_mask_BR, logprobs_BR - batch.logprobs_BR, 0.0).double()
+    sums, counts = log_ratio_BR.sum(-1).tolist(), batch.loss_mask_BR.sum(-1).tolist()
+    return [(row.rollout_id, total, count) for row, total, count in zip(rows, sums, counts, strict=True)]
+
+
+def rollout_log_ratios(rows: Sequence[tuple[str, float, int]]) -> dict[str, float]:
+    """Mean log-ratio of each rollout's trained tokens, by its id; rows as `row_log_ratios` gives them."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for name, total, count in rows:
+        sums[name] = sums.get(name, 0.0) + total
+        counts[name] = counts.get(name, 0) + count
+    return {name: total / max(counts[name], 1) for name, total in sums.items()}
+
+
+WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "correction='token'"} | dict.fromkeys(
+    ("sequence_mask", "geometric_mask"), "correction='token_mask'"
+)
+"""Losses and corrections that judge a segment as a whole, and the setting that does not."""
+
+
+def refuse_parts(config: TrainConfig, samples: Sequence[Sample]) -> None:
+    """Raise ValueError where a segment is in several samples and the loss wants it whole."""
+    field = "loss" if config.loss in WHOLE_SEGMENTS else "correction"
+    value: str = getattr(config, field)
+    segments = {(row.rollout_id, row.segment) for row in samples}
+    if value in WHOLE_SEGMENTS and len(segments) < len(samples):
+        raise ValueError(
+            f"{field}: {value} needs each segment whole in one sample, but {len(segments)} segments were cut into "
+            f"{len(samples)} samples; cut them with merge=True, or set {WHOLE_SEGMENTS[value]}"
+        )

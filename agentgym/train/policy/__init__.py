@@ -1,0 +1,1 @@
+"""The trained model: LoRA, attention, sharding, adapter files."""

@@ -1,0 +1,95 @@
+"""The adapter out of the trainer: gathered, named as PEFT names it, written so that PEFT reads it."""
+
+import json
+import tempfile
+import warnings
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agentgym.train.policy.model import PolicyModel
+from agentgym.train.replace_folder import written_whole
+from agentgym.types import Adapter
+
+
+@torch.no_grad()
+def export_adapter(policy: PolicyModel) -> Adapter:
+    """A snapshot on the CPU: training goes on without changing it. Every rank must call it, every rank gets it."""
+    from peft import get_peft_model_state_dict
+
+    model = cast("Any", policy.model)
+    trained = {name: whole(tensor) for name, tensor in model.named_parameters() if tensor.requires_grad}
+    tensors = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
+    return Adapter(config=_config(model.peft_config["default"]), tensors=tensors)
+
+
+def _config(lora: Any) -> dict[str, Any]:
+    """What PEFT would write to adapter_config.json."""
+    config: dict[str, Any] = _plain(lora.to_dict())
+    # PEFT lists every layer's full name on small models; engines look for the short ones.
+    short = sorted({name.rpartition(".")[2] for name in config["target_modules"]})
+    return config | {"target_modules": short, "inference_mode": True}
+
+
+def write_adapter(adapter: Adapter, path: Path) -> None:
+    """Write PEFT's two files; what stands at `path` is never half written."""
+    from safetensors.torch import save_file
+
+    with written_whole(path) as fresh:
+        save_file(dict(adapter.tensors), fresh / "adapter_model.safetensors", metadata={"format": "pt"})
+        (fresh / "adapter_config.json").write_text(json.dumps(dict(adapter.config), indent=2, sort_keys=True) + "\n")
+
+
+def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
+    """Write base + adapter as a plain model folder; what stands at `path` is never half written.
+
+    `adapter` is a snapshot, or a folder in PEFT's format. Sums are float32, then the base's own type. The tokenizer
+    comes along where the base has one.
+    """
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    with written_whole(path) as fresh, tempfile.TemporaryDirectory() as made:
+        held = Path(made) / "adapter"
+        if isinstance(adapter, Adapter):
+            write_adapter(adapter, held)
+        else:
+            held = adapter
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+        own = model.dtype
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
+            merged = PeftModel.from_pretrained(model.float(), held).merge_and_unload(safe_merge=True)
+        merged.to(own).save_pretrained(fresh)
+        _copy_tokenizer(base, fresh)
+
+
+def _copy_tokenizer(base: Path | str, path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError):
+        return  # a model without one, such as a test's
+    tokenizer.save_pretrained(path)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, gathered where it is sharded: then every rank must call it."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().to("cpu", copy=True).contiguous()
+
+
+def _plain(value: Any) -> Any:
+    """The same in JSON's types: PEFT keeps sets and enums in its config."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,129 @@
+"""The policy on its ranks: read once, sharded with FSDP2, its activations kept or computed again."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from agentgym.train.config import TrainConfig
+from agentgym.train.distributed import Ranks
+from agentgym.train.policy.attention import attend_in_rows
+from agentgym.train.policy.model import AdapterShape, PolicyModel, empty_policy, load_policy
+
+
+def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> PolicyModel:
+    """The policy on this rank's device, sharded where there are several ranks or the config asks for it.
+
+    Of several ranks only the first reads the weights. Every rank must call it. Raises ValueError on all of them where
+    the model cannot be read, or for an offload without a GPU or without shards.
+    """
+    sharded = ranks.world > 1 or config.shard
+    if config.offload and ranks.device.type == "cpu":
+        raise ValueError("offload: moves shards from a GPU to the CPU, and this runs on the CPU; leave it out")
+    if config.offload and not sharded:
+        raise ValueError("offload: is of shards; set shard=True too, or start several processes")
+    if ranks.world > 1 and not config.offload:
+        return _from_the_first(path, config, ranks, seed)
+    policy = _load(path, config, seed)
+    _arrange(policy, config, ranks, sharded=sharded)
+    return policy if config.offload else policy.to(ranks.device)
+
+
+def _from_the_first(path: Path | str, config: TrainConfig, ranks: Ranks, seed: int) -> PolicyModel:
+    """Each rank builds an empty policy and shards it, and the first one hands out the weights."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    source, error = None, ""
+    if ranks.rank == 0:
+        try:
+            source = _load(path, config, seed)
+        except Exception as failure:  # raised on every rank: the others would wait for weights that never come
+            error = f"{type(failure).__name__}: {failure}"
+    error, base_fingerprint = ranks.share((error, "" if source is None else source.base_fingerprint))
+    if error:
+        raise ValueError(f"model: the first rank could not load {path}: {error}")
+    policy = empty_policy(path, dtype=_dtype(config), shape=_shape(config))
+    policy.base_fingerprint = base_fingerprint
+    _arrange(policy, config, ranks, sharded=True)
+    policy.to_empty(device=ranks.device)
+    weights = {} if source is None else source.state_dict()
+    set_model_state_dict(policy, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    # Rotary frequencies are in no state dict, and what was computed of them on the meta device is nothing.
+    computed = {} if source is None else dict(source.named_buffers())
+    for name, buffer in policy.named_buffers():
+        if computed:
+            buffer.copy_(computed[name])
+        dist.broadcast(buffer, src=0)
+    return policy
+
+
+def _load(path: Path | str, config: TrainConfig, seed: int) -> PolicyModel:
+    return load_policy(path, dtype=_dtype(config), seed=seed, **_shape(config))
+
+
+def _shape(config: TrainConfig) -> AdapterShape:
+    return AdapterShape(
+        rank=config.lora_rank,
+        alpha=config.lora_alpha,
+        targets=config.lora_targets,
+        rslora=config.rslora,
+        dora=config.dora,
+    )
+
+
+def _dtype(config: TrainConfig) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
+def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded: bool) -> None:
+    if config.layout != "padded":
+        attend_in_rows(policy.causal)
+    if config.checkpointing:
+        checkpoint_layers(policy)
+    if sharded:
+        shard(policy, ranks.device, dtype=_dtype(config), offload=config.offload)
+
+
+def checkpoint_layers(policy: PolicyModel) -> None:
+    """Keep only the input of each decoder layer for the backward, which computes the rest again."""
+    for layer in _layers(policy, "checkpointing"):
+        # Inside the layer's hooks, which FSDP gathers its weights in. Nothing is random: dropout is off.
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _layers(policy: PolicyModel, setting: str) -> Any:
+    """The decoder's layers; ValueError that names the setting that needs them where the model has no list of them."""
+    layers = getattr(policy.causal.get_decoder(), "layers", None)
+    if layers is None:
+        raise ValueError(
+            f"{setting}: {policy.causal.config.model_type} has no list `layers` of decoder layers; train it on one "
+            "process, with checkpointing and shard left at False"
+        )
+    return layers
+
+
+def shard(
+    policy: PolicyModel, device: torch.device, *, dtype: torch.dtype = torch.float32, offload: bool = False
+) -> None:
+    """Shard every decoder layer and the root over all ranks, in place (FSDP2).
+
+    Under a `dtype` of less than float32 all computation is in it; adapter, gradients and optimizer stay float32.
+    `offload` keeps shards, gradients and optimizer on the CPU. It replaces the parameter objects: make the optimizer
+    afterwards.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    how: dict[str, Any] = {
+        "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+    }
+    if dtype != torch.float32:
+        how["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in _layers(policy, "shard"):
+        fully_shard(layer, **how)
+    fully_shard(policy, **how)

@@ -1,0 +1,181 @@
+"""The policy as one module: a causal language model with a LoRA adapter."""
+
+import warnings
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.train.batching.layouts import Inputs
+from agentgym.train.fingerprint import base_fingerprint
+from agentgym.train.objective.logprobs import token_logprobs
+
+ALL_LINEAR = "all-linear"
+"""PEFT's word for every linear layer but the output layer."""
+SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class PolicyModel(nn.Module):
+    """Batch tensors in, log-probabilities out.
+
+    It is the root that FSDP shards: its hooks gather the parameters that no layer owns (embedding, norm,
+    output layer), so all of the computation has to happen inside this forward.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.base_fingerprint = ""
+        """Tells base models apart; see `base_fingerprint`. Empty until the weights are there."""
+
+    @property
+    def causal(self) -> Any:
+        """The Hugging Face model, inside the adapter's wrapper where it has one."""
+        model = cast("Any", self.model)
+        return model.get_base_model() if hasattr(model, "peft_config") else model
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside it, the forward is that of the base model."""
+        return cast("AbstractContextManager[None]", cast("Any", self.model).disable_adapter())
+
+    def forward(
+        self, inputs: Inputs, loss_mask_BR: Tensor, temperature: float = 1.0, *, entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere; see `token_logprobs`.
+
+        Without `entropy`, which costs a pass over the vocabulary, all of it is 0.
+        """
+        hidden_BTH = self.causal.get_decoder()(**inputs.arguments(), use_cache=False).last_hidden_state
+        trained = inputs.trained
+        states_NH = hidden_BTH.flatten(0, 1).index_select(0, trained.source_N)
+        head = self.causal.get_output_embeddings()
+        targets_N = trained.target_N
+        if not entropy:
+            logprobs_N, _ = token_logprobs(states_NH, head, targets_N, temperature=temperature, entropy=False)
+            logprobs_BR = trained.spread(logprobs_N, loss_mask_BR)
+            return logprobs_BR, torch.zeros_like(logprobs_BR)
+        logprobs_N, entropy_N = token_logprobs(states_NH, head, targets_N, temperature=temperature)
+        return trained.spread(logprobs_N, loss_mask_BR), trained.spread(entropy_N, loss_mask_BR)
+
+
+class AdapterShape(TypedDict):
+    """Which adapter is put on a model."""
+
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+    rslora: bool
+    dora: bool
+
+
+def load_policy(
+    path: Path | str,
+    *,
+    dtype: torch.dtype,
+    rank: int,
+    alpha: int,
+    seed: int,
+    targets: tuple[str, ...] = (ALL_LINEAR,),
+    rslora: bool = False,
+    dora: bool = False,
+) -> PolicyModel:
+    """Base weights from `path`, frozen, and a LoRA adapter on the linear layers that `targets` names.
+
+    The adapter's start depends on `seed` alone, and is a policy equal to the base (arXiv 2106.09685). It is scaled by
+    alpha / rank, or alpha / sqrt(rank) with `rslora` (arXiv 2312.03732); `dora` trains the length of each weight row
+    apart from its direction (arXiv 2402.09353). Raises ValueError for a target that the model has not, for a model
+    whose logits are more than its output layer, which this kit would get wrong, and for a folder without a whole model.
+    """
+    base = _base(path, dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        shape = AdapterShape(rank=rank, alpha=alpha, targets=targets, rslora=rslora, dora=dora)
+        print_of_base = base_fingerprint(base)
+        policy = _adapted(base, path, shape)
+    policy.base_fingerprint = print_of_base
+    return policy
+
+
+def _base(path: Path | str, dtype: torch.dtype) -> Any:
+    """The model's own weights, all of them; ValueError that says what to do where they are not there."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    _refuse_folder(path)
+    try:
+        base, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(
+            f"model: {path} cannot be loaded, from a folder or from the Hugging Face hub: {error}"
+        ) from error
+    if getattr(base, "_hf_peft_config_loaded", False):
+        raise ValueError(f"model: {path} is an adapter; {MERGE_FIRST}")
+    missing = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
+    if missing:
+        raise ValueError(
+            f"model: the checkpoint in {path} lacks {len(missing)} of the model's weights, {missing[0]} for one, which "
+            "would be random; give one that has all of them"
+        )
+    return base
+
+
+MERGE_FIRST = "give its base model as `model`, or merge the two into one folder with `agentgym merge` and give that"
+
+
+def _refuse_folder(path: Path | str) -> None:
+    """ValueError for an adapter's folder, and for a path at which there is nothing."""
+    folder = Path(path)
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"model: {path} holds an adapter, which would be left out; {MERGE_FIRST}")
+    # A name on the hub is `model` or `owner/model`; anything else can only be a path.
+    if not folder.exists() and (str(path).startswith((".", "/", "~")) or str(path).count("/") > 1):
+        raise ValueError(f"model: there is no folder {path}; give one that exists, or a name on the Hugging Face hub")
+
+
+def empty_policy(path: Path | str, *, dtype: torch.dtype, shape: AdapterShape) -> PolicyModel:
+    """The same policy without its weights, on the meta device; only the model's config is read."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return _adapted(AutoModelForCausalLM.from_config(config, dtype=dtype), path, shape)
+
+
+def _adapted(base: Any, path: Path | str, shape: AdapterShape) -> PolicyModel:
+    from peft import LoraConfig, get_peft_model
+
+    scaled = [name for name in SCALED_LOGITS if getattr(base.config, name, None) not in (None, 1, 1.0)]
+    if scaled:
+        raise ValueError(f"model: {path} changes its logits by {scaled[0]}, which is not supported")
+    lora = LoraConfig(
+        r=shape["rank"],
+        lora_alpha=shape["alpha"],
+        target_modules=_targets(base, shape["targets"]),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        use_rslora=shape["rslora"],
+        use_dora=shape["dora"],
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
+        model = get_peft_model(base, lora)
+    # Dropout off: the ratio to the engine must be 1 on policy. Gradients do not need train mode.
+    return PolicyModel(model.eval())
+
+
+def _targets(base: Any, targets: tuple[str, ...]) -> str | list[str]:
+    """What PEFT is told; ValueError for a name that no linear layer inside the decoder ends with."""
+    if targets == (ALL_LINEAR,):
+        return ALL_LINEAR
+    linear = [name for name, part in base.get_decoder().named_modules() if isinstance(part, nn.Linear)]
+    names = {name.rpartition(".")[2] for name in linear}
+    strange = [name for name in targets if name not in names]
+    if strange or not targets:
+        raise ValueError(
+            f"lora_targets: {', '.join(strange) or 'no name'} is no linear layer of this model; "
+            f"name some of {', '.join(sorted(names))}, or {ALL_LINEAR} alone"
+        )
+    return list(targets)

@@ -1,0 +1,208 @@
+"""Tokens per CPU second on 64 rollouts: the embedded engine beside transformers' static and continuous batching.
+
+`python -m benchmarks.engine [--json] [--workloads FILE.py] [--seed N]`
+
+One tiny model, one thread, temperature 0.7, no stop ids, so that everybody samples the same number of tokens:
+
+    single   one turn of 64 tokens each
+    turns    4 turns of 16 tokens, 16 ids of the environment between them
+    ragged   4 turns whose lengths are the workload's, few long and many short
+
+A static batch and `generate_batch` get the whole context with every turn; the engine keeps its KV. A static batch runs
+until its longest row is done; only the tokens that were asked for count.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging
+
+from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.types import Sampling
+from benchmarks.harness import arguments, at_least, fresh, load_workloads, report
+
+MODEL = Path(__file__).parents[1] / "recipes" / "checkpoints" / "chase"
+ROLLOUTS, TURNS, CONTEXT = 64, 4, 512
+SINGLE_TOKENS, TURN_TOKENS = 64, 16
+TEMPERATURE, RUNS = 0.7, 3
+REFERENCE: dict[str, float | str] = {
+    "static batch, by hand, single": 8_000.0,
+    "generate_batch, by hand": 840.0,
+    "where": "tokens per CPU second, one thread of a shared core",
+}
+
+
+class Script(NamedTuple):
+    """What one rollout does: its prompt, then in each turn how many ids it samples and what it is answered."""
+
+    prompt: list[int]
+    turns: list[tuple[int, list[int]]]
+
+
+class Played(NamedTuple):
+    """What came of a case: ids sampled for it, and CPU seconds from the first request to the last answer."""
+
+    sampled: int
+    cpu_s: float
+
+
+Case: TypeAlias = list[Script]
+Way: TypeAlias = Callable[[Case], Played]
+
+
+def cases(workloads: Path | None, seed: int, vocabulary: int) -> dict[str, Case]:
+    """The three cases, from the workload's step samples."""
+    batch = load_workloads(workloads).stepwise(
+        seed=seed, n_traj=ROLLOUTS, turns=TURNS, max_len=CONTEXT, prompt_median=96, early_heavy=0.2
+    )
+    ragged: Case = []
+    for i, (prompt, response, mask) in enumerate(zip(batch.prompts, batch.responses, batch.loss_masks, strict=True)):
+        ids = [token % vocabulary for token in response]
+        if not i or batch.traj[i] != batch.traj[i - 1]:
+            ragged.append(Script([token % vocabulary for token in prompt], []))
+        ragged[-1].turns.append((sum(mask), ids[sum(mask) :]))
+    even = [Script(script.prompt, [(TURN_TOKENS, seen) for _, seen in script.turns]) for script in ragged]
+    single = [Script(script.prompt, [(SINGLE_TOKENS, [])]) for script in ragged]
+    return {"single": single, "turns": even, "ragged": ragged}
+
+
+def load() -> Any:
+    """The model without stop ids: every turn is as long as it is asked to be."""
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=TEMPERATURE, top_k=0, eos_token_id=None, pad_token_id=0
+    )
+    model.config.eos_token_id = None
+    return model
+
+
+def by_engine(model: Any) -> Way:
+    """Every rollout a coroutine of its own, as in a run."""
+
+    async def one(engine: LocalEngine, name: str, script: Script) -> int:
+        ids, sampled = list(script.prompt), 0
+        for turn, (count, seen) in enumerate(script.turns):
+            done = await engine.generate(
+                ids, session=name, max_tokens=count, sampling=Sampling(temperature=TEMPERATURE), seed=turn
+            )
+            ids += [*done.token_ids.tolist(), *seen]
+            sampled += len(done.token_ids)
+        await engine.release(name)
+        return sampled
+
+    async def play(case: Case) -> Played:
+        config = LocalConfig(slots=ROLLOUTS, context_tokens=CONTEXT)
+        async with LocalEngine(model, config, tokenizer=_no_chat()) as engine, asyncio.TaskGroup() as playing:
+            began = time.process_time()
+            jobs = [playing.create_task(one(engine, str(i), script)) for i, script in enumerate(case)]
+            sampled = sum([await job for job in jobs])
+            return Played(sampled, time.process_time() - began)
+
+    return lambda case: asyncio.run(play(case))
+
+
+def _no_chat() -> Any:
+    """The bench speaks in ids; a loaded model needs something in the tokenizer's place."""
+    return object()
+
+
+def by_turns(answer: Callable[[list[list[int]], list[int]], list[list[int]]]) -> Way:
+    """Turn after turn: all open rollouts' contexts in, what each sampled out."""
+
+    def play(case: Case) -> Played:
+        began = time.process_time()
+        contexts, sampled = [list(script.prompt) for script in case], 0
+        for turn in range(max(len(script.turns) for script in case)):
+            rows = [i for i, script in enumerate(case) if turn < len(script.turns)]
+            counts = [case[i].turns[turn][0] for i in rows]
+            for i, count, ids in zip(rows, counts, answer([contexts[i] for i in rows], counts), strict=True):
+                sampled += min(len(ids), count)
+                contexts[i] += ids[:count] + case[i].turns[turn][1]
+        return Played(sampled, time.process_time() - began)
+
+    return play
+
+
+def by_static_batch(model: Any) -> Way:
+    """`generate` on a left-padded batch, as long as its longest row."""
+
+    @torch.inference_mode()
+    def answer(contexts: list[list[int]], counts: list[int]) -> list[list[int]]:
+        width = max(map(len, contexts))
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in contexts])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in contexts])
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max(counts))
+        rows: list[list[int]] = out[:, width:].tolist()
+        return rows
+
+    return by_turns(answer)
+
+
+def by_generate_batch(model: Any) -> Way:
+    """`generate_batch`, its cache sized by hand: sized by the machine's memory it does not come to an end."""
+    from transformers import ContinuousBatchingConfig
+
+    sizes = ContinuousBatchingConfig(num_blocks=4 * ROLLOUTS, max_batch_tokens=1024)
+
+    def answer(contexts: list[list[int]], counts: list[int]) -> list[list[int]]:
+        with torch.inference_mode():
+            done = model.generate_batch(
+                contexts, continuous_batching_config=sizes, max_new_tokens=max(counts), warmup=False
+            )
+        outputs = sorted(done.values(), key=lambda output: int(output.request_id.rpartition("_")[2]))
+        return [list(output.generated_tokens) for output in outputs]
+
+    return by_turns(answer)
+
+
+WAYS: dict[str, Callable[[Any], Way]] = {
+    "engine": by_engine,
+    "static": by_static_batch,
+    "generate_batch": by_generate_batch,
+}
+
+
+def measure(workloads: Path | None, seed: int, names: tuple[str, ...], runs: int) -> dict[str, float]:
+    """Sampled tokens per CPU second of these ways in each case; the best of the runs, which take turns."""
+    figures: dict[str, float] = {}
+    ways = {name: WAYS[name](load()) for name in names}
+    for case_name, case in cases(workloads, seed, load().config.vocab_size).items():
+        wanted = sum(count for script in case for count, _ in script.turns)
+        for _ in range(runs):
+            for name, play in ways.items():
+                played = play(case)
+                if played.sampled != wanted:
+                    raise RuntimeError(f"{name} sampled {played.sampled} ids in {case_name}, asked for {wanted}")
+                best = figures.get(f"{case_name}_{name}", 0.0)
+                figures[f"{case_name}_{name}"] = max(wanted / played.cpu_s, best)
+        figures[f"{case_name}_sampled_tokens"] = float(wanted)
+    return figures
+
+
+def main() -> None:
+    args = arguments(__doc__ or "")
+    figures = fresh(measure, args.workloads, args.seed, ("engine", "static"), RUNS)
+    figures |= fresh(measure, args.workloads, args.seed, ("generate_batch",), 1)
+    ratio = {case: figures[f"{case}_engine"] / figures[f"{case}_static"] for case in ("single", "turns", "ragged")}
+    report(
+        "engine",
+        figures=figures | {f"{case}_engine_over_static": value for case, value in ratio.items()},
+        reference=REFERENCE,
+        goals={
+            "single turns, engine / static batch": at_least(ratio["single"], 1.0),
+            "4 turns, engine / static batch": at_least(ratio["turns"], 1.5),
+        },
+        as_json=args.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Tokens per second, MFU and peak memory of training on a GPU, by layout, with and without activation checkpointing.
+
+`python -m benchmarks.gpu [--json] [--dry-run] [--peak-tflops N] [--workloads FILE.py] [--seed N]`
+
+A Qwen3 of the shape of the one with 1.7 B parameters, random weights, bfloat16, an adapter of rank 16; completions of
+log-normal length (`rl_lengths`) in groups of 8; rows of 16,384 tokens. A step is the real trainer's. What counts are
+the samples' own tokens, prompts included: padding is no work, and a prompt that a tree computes once counts for each of
+its samples in tokens per second and once in MFU. `--dry-run` does all of it in tiny shapes on the CPU.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
+
+import agentgym as ag
+from agentgym.train.batching.layouts import Layout
+from benchmarks.harness import Goal, at_least, at_most, load_workloads, process_peak_mib, report
+
+PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "H20": 148.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "A10": 125.0}
+"""Dense bfloat16, as the maker states them; the first name that the device's contains."""
+LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")
+REFERENCE: dict[str, float | str] = {"seed_padded_mfu": 0.064, "seed_packed_mfu": 0.088, "where": "batch 8, an H100"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large the model, the workload and the rows are."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    samples: int
+    """A multiple of 8, the size of a group."""
+    shrink: int
+    """Lengths of the workload are divided by this."""
+    row_tokens: int
+    steps: int
+    """Of which the first two are not counted."""
+
+
+REAL = Size(
+    hidden=2048,
+    intermediate=6144,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    vocabulary=151_936,
+    samples=128,
+    shrink=1,
+    row_tokens=16_384,
+    steps=5,
+)
+DRY = Size(
+    hidden=64,
+    intermediate=128,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    vocabulary=512,
+    samples=16,
+    shrink=32,
+    row_tokens=512,
+    steps=3,
+)
+
+
+def make_model(folder: Path, size: Size) -> None:
+    """Random weights in bfloat16."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        dtype="bfloat16",
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def make_samples(workloads: Path | None, seed: int, size: Size) -> list[ag.Sample]:
+    """The workload's lengths with random ids; groups of 8 share their prompt."""
+    prompt, completion, group = load_workloads(workloads).rl_lengths(seed=seed, n=size.samples)
+    rng = np.random.default_rng(seed)
+    shared = {
+        int(g): rng.integers(1, size.vocabulary, max(p // size.shrink, 2)) for g, p in zip(group, prompt, strict=True)
+    }
+    return [
+        sample(i, int(g), shared[int(g)], int(n) // size.shrink, rng, size)
+        for i, (g, n) in enumerate(zip(group, completion, strict=True))
+    ]
+
+
+def sample(i: int, group: int, prompt: Any, count: int, rng: np.random.Generator, size: Size) -> ag.Sample:
+    """One rollout of one turn, with an advantage of 1 or -1."""
+    count = max(count, 1)
+    return ag.Sample(
+        group_id=f"{group}",
+        rollout_id=f"{i}",
+        segment=0,
+        step=0,
+        prompt_ids=prompt,
+        response_ids=rng.integers(1, size.vocabulary, count),
+        loss_mask=np.ones(count, np.bool_),
+        logprobs=np.full(count, -np.log(size.vocabulary)),
+        advantages=np.full(count, float(rng.choice([-1, 1]))),
+        weight=1.0,
+        policy_version=0,
+        is_last=True,
+    )
+
+
+def flops(rows: Sequence[ag.Sample], size: Size, *, shared: bool) -> float:
+    """Of training an adapter on these rows, no token computed twice; with `shared`, a group's prompt once.
+
+    ::
+
+        matrices     forward 2 per weight and token, backward 2 (to the inputs: frozen weights have no gradient)
+        output layer the same, for trained tokens alone
+        attention    forward 4 x heads x head_dim per layer and pair of a token and one it sees; backward twice that
+
+    The adapter's own are under 2 % of it and left out; what checkpointing computes again is no work done.
+    """
+    attention = size.head_dim * (2 * size.heads + 2 * size.kv_heads) * size.hidden
+    matrices = size.layers * (attention + 3 * size.hidden * size.intermediate)
+    lengths = np.array([len(row) for row in rows], np.float64)
+    prompts = np.array([len(row.prompt_ids) for row in rows], np.float64)
+    tokens, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
+    if shared:
+        first = np.unique([row.group_id for row in rows], return_index=True)[1]
+        again = np.setdiff1d(np.arange(len(rows)), first)
+        tokens -= prompts[again].sum()
+        pairs -= (prompts[again] * (prompts[again] + 1) / 2).sum()
+    trained = sum(int(row.loss_mask.sum()) for row in rows)
+    dense = 4 * (matrices * tokens + size.hidden * size.vocabulary * trained)
+    return float(dense + 12 * size.layers * size.heads * size.head_dim * pairs)
+
+
+def config(size: Size, layout: Layout, *, checkpointing: bool, dtype: Any = "bfloat16", device: str) -> ag.TrainConfig:
+    return ag.TrainConfig(
+        lr=1e-4, dtype=dtype, layout=layout, checkpointing=checkpointing, micro_tokens=size.row_tokens, device=device
+    )
+
+
+def step(folder: Path, rows: Sequence[ag.Sample], train: ag.TrainConfig, size: Size) -> dict[str, float]:
+    """Seconds of a step in the median, and peak memory; nothing where it does not fit the device."""
+    on_gpu = train.device == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        with ag.Trainer(folder, train) as trainer:
+            seconds = [timed(trainer, rows, on_gpu=on_gpu) for _ in range(size.steps)]
+    except torch.OutOfMemoryError:
+        return {}
+    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else process_peak_mib()
+    return {"seconds": statistics.median(seconds[min(2, size.steps - 1) :]), "peak_mib": peak}
+
+
+def timed(trainer: ag.Trainer, rows: Sequence[ag.Sample], *, on_gpu: bool) -> float:
+    began = time.perf_counter()
+    trainer.train(rows)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def speeds(folder: Path, rows: Sequence[ag.Sample], size: Size, device: str, peak: float | None) -> dict[str, float]:
+    """Every layout with and without checkpointing; what does not fit is left out."""
+    figures: dict[str, float] = {}
+    tokens = sum(map(len, rows))
+    for layout, checkpointing in product(LAYOUTS, (False, True)):
+        found = step(folder, rows, config(size, layout, checkpointing=checkpointing, device=device), size)
+        if not found:
+            continue
+        name = f"{layout}{'_checkpointed' if checkpointing else ''}"
+        work = flops(rows, size, shared=layout == "tree")
+        figures[f"{name}_tokens_per_s"] = tokens / found["seconds"]
+        figures[f"{name}_peak_mib"] = found["peak_mib"]
+        if peak is not None:
+            figures[f"{name}_mfu"] = work / found["seconds"] / (peak * 1e12)
+    return figures
+
+
+def parity(folder: Path, rows: Sequence[ag.Sample], size: Size, device: str) -> dict[str, float]:
+    """How far the tree (FlexAttention on a GPU) is from left-padded rows (SDPA), in float32.
+
+    Largest difference of a log-probability, nats; relative differences of loss and gradient norm.
+    """
+    base = config(size, "padded", checkpointing=False, dtype="float32", device=device)
+    with ag.Trainer(folder, base) as trainer:
+        scored = [replace(row, logprobs=scores(trainer, row)) for row in rows]
+        padded = trainer.train(scored)
+    with ag.Trainer(folder, replace(base, layout="tree")) as trainer:
+        tree = trainer.train(scored)
+    figures = {"tree_parity_logprob_gap": tree["train/logprob_gap"]}
+    for name in ("loss", "grad_norm"):
+        one, other = padded[f"train/{name}"], tree[f"train/{name}"]
+        figures[f"tree_parity_{name}_off"] = abs(one - other) / max(abs(one), 1e-9)
+    return figures
+
+
+def scores(trainer: ag.Trainer, row: ag.Sample) -> Any:
+    ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
+    return trainer.score(ids, sampling=ag.Sampling())[-len(row.response_ids) :]
+
+
+def goals(figures: dict[str, float], *, on_gpu: bool) -> dict[str, Goal]:
+    """Parity anywhere; speed on a GPU alone. What did not fit misses its goal."""
+    met = {
+        "tree / padded rows, log-probability gap": at_most(figures["tree_parity_logprob_gap"], 1e-4),
+        "tree / padded rows, gradient norm": at_most(figures["tree_parity_grad_norm_off"], 1e-4),
+    }
+    if on_gpu:
+        packed, padded = (figures.get(f"{layout}_tokens_per_s", 0.0) for layout in ("packed", "padded"))
+        met["packed / padded, tokens/s"] = at_least(packed / padded if padded else 0.0, 1.6)
+        mfus = [value for name, value in figures.items() if name.startswith("packed") and name.endswith("_mfu")]
+        met["MFU of packed rows of 16,384 tokens"] = at_least(max(mfus, default=0.0), 0.35)
+    return met
+
+
+def peak_of(device: str) -> float | None:
+    """The stated peak of a GPU by its name; None for the CPU, and for one that is not in the table."""
+    if device != "cuda":
+        return None
+    name = torch.cuda.get_device_name()
+    return next((peak for known, peak in PEAK_TFLOPS.items() if known in name), None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: no figure means anything")
+    parser.add_argument("--peak-tflops", type=float, default=None, help="of the GPU, dense bfloat16; by its name")
+    parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if not args.dry_run and not torch.cuda.is_available():
+        parser.error("no GPU here; --dry-run does the same in tiny shapes on the CPU")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    size, device = (DRY, "cpu") if args.dry_run else (REAL, "cuda")
+    rows = make_samples(args.workloads, args.seed, size)
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), size)
+        figures = speeds(Path(folder), rows, size, device, args.peak_tflops or peak_of(device))
+        figures |= parity(Path(folder), rows[:8], size, device)
+    report(
+        "gpu",
+        figures=figures,
+        reference=REFERENCE | {"device": "dry run" if args.dry_run else torch.cuda.get_device_name()},
+        goals=goals(figures, on_gpu=device == "cuda"),
+        as_json=args.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""When a batch is cut, and what that costs: the real scheduler in virtual time beside a simulation of its policy.
+
+`python -m benchmarks.oversample [--json] [--workloads FILE.py] [--seed N]`
+
+`tail_*` is a long-tailed workload: 256 rollouts a batch, in a group of its own each or in groups of 8; `h7_*` is 16
+groups of 8 with 5 % of the rollouts stuck for a second. `*_s` are virtual seconds a batch, `*_speedup` the seconds of
+waiting for all over these; without a suffix every rollout has a place, with `_128` there are 128 places. Wasted tokens
+are those of finished turns; the logged length bias knows cut rollouts up to their cut only.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted
+from agentgym.messages import Message
+from agentgym.scheduling.accounting import Account
+from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
+from agentgym.scheduling.scheduler import Scheduler
+from agentgym.types import Completion, StepResult, Task, Version
+from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report
+from benchmarks.virtual import run_in_virtual_time
+
+NEEDED, BATCHES, GROUP = 256, 12, 8
+ENDLESS = 1 << 30
+"""A bound on age that never holds anybody up: the pure policy."""
+PLACES = {"": ENDLESS, "_128": 128}
+TOKENS_PER_S = 10
+REFERENCE: dict[str, float | str] = {
+    "drop at 80 %, speed-up, / 128 places": "6.5 / 4.6",
+    "1.5 x t80, speed-up, / 128 places": "4.4 / 3.0",
+    "first 8 of 10, speed-up, / 128 places": "3.0 / 2.6",
+    "drop and resume, speed-up, / 128 places": "5.7 / 4.3",
+}
+Rows: TypeAlias = Sequence[Sequence[float]]
+"""Seconds of each turn of each rollout, in the order in which rollouts are started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a batch is played and cut."""
+
+    groups: int
+    """Wanted in a batch."""
+    size: int = 1
+    settings: Oversample = field(default_factory=Oversample)
+
+
+ALONE = Policy(groups=NEEDED)
+TOGETHER = Policy(groups=NEEDED // GROUP, size=GROUP)
+TAIL: dict[str, Policy] = {
+    "wait_for_all": ALONE,
+    "cut_at_80": replace(ALONE, settings=Oversample(stop="target", extra_groups=64)),
+    "deadline": replace(ALONE, groups=NEEDED + 64, settings=Oversample(stop="deadline")),
+    "resume": replace(ALONE, settings=Oversample(stop="target", extra_groups=64, carry=ENDLESS)),
+    "groups_wait_for_all": TOGETHER,
+    "groups_8_of_10": replace(TOGETHER, settings=Oversample(stop="target", extra_rollouts=2)),
+    "groups_32_of_40": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=8)),
+    "groups_32_of_64": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=32)),
+    "groups_resume_40": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=8, carry=ENDLESS)),
+    "groups_resume_64": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=32, carry=ENDLESS)),
+    "groups_resume_96": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=64, carry=ENDLESS)),
+}
+STUCK = Policy(groups=16, size=GROUP)
+H7: dict[str, Policy] = {
+    "wait_for_all": STUCK,
+    "cut_at_80": Policy(groups=102, settings=Oversample(stop="target", extra_groups=26)),
+    "extra_groups": replace(STUCK, settings=Oversample(stop="target", extra_groups=16)),
+    "extra_rollouts": replace(STUCK, settings=Oversample(stop="target", extra_rollouts=8)),
+}
+
+
+# ---------------------------------------------------------------------------------------------------- the real one
+
+
+class Row(Task):
+    """A group: the seconds of each turn of each of its rollouts."""
+
+    seconds: tuple[tuple[float, ...], ...]
+
+
+class Waits(ag.Env[Row]):
+    """Ends when the model says so; the waiting is the engine's."""
+
+    limits = ag.Limits(seconds=1e9, turns=1000, context_tokens=1 << 20, turn_tokens=1 << 20)
+
+    async def step(self, action: Message) -> StepResult:
+        return StepResult([Message(role="user", content="on")], 0.0, action["content"].endswith("."), False, {})
+
+    async def score(self) -> dict[str, float]:
+        return {"done": 1.0}
+
+
+class Paced(Scripted):
+    """Answers each turn after its seconds, in a text that is as long."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.rows: dict[str, tuple[tuple[float, ...], ...]] = {}
+
+    async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+        task, index, _ = session.split("/")
+        seconds = self.rows[task][int(index)]
+        rollout_id = f"{task}/{index}"
+        turn = self._played[rollout_id] = self._played.get(rollout_id, -1) + 1
+        versions = (Version(0, self.version),)
+        await asyncio.sleep(seconds[turn])
+        length = max(1, round(seconds[turn] * TOKENS_PER_S))
+        ids = np.full(length + 1, ord("a"))
+        ids[-2:] = [ord("." if turn == len(seconds) - 1 else "a"), self.tokenizer.encode(self.end)[0]]
+        zeros = np.zeros(length + 1, np.float32)
+        return Completion(token_ids=ids, logprobs=zeros, finish_reason="stop", versions=versions)
+
+
+def tasks(engine: Paced, rows: Rows, policy: Policy) -> Iterator[Row]:
+    """Groups of as many rollouts as one starts with."""
+    size = policy.size + policy.settings.extra_rollouts
+    for at in range(0, len(rows) - size + 1, size):
+        task = Row(
+            id=str(at),
+            prompt=(Message(role="user", content="go"),),
+            seconds=tuple(tuple(map(float, row)) for row in rows[at : at + size]),
+        )
+        engine.rows[task.id] = task.seconds
+        yield task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """What some batches came to."""
+
+    seconds: list[float]
+    whole_groups: list[int]
+    kept_s: list[float]
+    """Seconds of the rollouts that were kept."""
+    account: Account
+
+
+async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Batches:
+    """The scheduler that a run uses, over these latencies; `places` is how many rollouts are played at once."""
+    engine, loop = Paced(), asyncio.get_running_loop()
+    seconds, whole, kept, accounts = [], [], [], []
+    async with Scheduler(
+        Waits,
+        tasks(engine, rows, policy),
+        engine,
+        n=policy.size,
+        oversample=policy.settings,
+        concurrency=min(places, len(rows)),
+    ) as scheduler:
+        for _ in range(batches):
+            began = loop.time()
+            groups = await scheduler.collect(policy.groups)
+            seconds.append(loop.time() - began)
+            whole.append(_whole(groups.groups, policy))
+            kept += [sum(engine.rows[r.group_id][int(r.rollout_id.split("/")[1])]) for r in groups.rollouts]
+            assert groups.account is not None
+            accounts.append(groups.account)
+            await engine.load_adapter(None, version=engine.version + 1)
+    return Batches(seconds=seconds, whole_groups=whole, kept_s=kept, account=total(accounts))
+
+
+def _whole(groups: Sequence[ag.Group], policy: Policy) -> int:
+    """Groups of 8 that are all there; where the scheduler saw single rollouts, neighbours are taken for a group."""
+    if policy.size > 1:
+        return sum(len(group.scored) == policy.size for group in groups)
+    kept = np.bincount([int(group.group_id) // GROUP for group in groups])
+    return int((kept == GROUP).sum())
+
+
+def total(accounts: Sequence[Account]) -> Account:
+    """Of all batches; what one carried the next resumed."""
+    whole = accounts[0]
+    for account in accounts[1:]:
+        whole = whole + account
+    return whole
+
+
+# ---------------------------------------------------------------------------------------------------- the simulation
+
+
+class Simulation:
+    """The policy on paper: rollouts end after their seconds, a free place goes to the one that waits for longest."""
+
+    def __init__(self, rows: Rows, policy: Policy, *, places: int) -> None:
+        size = policy.size + policy.settings.extra_rollouts
+        seconds = [sum(row) for row in rows]
+        self.fresh = deque(seconds[at : at + size] for at in range(0, len(rows) - size + 1, size))
+        self.policy, self.places, self.now = policy, places, 0.0
+        self.waiting: deque[tuple[int, float]] = deque()
+        self.running: list[tuple[float, int, int]] = []
+        """End, number and group of each; a number not in `alive` has been cancelled."""
+        self.alive: set[int] = set()
+        self.left: dict[int, int] = {}
+        """How many more scores each open group needs."""
+        self.begun = 0
+
+    def batch(self) -> float:
+        """Seconds until the batch is cut."""
+        policy, settings, began = self.policy, self.policy.settings, self.now
+        while len(self.left) < policy.groups + settings.extra_groups:
+            self._open(self.fresh.popleft())
+        in_play, ended, closed, deadline = len(self.alive) + len(self.waiting), 0, 0, np.inf
+        while closed < policy.groups:
+            end, number, group = heapq.heappop(self.running)
+            if number not in self.alive:
+                continue
+            if end > deadline and closed:
+                heapq.heappush(self.running, (end, number, group))
+                break
+            self.now, ended = end, ended + 1
+            self.alive.remove(number)
+            if settings.stop == "deadline" and ended == share_of(in_play, DEADLINE_SHARE):
+                deadline = began + DEADLINE_FACTOR * (end - began)
+            self.left[group] -= 1
+            if not self.left[group]:
+                closed += 1
+                self._close(group)
+            self._start()
+        if closed < policy.groups:
+            self.now = deadline
+        if not settings.carry:
+            self.running, self.alive, self.left = [], set(), {}
+            self.waiting.clear()
+        return self.now - began
+
+    def _open(self, seconds: Sequence[float]) -> None:
+        self.begun += 1
+        self.left[self.begun] = self.policy.size
+        self.waiting.extend((self.begun, one) for one in seconds)
+        self._start()
+
+    def _close(self, group: int) -> None:
+        del self.left[group]
+        self.alive -= {number for _, number, other in self.running if other == group}
+        self.waiting = deque(item for item in self.waiting if item[0] != group)
+
+    def _start(self) -> None:
+        while self.waiting and len(self.alive) < self.places:
+            group, seconds = self.waiting.popleft()
+            self.begun += 1
+            self.alive.add(self.begun)
+            heapq.heappush(self.running, (self.now + seconds, self.begun, group))
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+def tail_rows(module: Any, seed: int) -> list[list[float]]:
+    """More rollouts than any policy starts."""
+    _, _, turns = module.rollout_latency(seed=seed, n=2 * NEEDED * (BATCHES + 1))
+    return [row.tolist() for row in turns]
+
+
+def stuck_rows(seed: int) -> list[list[float]]:
+    """Rollouts of about 40 ms; 5 % hang for a second."""
+    rng = np.random.default_rng([seed, 7])
+    seconds = rng.lognormal(np.log(0.04), 0.5, 2 * 16 * GROUP)
+    return [[1.0 if stuck else float(one)] for one, stuck in zip(seconds, rng.random(len(seconds)) < 0.05, strict=True)]
+
+
+def measure(name: str, rows: Rows, policy: Policy, *, batches: int, places: int) -> dict[str, float]:
+    """The real scheduler's figures, and how far the simulation is off."""
+    real = run_in_virtual_time(drive(rows, policy, batches=batches, places=places))
+    simulation = Simulation(rows, policy, places=places)
+    simulated = [simulation.batch() for _ in range(batches)]
+    account, everything = real.account, [sum(row) for row in rows]
+    tokens = account.kept_tokens + account.dropped_tokens
+    return {
+        f"{name}_s": float(np.mean(real.seconds)),
+        f"{name}_off_simulation": float(np.abs(np.array(real.seconds) / simulated - 1).max()),
+        f"{name}_whole_groups": float(np.mean(real.whole_groups)),
+        f"{name}_wasted_tokens": account.dropped_tokens / tokens,
+        f"{name}_wasted_seconds": account.cut_s / (account.kept_s + account.cut_s),
+        f"{name}_length_bias": float(np.mean(real.kept_s) / np.mean(everything)),
+        f"{name}_length_bias_logged": account.length_bias,
+        f"{name}_rollouts_lost": float(account.rollouts.dropped),
+        f"{name}_versions_behind": account.staleness / max(account.groups.finished, 1),
+    }
+
+
+def speedups(figures: dict[str, float], kind: str, names: Sequence[str], suffix: str) -> dict[str, float]:
+    waited = figures[f"{kind}_wait_for_all{suffix}_s"]
+    return {f"{kind}_{name}{suffix}_speedup": waited / figures[f"{kind}_{name}{suffix}_s"] for name in names}
+
+
+def main() -> None:
+    args = arguments(__doc__ or "")
+    rows, figures = tail_rows(load_workloads(args.workloads), args.seed), dict[str, float]()
+    for suffix, places in PLACES.items():
+        for name, policy in TAIL.items():
+            figures |= measure(f"tail_{name}{suffix}", rows, policy, batches=BATCHES, places=places)
+        figures |= speedups(figures, "tail", list(TAIL), suffix)
+    for name, policy in H7.items():
+        figures |= measure(f"h7_{name}", stuck_rows(args.seed), policy, batches=1, places=ENDLESS)
+    figures |= speedups(figures, "h7", list(H7), "")
+    report("oversample", figures=figures, reference=REFERENCE, goals=goals(figures), as_json=args.json)
+
+
+def goals(figures: dict[str, float]) -> dict[str, Goal]:
+    lost = sum(value for name, value in figures.items() if "resume" in name and name.endswith("rollouts_lost"))
+    off = max(value for name, value in figures.items() if name.endswith("off_simulation"))
+    h7 = min(figures[f"h7_{name}_speedup"] for name in ("extra_groups", "extra_rollouts"))
+    whole = min(figures[f"h7_{name}_whole_groups"] for name in ("extra_groups", "extra_rollouts"))
+    return {
+        "drop and resume, speed-up": at_least(figures["tail_resume_speedup"], 5.5),
+        "drop and resume, 128 places, speed-up": at_least(figures["tail_resume_128_speedup"], 4.2),
+        "drop and resume, groups of 8, speed-up": at_least(figures["tail_groups_resume_96_speedup"], 5.5),
+        "drop and resume, groups of 8, 128 places, speed-up": at_least(
+            figures["tail_groups_resume_96_128_speedup"], 4.2
+        ),
+        "rollouts that drop and resume loses": at_most(lost, 0),
+        "the driver stops where the policy says, off by": at_most(off, 0.02),
+        "group-aware on H7, speed-up": at_least(h7, 5.0),
+        "group-aware on H7, whole groups": at_least(whole, 16),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The GPU's benchmark where there is none: its count of work, and the whole of it in tiny shapes."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from benchmarks.gpu import DRY, REAL, flops, make_model, make_samples, sample
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_work_of_one_row_is_what_a_forward_counts(tmp_path: Path) -> None:
+    """Twice that: the backward to the inputs costs the matrices' forward again, and attention's twice."""
+    make_model(tmp_path, DRY)
+    [row] = make_samples(None, 0, DRY)[:1]
+    row = replace(row, loss_mask=np.zeros(len(row.response_ids), np.bool_))  # no output layer
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.model(torch.ones(1, len(row), dtype=torch.long))
+    forward = counter.get_flop_counts()["Global"]
+    attention = sum(count for op, count in forward.items() if "attention" in str(op))
+    matrices = sum(forward.values()) - attention
+    pairs = len(row) * (len(row) + 1) / 2
+    wanted = 2 * matrices + 12 * DRY.layers * DRY.heads * DRY.head_dim * pairs
+    assert flops([row], DRY, shared=False) == pytest.approx(wanted)
+    if attention:  # counted for every pair, also those that the mask hides
+        assert attention == 4 * DRY.layers * DRY.heads * DRY.head_dim * len(row) ** 2
+
+
+def test_a_shared_prompt_is_counted_once_under_a_tree() -> None:
+    rows = make_samples(None, 0, DRY)[:8]
+    assert len({row.group_id for row in rows}) == 1
+    whole, shared = flops(rows, DRY, shared=False), flops(rows, DRY, shared=True)
+    alone = sample(0, 0, rows[0].prompt_ids[:-1], 1, np.random.default_rng(0), DRY)  # as long as the prompt
+    prompt = replace(alone, loss_mask=np.zeros(1, np.bool_))
+    assert whole - shared == pytest.approx(7 * flops([prompt], DRY, shared=False))
+
+
+def test_the_real_shape_has_as_many_parameters_as_its_name_says() -> None:
+    row = sample(0, 0, np.ones(1, np.int64), 1, np.random.default_rng(0), REAL)
+    assert flops([row], REAL, shared=False) / 8 == pytest.approx(1.7e9, rel=0.1)  # two tokens, 4 for each weight
+
+
+@pytest.mark.slow
+def test_the_dry_run_measures_every_layout_and_finds_the_tree_at_one_with_padded_rows() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--json"],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["bench"] == "gpu"
+    for name in ("padded", "packed", "tree", "padded_checkpointed", "packed_checkpointed", "tree_checkpointed"):
+        assert said["figures"][f"{name}_tokens_per_s"] > 0
+        assert said["figures"][f"{name}_peak_mib"] > 0
+    assert all(goal["met"] for goal in said["goals"].values())
+    assert not any("MFU" in name for name in said["goals"])  # of a CPU there is none

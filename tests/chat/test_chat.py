@@ -1,0 +1,255 @@
+"""Messages to ids and back: a chat only grows at its end, and parsing never raises."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from agentgym.chat.chat import Chat
+from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.engines.scripted import ByteTokenizer, call, calls, say
+from agentgym.messages import Message
+
+HERMES = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for call in m.tool_calls or [] %}
+{%- if m.content or not loop.first %}
+{% endif %}<tool_call>
+{{ call.function | tojson }}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+FORGETFUL = HERMES.replace(
+    "{{ m.content }}",
+    """{% set ns = namespace(last=0) %}{% for n in messages %}{% if n.role == "user" %}
+{%- set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{{- m.content }}""",
+)
+"""Qwen3's manner: thinking is shown until the next user message, and then stripped."""
+
+
+def hugging_face(template: str = HERMES) -> HuggingFaceTokenizer:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    marks = ["<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        [HERMES] * 4,
+        trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, special_tokens=marks, show_progress=False),
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=marks[1], additional_special_tokens=marks)
+    tokenizer.chat_template = template
+    return HuggingFaceTokenizer(tokenizer)
+
+
+REAL = hugging_face()
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+both = pytest.mark.parametrize("tokenizer", [ByteTokenizer(), REAL], ids=["bytes", "bpe"])
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def tool(text: str) -> Message:
+    return Message(role="tool", content=text, name="look")
+
+
+def written(tokenizer: ChatTokenizer, chat: Chat, reply: Message) -> list[int]:
+    """The turn exactly as the template writes it, end mark included."""
+    whole = tokenizer.render([*chat.messages, reply], chat.tools, generation=False)
+    return tokenizer.encode(whole.removeprefix(chat.text).removesuffix("\n"))
+
+
+def play(tokenizer: ChatTokenizer, tools: list[dict[str, Any]], turns: Sequence[tuple[Message, Message]]) -> list[int]:
+    """Ids of a chat in which the model writes each reply and is answered."""
+    chat = Chat(tokenizer, tools, [user("Go.")])
+    ids = chat.prompt_ids()
+    for reply, answer in turns:
+        sampled = written(tokenizer, chat, reply)
+        delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [answer])
+        assert delta is not None
+        ids += sampled + delta
+    assert chat.messages[::2][1:] == [answer for _, answer in turns]
+    return ids
+
+
+CHATS: list[list[tuple[Message, Message]]] = [
+    [(say("four"), user("sure?")), (say("yes"), user("really?"))],
+    [(call("look", at="é"), tool("nothing")), (call("look"), tool(""))],
+    [(calls(("look", {}), ("look", {"x": [1, None]})), tool("two")), (say(""), user("?"))],
+    [(say("an <|im_start|> mark"), user("an <|im_end|> mark"))],
+]
+
+
+@both
+@pytest.mark.parametrize("turns", CHATS)
+@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no_tools", "tools"])
+def test_opened_and_sampled_and_appended_ids_are_those_of_the_whole_chat(
+    tokenizer: ChatTokenizer, tools: list[dict[str, Any]], turns: list[tuple[Message, Message]]
+) -> None:
+    messages = [user("Go."), *(message for turn in turns for message in turn)]
+    whole = tokenizer.render(messages, tools, generation=True)
+    assert play(tokenizer, tools, turns) == tokenizer.encode(whole)
+
+
+@given(st.lists(st.tuples(st.text().map(say), st.text().map(user)), min_size=1, max_size=3))
+def test_any_text_extends_a_chat(turns: list[tuple[Message, Message]]) -> None:
+    whole = ByteTokenizer().render([user("Go."), *(m for turn in turns for m in turn)], [], generation=True)
+    assert play(ByteTokenizer(), [], turns) == ByteTokenizer().encode(whole)
+
+
+@both
+def test_the_turn_separator_is_kept_at_each_boundary(tokenizer: ChatTokenizer) -> None:
+    chat = Chat(tokenizer, [], [user("Go.")])
+    delta = chat.extend(written(tokenizer, chat, say("look")), say("look"), [tool("seen")])
+    assert delta is not None
+    assert tokenizer.decode(delta) == "\n<|im_start|>tool\nseen<|im_end|>\n<|im_start|>assistant\n"
+
+
+@both
+def test_what_the_model_wrote_stays_although_the_template_would_write_it_otherwise(tokenizer: ChatTokenizer) -> None:
+    odd = tokenizer.encode('<tool_call>{"arguments":{},   "name":"look"}</tool_call><|im_end|>')
+    chat = Chat(tokenizer, [], [user("Go.")])
+    delta = chat.extend(odd, chat.parse(odd, stopped=True), [tool("seen")])
+    assert delta is not None
+    assert tokenizer.decode(delta).startswith("\n<|im_start|>tool\nseen")
+
+
+@both
+def test_a_literal_end_mark_in_the_text_is_not_the_end_of_the_turn(tokenizer: ChatTokenizer) -> None:
+    pieces = [list(text.encode()) if isinstance(tokenizer, ByteTokenizer) else tokenizer.encode(text) for text in _ODD]
+    sampled = [*pieces[0], *pieces[1], *tokenizer.encode("<|im_end|>")]
+    assert tokenizer.decode(sampled) == "write <|im_end|> last<|im_end|>"
+    chat = Chat(tokenizer, [], [user("Go.")])
+    reply = chat.parse(sampled, stopped=True)
+    assert reply == say("write <|im_end|> last")
+    delta = chat.extend(sampled, reply, [user("an <|im_end|> too?")])
+    assert delta is not None
+    assert tokenizer.decode(delta) == "\n<|im_start|>user\nan <|im_end|> too?<|im_end|>\n<|im_start|>assistant\n"
+
+
+_ODD = ("write <|im_", "end|> last")
+
+
+def test_a_template_that_strips_earlier_thinking_asks_for_a_new_segment() -> None:
+    tokenizer = hugging_face(FORGETFUL)
+    chat = Chat(tokenizer, [], [user("Go.")])
+    first = tokenizer.encode("<think>hm</think>look<|im_end|>")
+    assert chat.extend(first, chat.parse(first, stopped=True), [tool("seen")]) is not None
+    assert "<think>hm</think>" in chat.text
+    second = tokenizer.encode("done<|im_end|>")
+    assert chat.extend(second, chat.parse(second, stopped=True), [user("Again.")]) is None
+    assert "hm" not in tokenizer.decode(chat.prompt_ids())
+    assert chat.messages[-1] == user("Again.")
+
+
+def test_a_turn_whose_thinking_is_stripped_at_once_keeps_its_ids_and_is_extended() -> None:
+    tokenizer = hugging_face(FORGETFUL)
+    chat = Chat(tokenizer, [], [user("Go.")])
+    sampled = tokenizer.encode("<think>hm</think>look<|im_end|>")
+    delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [user("And?")])
+    assert delta == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_literal_end_mark_in_thinking_that_is_stripped_does_not_hide_the_next_message() -> None:
+    tokenizer = hugging_face(FORGETFUL)
+    sampled = tokenizer.encode("<think>the <|im_") + tokenizer.encode("end|> mark</think>look<|im_end|>")
+    chat = Chat(tokenizer, [], [user("Go.")])
+    delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [user("And?")])
+    assert delta == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@both
+def test_every_call_gets_an_id_of_its_own_in_the_chat(tokenizer: ChatTokenizer) -> None:
+    chat = Chat(tokenizer, TOOLS, [user("Go.")])
+    seen = []
+    for _ in range(2):
+        sampled = written(tokenizer, chat, calls(("look", {}), ("look", {})))
+        reply = chat.parse(sampled, stopped=True)
+        seen += [made["id"] for made in reply["tool_calls"]]
+        chat.extend(sampled, reply, [tool("")])
+    assert len(set(seen)) == 4
+
+
+ONE = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("plain", say("plain")),
+        ("", say("")),
+        ("</think>", say("</think>")),
+        ("<think>\nhm\n</think>\n\nyes", say("yes") | {"reasoning_content": "hm"}),
+        ("<think>never closed", say("") | {"reasoning_content": "never closed"}),
+        (ONE, call("look", at=1)),
+        (ONE.removesuffix("</tool_call>"), call("look", at=1)),
+        (f"two:\n{ONE}\n{ONE}", calls(("look", {"at": 1}), ("look", {"at": 1})) | {"content": "two:"}),
+        (f"<think>hm</think>\n{ONE}", call("look", at=1) | {"reasoning_content": "hm"}),
+    ],
+)
+def test_what_the_model_wrote_is_read(text: str, message: Message) -> None:
+    assert REAL.parse(text, TOOLS) == message
+
+
+@both
+@pytest.mark.parametrize(
+    ("body", "function"),
+    [
+        ('{"name": "look", "arguments": "at=1"}', {"name": "look", "arguments": "at=1"}),
+        ("look(1)", {"name": "", "arguments": "look(1)"}),
+        ('{"name": oops', {"name": "", "arguments": '{"name": oops'}),
+        ('{"name": "look", "argum', {"name": "", "arguments": '{"name": "look", "argum'}),
+        ('["look"]', None),
+        ("7", None),
+        ("", None),
+        pytest.param("[" * 5000, None, id="json_too_deep"),
+    ],
+)
+@pytest.mark.parametrize("close", ["\n</tool_call>", ""], ids=["closed", "unclosed"])
+def test_a_malformed_call_keeps_its_text_and_never_raises(
+    tokenizer: ChatTokenizer, body: str, function: Any, close: str
+) -> None:
+    text = f"so: <tool_call>\n{body}{close}"
+    read = tokenizer.parse(text, TOOLS)
+    assert read["content"] == text
+    assert isinstance(read["tool_calls"][0]["function"]["arguments"], str)
+    assert function in (None, read["tool_calls"][0]["function"])
+
+
+@given(st.lists(st.sampled_from([*"<think></think><tool_call>{}[]\"':,", ONE, "<|im_end|>", "\\ud83d"])).map("".join))
+def test_no_text_makes_the_parser_raise(text: str) -> None:
+    assert REAL.parse(text, TOOLS)["role"] == ByteTokenizer().parse(text, TOOLS)["role"] == "assistant"
+
+
+@both
+def test_half_a_character_is_encoded_as_something_and_never_raises(tokenizer: ChatTokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode("a\ud83db"))[::2] == "ab"
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^tokenizer: has no chat_template"):
+        HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())))
+
+
+def test_a_template_without_tool_calls_reads_everything_as_text() -> None:
+    plain = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}> {% endif %}"
+    )
+    tokenizer = hugging_face(plain)
+    assert tokenizer.opening == "> "
+    assert tokenizer.parse(ONE, []) == say(ONE)

@@ -1,0 +1,260 @@
+# ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
+"""Each family's calls, reasoning and text are read back from what its models write, and malformed calls keep theirs."""
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from agentgym.chat.response_formats import FAMILIES, MARKS, family_of
+from agentgym.chat.tokenizer import HuggingFaceTokenizer
+from agentgym.engines.scripted import ByteTokenizer, say
+from agentgym.messages import Message
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Look.",
+            "parameters": {"type": "object", "properties": {"at": {"type": "integer"}, "what": {"type": "string"}}},
+        },
+    }
+]
+ARGUMENTS = {"at": 3, "what": "a b"}
+DSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+CODER = """<tool_call>
+<function=look>
+<parameter=at>
+3
+</parameter>
+<parameter=what>
+a b
+</parameter>
+</function>
+</tool_call>"""
+GLM = """<tool_call>look
+<arg_key>at</arg_key>
+<arg_value>3</arg_value>
+<arg_key>what</arg_key>
+<arg_value>a b</arg_value>
+</tool_call>"""
+JSON = '{"at": 3, "what": "a b"}'
+WRITTEN = {
+    "hermes": f'so\n<tool_call>\n{{"name": "look", "arguments": {JSON}}}\n</tool_call>',
+    "qwen_coder": f"so\n{CODER}",
+    "llama": f'<|python_tag|>{{"name": "look", "parameters": {JSON}}}',
+    "mistral": f"so[TOOL_CALLS]look[ARGS]{JSON}",
+    "mistral_list": f'so[TOOL_CALLS] [{{"name": "look", "arguments": {JSON}, "id": "call00100"}}]',
+    "deepseek": f"so{DSEEK.format(f'look<｜tool▁sep｜>{JSON}')}",
+    "glm": f"so\n{GLM}",
+    "harmony": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    f"<|channel|>commentary to=functions.look <|constrain|>json<|message|>{JSON}<|call|>",
+}
+MALFORMED = {
+    "hermes": '<tool_call>\n{"name": look}\n</tool_call>',
+    "llama": '<|python_tag|>{"name": "look", "parameters": {',
+    "mistral": "[TOOL_CALLS]look[ARGS]{at: 3",
+    "mistral_list": '[TOOL_CALLS] [{"name": "look"',
+    "deepseek": DSEEK.format("look<｜tool▁sep｜>at=3"),
+    "harmony": "<|channel|>commentary to=functions.look <|constrain|>json<|message|>at=3<|call|>",
+}
+
+
+def tokenizer(family: str) -> HuggingFaceTokenizer:
+    """A tokenizer whose chat template writes the marks of the family."""
+    core = Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=core)
+    marks = "".join(MARKS[family])
+    anchor = FAMILIES[family]["start_anchor"]
+    opening = "{% if add_generation_prompt %}" + anchor + "{% endif %}"
+    made.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" + opening + "{# " + marks + " #}"
+    )
+    return HuggingFaceTokenizer(made)
+
+
+def calls(message: Message) -> list[Any]:
+    return [call["function"] for call in message.get("tool_calls", ())]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_is_read_with_its_arguments_cast_by_the_schema(family: str) -> None:
+    read = tokenizer(family).parse(WRITTEN[family], TOOLS)
+    assert calls(read) == [{"name": "look", "arguments": ARGUMENTS}]
+    assert read["content"] == ("" if family in ("llama", "harmony") else "so")
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen_coder", "mistral", "deepseek", "glm"])
+def test_several_calls_are_read_in_their_order(family: str) -> None:
+    one = WRITTEN[family].removeprefix("so").strip()
+    read = tokenizer(family).parse(one + one.replace("look", "find"), TOOLS)
+    assert [call["name"] for call in calls(read)] == ["look", "find"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_text_is_the_content(family: str) -> None:
+    text = "<|channel|>final<|message|>an answer<|return|>" if family == "harmony" else "an answer"
+    assert tokenizer(family).parse(text, TOOLS) == say("an answer")
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen_coder", "deepseek", "glm"])
+def test_thinking_is_reasoning(family: str) -> None:
+    read = tokenizer(family).parse("<think>\nhm\n</think>\n\nyes", TOOLS)
+    assert read == say("yes") | {"reasoning_content": "hm"}
+
+
+def test_the_channels_of_harmony_are_told_apart() -> None:
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>"
+    assert tokenizer("harmony").parse(text, TOOLS) == say("yes") | {"reasoning_content": "hm"}
+
+
+def test_the_fenced_calls_of_earlier_deepseeks_are_read() -> None:
+    text = DSEEK.format(f"function<｜tool▁sep｜>look\n```json\n{JSON}\n```")
+    assert calls(tokenizer("deepseek").parse(text, TOOLS)) == [{"name": "look", "arguments": ARGUMENTS}]
+
+
+def test_a_call_of_llama_needs_no_tag() -> None:
+    text = f'{{"name": "look", "parameters": {JSON}}}'
+    assert calls(tokenizer("llama").parse(text, TOOLS)) == [{"name": "look", "arguments": ARGUMENTS}]
+
+
+@pytest.mark.parametrize("family", MALFORMED)
+def test_a_malformed_call_keeps_its_text(family: str) -> None:
+    read = tokenizer(family).parse(MALFORMED[family], TOOLS)
+    assert read["content"] == MALFORMED[family]
+    assert isinstance(calls(read)[0]["arguments"], str)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_template_is_known_by_its_marks(family: str) -> None:
+    assert tokenizer(family).family == family
+
+
+def test_a_template_with_other_marks_is_of_no_family() -> None:
+    assert family_of("{{ messages }}") is None
+
+
+def test_what_the_tokenizer_ships_comes_first() -> None:
+    made = tokenizer("hermes").tokenizer
+    made.response_template = FAMILIES["glm"]
+    assert calls(HuggingFaceTokenizer(made).parse(GLM, TOOLS)) == [{"name": "look", "arguments": ARGUMENTS}]
+
+
+CALLED = [{"name": "look", "arguments": ARGUMENTS}]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        f" to=functions.look<|channel|>commentary json<|message|>{JSON}",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.look"
+        f"<|channel|>commentary json<|message|>{JSON}",
+        f"<|channel|>commentary to=functions.look code<|message|>{JSON}",
+        f"<|channel|>analysis to=functions.look <|constrain|>json<|message|>{JSON}",
+        f" to=functions.look<|channel|>commentary <|constrain|>json<|message|>{JSON}<|call|>",
+    ],
+)
+def test_a_call_of_harmony_is_read_wherever_its_recipient_stands(written: str) -> None:
+    assert calls(tokenizer("harmony").parse(written, TOOLS)) == CALLED
+
+
+def test_what_gpt_oss_says_before_a_call_and_all_its_thoughts_are_kept() -> None:
+    thought = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
+    said = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
+    read = tokenizer("harmony").parse(f"{thought.format('a')}{thought.format('b')}{said}{WRITTEN['harmony']}", TOOLS)
+    assert read["content"] == "I will look."
+    assert read["reasoning_content"] == "a\nb\nhm"
+    assert calls(read) == CALLED
+
+
+def test_text_outside_of_every_channel_is_not_lost() -> None:
+    assert tokenizer("harmony").parse("just text", TOOLS) == say("just text")
+
+
+def test_a_call_to_what_is_no_function_is_a_call_all_the_same() -> None:
+    text = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=browser.search<|channel|>commentary<|message|>{}"
+    )
+    assert calls(tokenizer("harmony").parse(text, TOOLS)) == [{"name": "browser.search", "arguments": {}}]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, []], ids=["tools", "no_tools"])
+def test_an_answer_in_json_is_no_call_of_llama(tools: list[dict[str, Any]]) -> None:
+    for text in ('{"name": "Bob", "age": 3}', 'A person is {"name": "Bob"}, ok'):
+        assert tokenizer("llama").parse(text, tools) == say(text)
+
+
+def test_bare_json_is_a_call_of_llama_only_where_tools_are_offered() -> None:
+    text = '{"name": "Bob", "parameters": {}}'
+    assert tokenizer("llama").parse(text, []) == say(text)
+    assert calls(tokenizer("llama").parse(text, TOOLS)) == [{"name": "Bob", "arguments": {}}]
+
+
+def test_a_mistral_call_with_an_id_is_read_with_its_id() -> None:
+    read = tokenizer("mistral").parse(f"[TOOL_CALLS]look[CALL_ID]aB3dE6gH9[ARGS]{JSON}", TOOLS)
+    assert calls(read) == CALLED
+    assert read["tool_calls"][0]["id"] == "aB3dE6gH9"
+    assert "id" not in tokenizer("mistral").parse(WRITTEN["mistral"], TOOLS)["tool_calls"][0]
+
+
+def test_calls_of_mistral_in_a_list_keep_the_ids_that_the_model_wrote() -> None:
+    one = '{{"name": "look", "arguments": {{}}, "id": "{}"}}'
+    made = f"[TOOL_CALLS] [{one.format('aB3dE6gH9')}, {one.format('short')}, " + '{"name": "look", "arguments": {}}]'
+    read = tokenizer("mistral_list").parse(made, TOOLS)
+    assert [call.get("id") for call in read["tool_calls"]] == ["aB3dE6gH9", None, None]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("glm", "<tool_call>look\n<arg_key>what</arg_key>\n<arg_value>a long"),
+        ("glm", "<tool_call>look\n<arg_key>what</arg_key>\n</tool_call>"),
+        ("qwen_coder", "<tool_call>\n<function=look>\n<parameter=what>\nlong value cut"),
+        ("qwen_coder", "<tool_call>\n<function=look>\n<parameter=what>\nx\n</function>\n</tool_call>"),
+    ],
+)
+def test_a_call_that_was_cut_off_within_an_argument_is_malformed(family: str, text: str) -> None:
+    read = tokenizer(family).parse(text, TOOLS)
+    assert read["content"] == text
+    assert calls(read) == [{"name": "", "arguments": text}]
+
+
+def test_a_call_that_was_cut_off_behind_its_arguments_is_read() -> None:
+    assert calls(tokenizer("qwen_coder").parse(CODER.removesuffix("\n</tool_call>"), TOOLS)) == CALLED
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"\\ud83d"', '{"\\ud83d": 1}', "9" * 400 + ".0"])
+def test_what_no_tool_can_be_given_is_a_malformed_call(value: str) -> None:
+    body = f'{{"name": "look", "arguments": {{"at": {value}}}}}'
+    for made in (tokenizer("hermes"), ByteTokenizer()):
+        read = made.parse(f"<tool_call>\n{body}\n</tool_call>", TOOLS)
+        assert isinstance(calls(read)[0]["arguments"], str)
+        assert read["content"] == f"<tool_call>\n{body}\n</tool_call>"
+
+
+def opened_with(family: str, more: str) -> HuggingFaceTokenizer:
+    """A tokenizer whose template opens the assistant's turn with more than the family's anchor."""
+    made = tokenizer(family).tokenizer
+    anchor = FAMILIES[family]["start_anchor"]
+    made.chat_template = made.chat_template.replace(anchor, anchor + more)
+    return HuggingFaceTokenizer(made)
+
+
+def test_what_the_template_opens_the_turn_with_is_no_part_of_the_answer() -> None:
+    closed = opened_with("deepseek", "</think>")
+    assert closed.parse("4", []) == say("4")
+    assert calls(closed.parse(WRITTEN["deepseek"], TOOLS)) == CALLED
+
+
+def test_an_opened_thought_is_no_answer_and_a_call_in_it_is_not_made() -> None:
+    thinking = opened_with("hermes", "<think>\n")
+    for text in ("never closed", WRITTEN["hermes"]):
+        assert thinking.parse(text, TOOLS) == say("") | {"reasoning_content": text.strip()}
+    assert thinking.parse("hm\n</think>\n\n4", TOOLS) == say("4") | {"reasoning_content": "hm"}
+    assert opened_with("hermes", "<think>\n\n</think>\n\n").parse("4", TOOLS) == say("4")

@@ -1,0 +1,116 @@
+"""Words looked up in a table have the ids that the tokenizer gives the whole text."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from agentgym.chat.encoding import Pieces
+from agentgym.chat.word_cache import Words
+
+LINES = ["the sum of 3 and 4 is 7, isn't it?\n", 'def add(a, b):\n    return {"sum": a + b}\n', "  12345 67 \t\r\n\n"]
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA = QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+
+def split(pattern: str, **settings: Any) -> pre_tokenizers.PreTokenizer:
+    """As the large models cut: by a pattern, and then into bytes."""
+    cut = pre_tokenizers.Split(Regex(pattern), **{"behavior": "isolated"} | settings)
+    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def trained(cut: pre_tokenizers.PreTokenizer, normalizer: Any = None) -> Tokenizer:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.normalizer = cut, normalizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    core.train_from_iterator(LINES * 4, trainer)
+    core.add_tokens([AddedToken("<|end|>", special=False, normalized=False)])
+    return core
+
+
+KNOWN = {
+    "gpt2": trained(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "qwen": trained(split(QWEN), normalizers.NFC()),
+    "llama3": trained(split(LLAMA)),
+}
+WORDS = {name: Words.of(core) for name, core in KNOWN.items()}
+TEXT = st.one_of(
+    st.text(st.characters(max_codepoint=126), max_size=40),
+    st.lists(st.sampled_from([*" \n\r\t'sSéx1\x1c_", "  ", "sum", "isn't", "<|end|>", "<|", "123"])).map("".join),
+)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@settings(deadline=None)
+@given(text=TEXT)
+def test_words_have_the_ids_of_the_whole_text(name: str, text: str) -> None:
+    whole = KNOWN[name].encode(text, add_special_tokens=False).ids
+    assert Pieces(KNOWN[name]).encode(text) == whole
+    words = WORDS[name]
+    assert words is not None
+    if "<|end|>" not in text:
+        assert words.encode(text) in (None, whole)
+
+
+@pytest.mark.parametrize("text", ["é", "\x1c", "a" * 4000])
+def test_unusual_texts_are_left_to_the_tokenizer(text: str) -> None:
+    words = WORDS["gpt2"]
+    assert words is not None
+    assert words.encode(text) is None
+
+
+def test_a_word_that_came_before_is_not_encoded_again() -> None:
+    core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    words = Words.of(core)
+    assert words is not None
+    first = words.encode("the sum of 3")
+    words.backend = None
+    assert words.encode("the sum of 3 of 3") == [*(first or []), *core.encode(" of 3").ids]
+
+
+UNKNOWN = {
+    "a space put before": trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "two splits": trained(pre_tokenizers.Sequence([pre_tokenizers.Digits(), *[split(QWEN)]])),
+    "a pattern that is thrown away": trained(split(r"\s+", behavior="removed")),
+    "lower case": trained(split(QWEN), normalizers.Lowercase()),
+    "no bytes": trained(pre_tokenizers.Whitespace()),
+    "nothing": Tokenizer(models.BPE()),
+    "a group that captures": trained(split(r"(\s+|\S+)")),
+}
+
+
+@pytest.mark.parametrize("why", UNKNOWN)
+def test_a_tokenizer_whose_words_cannot_be_told_has_none(why: str) -> None:
+    assert Words.of(UNKNOWN[why]) is None
+
+
+def test_a_pattern_that_leaves_text_over_is_found_out() -> None:
+    assert Words.of(trained(split(r"\p{L}+"))) is None
+
+
+def test_a_tokenizer_that_drops_merges_at_random_has_no_table() -> None:
+    core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    core.model.dropout = 0.5
+    assert Words.of(core) is None
+
+
+def test_a_mark_inside_of_a_piece_is_still_a_mark() -> None:
+    core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    core.add_tokens([AddedToken("sum", special=False, normalized=True)])
+    assert Pieces(core).words is None
+    assert Pieces(core).encode("the sum<|end|>") == core.encode("the sum<|end|>").ids
+
+
+def test_long_words_are_not_remembered_so_that_the_table_stays_small() -> None:
+    words = Words.of(trained(pre_tokenizers.ByteLevel(add_prefix_space=False)))
+    assert words is not None
+    before = len(words.ids)
+    for n in range(50):
+        assert words.encode("x" * (100 + n)) is not None
+    assert len(words.ids) == before

@@ -1,0 +1,271 @@
+"""The command line: what each command says, and what its exit code means."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym import process_identity as owners
+from agentgym.cli import gc
+from agentgym.cli import main as cli
+from agentgym.errors import SandboxError
+from agentgym.process_identity import owner
+from agentgym.sandboxes import docker_client, docker_image, image
+from agentgym.sandboxes.docker import why_no_docker
+
+ROOT = Path(__file__).parents[2]
+
+
+def say(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    code = cli.main(args)
+    return code, capsys.readouterr().out
+
+
+def dead_owner() -> str:
+    """A process of this boot that has ended: this one's name with another start."""
+    host, boot, pid, _ = owner().split("/")
+    return f"{host}/{boot}/{pid}/1"
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom agentgym.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'docker', 'transformers', 'pytest') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(name in done.stdout for name in cli.COMMANDS)
+    assert "imported" not in done.stdout  # What the user of a command need not know.
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("docter",), "there is no command 'docter'; did you mean 'doctor'?"),
+        (("sandbox", "biuld"), "there is no command 'biuld'; did you mean 'build'?"),
+        (("nonsense",), "there is no command 'nonsense'; there are: doctor, gc, ls, merge, sandbox"),
+    ],
+)
+def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == f"agentgym: {said}\n"
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert say(capsys, "--version") == (0, f"agentgym {version('agentgym')}\n")
+
+
+def without(package: str, *args: str) -> "subprocess.CompletedProcess[str]":
+    """The command where that package is not installed, and no engine runs."""
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; from agentgym.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *args],
+        cwd=ROOT, capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("package", "args", "extra"),
+    [
+        ("docker", ("sandbox", "build"), "docker"),
+        ("transformers", ("doctor", "--model", "recipes/checkpoints/chase"), "train"),
+        ("torch", ("merge", "ADAPTER", "out"), "train"),
+    ],
+)
+def test_a_command_without_its_extra_says_how_to_install_it_in_one_line(
+    package: str, args: tuple[str, ...], extra: str, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    done = without(package, *(str(tmp_path) if word == "ADAPTER" else word for word in args))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [done.stderr.strip()]
+    assert f"pip install 'agentgym[{extra}]'" in done.stderr
+
+
+def test_gc_removes_the_folders_of_dead_owners_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scratch: Path, no_engine: None
+) -> None:
+    ours = owners.new_folder("run").name
+    with monkeypatch.context() as dead:
+        dead.setattr(owners, "owner", dead_owner)
+        names = [owners.new_folder(kind).name for kind in ("run", "box")] + [ours]
+    for name in [*names, "agentgym-run-odd", "somebody-else"]:
+        (scratch / name / "0").mkdir(parents=True)
+        (scratch / name / "0" / "box.sock").touch()
+    code, said = say(capsys, "gc", "--dry-run")
+    assert code == 0
+    assert all(f"would remove folder {scratch / name}" in said for name in names[:2])
+    assert len(list(scratch.iterdir())) == 5
+    code, said = say(capsys, "gc")
+    assert code == 0
+    assert all(f"removed folder {scratch / name}" in said for name in names[:2])
+    assert {left.name for left in scratch.iterdir()} == {ours, "agentgym-run-odd", "somebody-else"}
+    assert "containers not looked at: no Docker engine answers" in said
+    assert "nothing of ours is left over" in say(capsys, "gc")[1]
+
+
+def labelled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
+    """A created container of that owner, removed when the stack ends."""
+    made: str = client.create_container(docker_image.default_image(), labels={"agentgym.owner": who})["Id"]
+    stack.callback(gc._remove, client, made)
+    return made
+
+
+@pytest.mark.docker
+def test_gc_removes_the_containers_of_dead_owners_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scratch: Path
+) -> None:
+    if (why_not := why_no_docker()) is not None:
+        pytest.skip(f"docker: {why_not}")
+    # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
+    monkeypatch.setattr(gc, "is_dead", lambda who: who == "elsewhere/boot/1/1")
+    client = docker_client.connect()
+    with contextlib.ExitStack() as stack:
+        stack.callback(client.close)
+        ours, dead = (labelled(client, stack, who) for who in (owner(), "elsewhere/boot/1/1"))
+        said = say(capsys, "gc", "--dry-run")[1]
+        assert f"would remove container {dead[:12]} (created)" in said
+        assert ours[:12] not in said
+        assert f"removed container {dead[:12]} (created)" in say(capsys, "gc")[1]
+        left = {container["Id"] for container in client.containers(all=True)}
+        assert left & {ours, dead} == {ours}
+
+
+def test_ls_names_envs_their_classes_and_what_they_say() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentgym.cli.main", "ls", "envs.chase.env:Chase"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()}
+    assert lines["chase"][0] == "envs.chase.env:Chase"
+    assert lines["chase"][1].startswith("Reward 1 for the right answer")
+    assert {"code_repair", "python_math", "envs.chase.env:Chase"} <= set(lines)
+
+
+def test_ls_goes_on_where_an_env_does_not_load(tmp_path: Path) -> None:
+    for name, text in (
+        ("good", "import agentgym as ag\n@ag.register('good')\nclass Good(ag.Env):\n    '''Fine.'''\n"),
+        ("bad", "1 / 0\n"),
+    ):
+        (tmp_path / "envs" / name).mkdir(parents=True)
+        (tmp_path / "envs" / name / "env.py").write_text(text)
+    code = "import sys; from agentgym.cli.main import main; sys.path.remove(''); sys.exit(main(['ls']))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout.split() == [
+        *("good", "envs.good.env:Good", "Fine."),
+        *("envs.bad.env:", "ZeroDivisionError:", "division", "by", "zero"),
+    ]
+    assert done.returncode == 1
+
+
+def test_ls_says_of_a_name_that_it_does_not_know_what_to_write_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = say(capsys, "ls", "my_env", "no.such.module:Env")
+    assert code == 1
+    unknown, missing = said.splitlines()[-2:]
+    assert unknown.startswith("env: 'my_env' is not registered")
+    assert unknown.endswith("write 'module:Class'")
+    assert missing == "env 'no.such.module:Env': ModuleNotFoundError: No module named 'no'"
+
+
+def test_ls_says_where_it_looked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("agentgym.environments.registry._registry", {})
+    assert say(capsys, "ls")[1].startswith("no environments: there is no envs/*/env.py")
+
+
+def test_sandbox_build_passes_its_arguments_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def build(tag: str | None, **options: object) -> str:
+        asked.append((tag, options))
+        return "sha256:abc"
+
+    monkeypatch.setattr(image, "build", build)
+    assert say(capsys, "sandbox", "build", "--pip", "numpy>=2", "--pip", "attrs", "--tag", "mine") == (
+        0,
+        "sha256:abc\n",
+    )
+    assert say(capsys, "sandbox", "build", "--from-debootstrap")[0] == 0
+    assert asked == [
+        ("mine", {"base": None, "from_debootstrap": False, "pip": ("numpy>=2", "attrs")}),
+        (None, {"base": None, "from_debootstrap": True, "pip": ()}),
+    ]
+
+
+def test_an_error_of_ours_is_one_line_on_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object, **__: object) -> str:
+        raise SandboxError("the Docker engine: it is gone")
+
+    monkeypatch.setattr(image, "build", build)
+    assert cli.main(["sandbox", "build"]) == 1
+    assert capsys.readouterr().err == "agentgym: the Docker engine: it is gone\n"
+
+
+def test_package_names_cannot_add_commands_to_the_image() -> None:
+    text = image.packages_dockerfile("base", ["numpy>=2", "x; rm -rf /"])
+    assert text.splitlines()[3].endswith("pip install --no-cache-dir 'numpy>=2' 'x; rm -rf /'")
+    assert text.splitlines()[-1] == "USER 65534:65534"
+
+
+def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    from agentgym.train.trainer import TrainConfig, Trainer
+
+    base = ROOT / "recipes/checkpoints/chase"
+    with Trainer(base, TrainConfig(device="cpu")) as trainer:
+        trainer.save(tmp_path / "adapter")  # untrained: the sum is the base
+    code, out = say(capsys, "merge", str(tmp_path / "adapter"), str(tmp_path / "merged"))
+    assert (code, out) == (0, f"{tmp_path / 'merged'}\n")
+    tensors = [load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged")]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())  # bfloat16, both
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+
+
+@pytest.mark.parametrize(("config", "said"), [(None, "FileNotFoundError"), ("{}", "names no base model")])
+def test_merge_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str
+) -> None:
+    if config is not None:
+        (tmp_path / "adapter_config.json").write_text(config)
+    assert cli.main(["merge", str(tmp_path), str(tmp_path / "merged")]) == 1
+    assert said in capsys.readouterr().err

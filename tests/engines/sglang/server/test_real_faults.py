@@ -1,0 +1,153 @@
+"""T15 on the real server: faults of every kind, in the engine, the tools and the boxes, over 100 rollouts."""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
+from agentgym.engines.sglang.http import JsonClient
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.types import Group, Sampling, StopReason
+from envs.chase.env import Chase, ChaseCompaction
+from tests.engines.sglang.peer import HangUp, Peer
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+WARM = Sampling(temperature=0.7, max_tokens=40)
+GET = ("/ready", "/server_info", "/health_generate")
+POST = ("/abort_request",)
+
+
+class Relay:
+    """Passes requests on to a real server, and breaks some of the answers of /generate; what it broke is counted."""
+
+    def __init__(self, url: str) -> None:
+        self.client = JsonClient(url)
+        self.draw = random.Random(0)
+        self.faults: Counter[str] = Counter()
+        self.unlucky = True
+
+    def peer(self) -> Peer:
+        paths: dict[str, Any] = {path: partial(self.get, path) for path in GET}
+        paths |= {path: partial(self.post, path) for path in POST}
+        return Peer(paths | {"/generate": self.generate})
+
+    async def get(self, path: str, _: Any) -> Any:
+        return tuple(await self.client.get(path))
+
+    async def post(self, path: str, payload: Any) -> Any:
+        return tuple(await self.client.post(path, payload))
+
+    async def generate(self, payload: Any) -> Any:
+        kinds = ["no_logprobs", "short", "hang_up", "unavailable", "abort"]
+        fault = self.draw.choices(["none", *kinds], [40, 1, 1, 3, 3, 1])[0] if self.unlucky else "none"
+        if fault == "unavailable":
+            self.faults[fault] += 1
+            return 503, {"error": {"message": "draining"}}
+        if fault == "abort":
+            # The answer is a partial one, as after an abort by anybody else who uses the server.
+            payload["sampling_params"]["max_new_tokens"] = 1
+        status, body = await self.client.post("/generate", payload)
+        assert status == 200, body
+        self.faults[fault] += 1
+        if fault == "hang_up":
+            raise HangUp
+        if fault == "no_logprobs":
+            del body["meta_info"]["output_token_logprobs"]
+        if fault == "short":
+            body["meta_info"]["output_token_logprobs"].pop()
+        if fault == "abort":
+            body["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
+        return body
+
+
+class Unlucky(ChaseCompaction):
+    """Its tool says too much at times, and its box dies at others."""
+
+    limits = ag.Limits(turns=6, seconds=600, context_tokens=180)
+    deaths = 0
+    unlucky = True
+
+    @ag.tool(timeout_s=20)
+    async def python(self, code: str) -> str:
+        """Run Python code; get(key) looks a key up."""
+        chance = random.Random(f"{self.task.id}{code}{type(self).deaths}").random() if self.unlucky else 1.0
+        if chance < 0.05:
+            type(self).deaths += 1
+            raise SandboxError("the box died")
+        if chance < 0.2:
+            return "see " * 500
+        result = await self.box.python(code, functions={"get": self._get})
+        return result.text(limit=200)
+
+
+@asynccontextmanager
+async def over(relay: Relay) -> AsyncIterator[tuple[SGLangEngine, list[Peer]]]:
+    """An engine over two ways to one server."""
+    async with relay.peer() as one, relay.peer() as two:
+        async with SGLangEngine.attach(one.url, two.url, config=SGLangConfig(slots=16)) as engine:
+            yield engine, [one, two]
+        relay.client.close()
+
+
+def assert_lengths(groups: list[Group]) -> int:
+    """Every segment's three lists agree, every sampled id is in one turn; how many turns there are."""
+    turns = 0
+    for rollout in (r for group in groups for r in group.rollouts):
+        for segment in rollout.segments:
+            assert len(segment.token_ids) == len(segment.sampled) == len(segment.logprobs)
+            assert segment.sampled.sum() == sum(turn.stop - turn.start for turn in segment.turns)
+            assert (segment.logprobs[segment.sampled] <= 0).all()
+            turns += len(segment.turns)
+    return turns
+
+
+async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_all_counts_add_up(url: str) -> None:
+    relay = Relay(url)
+    tasks = list(Chase.tasks("train")[:25])
+    boxes = FakeBoxes(FakeBox)
+    async with over(relay) as (engine, peers):
+        groups = await ag.run_groups(Unlucky, tasks, engine, n=4, concurrency=16, boxes=boxes, sampling=WARM)
+        turns = assert_lengths(list(groups))
+        rollouts, figures, counts = groups.rollouts, groups.metrics(), engine.counts
+        assert figures["rollouts/started"] == 100 == figures["rollouts/finished"] + figures["rollouts/failed"]
+        assert all((r.reward is None) == (r.stop_reason == StopReason.ERROR) for r in rollouts)
+        why = Counter(_kind(r.error) for r in rollouts if r.error is not None)
+        assert figures["rollouts/failed"] == why.total()
+        assert why["lies"] == relay.faults["no_logprobs"] + relay.faults["short"] > 0
+        assert why["aborted"] == relay.faults["abort"] > 0
+        assert why["box"] == Unlucky.deaths > 0
+        assert why["other"] == 0
+        assert figures["stop/context"] > 0
+        # Every turn was answered whole, or failed its rollout; every request reached the relay once.
+        assert counts.turns == turns + why["lies"] + why["aborted"] + why["unserved"]
+        assert counts.requests == counts.turns + counts.retried - why["unserved"]
+        assert counts.requests == sum(peer.asked["/generate"] for peer in peers) == relay.faults.total()
+        assert counts.retried == relay.faults["hang_up"] + relay.faults["unavailable"] > 0
+        assert (counts.lost_servers, boxes.leased, engine._turns) == (0, [], {})
+        assert engine._fleet.router.sessions().total() == 0
+        # A rollout that is played again starts from nothing.
+        relay.unlucky = Unlucky.unlucky = False
+        failed = {r.group_id for r in rollouts if r.reward is None}
+        again = await ag.run_groups(
+            Unlucky, [t for t in tasks if t.id in failed], engine, n=4, concurrency=16, boxes=boxes, sampling=WARM
+        )
+        assert_lengths(list(again))
+        assert all(r.reward is not None for r in again.rollouts)
+
+
+def _kind(error: str) -> str:
+    marks = {
+        "lies": "log-probabilities of",
+        "aborted": "aborted the turn",
+        "box": "the box died",
+        "unserved": "no server is left",
+    }
+    return next((kind for kind, mark in marks.items() if mark in error), "other")

@@ -1,0 +1,198 @@
+"""A rollout's env is closed when the threads of its plain tools and rewards have ended, or after a grace."""
+
+import asyncio
+import sqlite3
+import threading
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, call, say
+from agentgym.environments.env import close
+from agentgym.tools import tool_threads as threads
+
+TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
+
+
+class Ward(ag.ToolEnv[ag.Task]):
+    """A tool that waits inside one call of C until the test lets it go, and a diary of what ended when."""
+
+    made: "list[Ward]"
+
+    entered: "asyncio.Future[Ward]"
+    """The first one that is inside its tool."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.made = []
+        cls.entered = asyncio.get_running_loop().create_future()
+
+    def __init__(self, task: ag.Task) -> None:
+        super().__init__(task)
+        self.made.append(self)
+        self.diary: list[str] = []
+        self.free, self.answered = threading.Event(), asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def work(self) -> str:
+        try:
+            self.loop.call_soon_threadsafe(self.enter)
+            self.free.wait()
+        except threads.Interrupted:  # It came before the call of C was begun.
+            self.free.wait()
+        finally:
+            self.diary.append("work ended")
+        return "done"
+
+    def enter(self) -> None:
+        if not self.entered.done():
+            self.entered.set_result(self)
+
+    @ag.tool
+    def operate(self) -> str:
+        """Work for as long as it takes."""
+        return self.work()
+
+    @ag.tool(timeout_s=0.01)
+    def operate_late(self) -> str:
+        """Work for longer than it may."""
+        return self.work()
+
+    @ag.tool
+    async def release(self) -> str:
+        """Let the work go."""
+        self.free.set()
+        return "released"
+
+    @ag.reward
+    async def healed(self) -> float:
+        self.answered.set()
+        return 1.0
+
+    async def close(self) -> None:
+        self.diary.append("closed")
+
+
+def ward() -> type[Ward]:
+    return type("Ward", (Ward,), {})
+
+
+async def begin(env: type[Ward], script: list[Any]) -> tuple["asyncio.Task[ag.Rollout]", Ward]:
+    """A rollout that is inside its plain tool."""
+    playing = asyncio.create_task(ag.rollout(env, TASK, Scripted(script)))
+    return playing, await env.entered
+
+
+async def turns_of_the_loop(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("cancellations", [1, 3])
+async def test_a_cancelled_rollout_is_closed_behind_the_thread_of_its_tool(cancellations: int, no_leaks: None) -> None:
+    playing, env = await begin(ward(), [call("operate"), say("done")])
+    for _ in range(cancellations):
+        playing.cancel()
+        await turns_of_the_loop()
+    assert env.diary == []
+    env.free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert env.diary == ["work ended", "closed"]
+
+
+async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_leaks: None) -> None:
+    playing, env = await begin(ward(), [call("operate_late"), say("done")])
+    await env.answered.wait()
+    await turns_of_the_loop()
+    assert env.diary == []
+    env.free.set()
+    assert (await playing).reward == 1.0
+    assert env.diary == ["work ended", "closed"]
+
+
+async def test_a_tool_that_ends_in_time_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+    env = ward()
+    played = await ag.rollout(env, TASK, Scripted([call("release"), call("operate"), say("done")]))
+    assert (played.error, env.made[0].diary, caplog.records) == (None, ["work ended", "closed"], [])
+
+
+async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "GRACE_S", 0.02)
+    playing, env = await begin(ward(), [call("operate_late"), say("done")])
+    assert (await playing).reward == 1.0
+    assert env.diary == ["closed"]
+    said = [record.getMessage() for record in caplog.records if "is closed while" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("Ward is closed while its thread 'agentgym-tool operate_late' still runs, at test_close.")
+    assert said[0].endswith(" in work")
+    env.free.set()
+
+
+async def test_the_threads_of_a_kid_are_its_rollouts() -> None:
+    class Delegating(Ward):
+        @ag.tool
+        async def delegate(self) -> str:
+            """Let a sub-agent operate."""
+            ask = [ag.Message(role="user", content="Operate.")]
+            async with self.fork("subagent", ask, tools=[self.operate]) as kid:
+                return await kid.run()
+
+    playing, env = await begin(Delegating, [call("delegate"), call("operate"), say("done"), say("done")])
+    playing.cancel()
+    await turns_of_the_loop()
+    assert env.diary == []
+    env.free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert env.diary == ["work ended", "closed"]
+
+
+async def test_a_data_base_is_closed_by_nobody_who_still_reads_it() -> None:
+    class Library(ag.ToolEnv[ag.Task]):
+        begun: asyncio.Event
+
+        async def setup(self) -> None:
+            self.db = sqlite3.connect(":memory:", check_same_thread=False)
+            self.db.execute("create table t (x)")
+            self.db.executemany("insert into t values (?)", [(i,) for i in range(2000)])
+            self.loop = asyncio.get_running_loop()
+
+        async def close(self) -> None:
+            self.db.close()
+
+        @ag.tool
+        def query(self) -> int:
+            """Read for a long time."""
+            self.loop.call_soon_threadsafe(self.begun.set)
+            return sum(len(list(self.db.execute("select a.x from t a, t b where a.x = 7"))) for _ in range(50))
+
+        @ag.reward
+        def right(self) -> float:
+            return 1.0
+
+    for _ in range(40):
+        Library.begun = asyncio.Event()
+        playing = asyncio.create_task(ag.rollout(Library, TASK, Scripted([call("query"), say("done")])))
+        await Library.begun.wait()
+        playing.cancel()
+        await asyncio.wait([playing])
+        assert playing.cancelled()
+
+
+async def test_an_env_that_never_called_its_bases_constructor_is_closed_too() -> None:
+    class Bare(ag.Env[ag.Task]):
+        closed = False
+
+        def __init__(self, task: ag.Task) -> None:
+            self.task = task
+
+        async def close(self) -> None:
+            self.closed = True
+
+    env = Bare(TASK)
+    await close(env)
+    assert env.closed

@@ -1,0 +1,211 @@
+"""Environments: rewards, limits, the registry, and tasks made from their index."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import call, calls, say
+from agentgym.environments import registry
+from agentgym.environments.registry import find_env, registered
+from agentgym.environments.rewards import rewards_of
+from agentgym.errors import EnvError
+from agentgym.sandboxes.fake import FakeBox
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
+
+
+class Base(ag.ToolEnv[ag.Task]):
+    @ag.reward
+    def plain(self) -> float:
+        return 1.0
+
+
+class Quiz(Base):
+    @ag.tool
+    async def look(self) -> str:
+        """Look."""
+        return "seen"
+
+    @ag.tool
+    async def submit(self) -> ag.Stop:
+        """Hand in."""
+        return ag.Stop("submitted")
+
+    @ag.reward(weight=0.5)
+    async def slow(self) -> float:
+        return 3.0
+
+    @ag.reward(weight=-1)
+    def errors(self) -> bool:
+        return bool(self.metrics["tool_errors"])
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registry", {})
+
+
+async def test_rewards_plain_and_async_are_weighted_and_inherited() -> None:
+    assert rewards_of(Quiz) == {"plain": 1.0, "slow": 0.5, "errors": -1}
+    assert await Quiz(TASK).score() == {"plain": 1.0, "slow": 1.5, "errors": 0.0}
+
+
+async def test_an_answer_without_a_call_ends_the_rollout_and_leaves_the_score_to_who_plays_it() -> None:
+    env = Quiz(TASK)
+    messages, reward, terminated, truncated, info = await env.step(say("42"))
+    assert (messages, reward, terminated, truncated) == ([], 0.0, True, False)
+    assert info == {"stop_reason": "answer"}
+    assert await env.score() == {"plain": 1.0, "slow": 1.5, "errors": 0.0}
+    assert env.answer == "42"
+
+
+async def test_every_call_of_a_turn_is_answered_in_order_with_its_id() -> None:
+    asked = calls(("look", {}), ("lok", {}))
+    for number, made in enumerate(asked["tool_calls"]):
+        made["id"] = f"id{number}"
+    result = await Quiz(TASK).step(asked)
+    assert [(m["role"], m["tool_call_id"], m["name"]) for m in result.messages] == [
+        ("tool", "id0", "look"),
+        ("tool", "id1", "lok"),
+    ]
+    assert not result.terminated
+
+
+async def test_stop_ends_the_turn_where_it_stands() -> None:
+    env = Quiz(TASK)
+    result = await env.step(calls(("look", {}), ("submit", {}), ("look", {})))
+    assert result.terminated
+    assert result.info["stop_reason"] == "submitted"
+    assert env.metrics["tool_calls"] == 2
+
+
+async def test_calls_errors_and_malformed_calls_are_counted_apart() -> None:
+    env = Quiz(TASK)
+    await env.step(call("look"))
+    await env.step(call("lok"))
+    assert env.metrics == {"tool_calls": 1, "tool_errors": 1, "malformed_calls": 1}
+    assert (await env.score())["errors"] == -1
+
+
+async def test_the_tools_are_shown_and_the_prompt_is_the_task() -> None:
+    env = Quiz(TASK)
+    assert [tool["function"]["name"] for tool in env.tools] == ["look", "submit"]
+    assert await env.reset(seed=1) == (list(TASK.prompt), {})
+
+
+async def test_what_a_reset_writes_into_the_prompt_stays_with_its_rollout() -> None:
+    first, _ = await Quiz(TASK).reset()
+    first[0]["content"] += " Think first."
+    again, _ = await Quiz(TASK).reset()
+    assert again == list(TASK.prompt)
+    assert "Think" not in again[0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("turns", None), ("turns", 2.5), ("seconds", float("nan")), ("seconds", None), ("tokens", "9")]
+)
+def test_a_limit_that_is_no_number_names_its_field(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: must be a"):
+        ag.Limits(**{field: value})
+
+
+async def test_the_lower_floor_has_no_tools_no_score_and_asks_for_a_step() -> None:
+    env = ag.Env(TASK)
+    assert env.tools == []
+    assert await env.score() == {}
+    with pytest.raises(NotImplementedError, match=r"Env\.step"):
+        await env.step(say(""))
+    with pytest.raises(NotImplementedError, match=r"Env\.tasks\(split\): override it"):
+        ag.Env.tasks("train")
+
+
+def test_an_env_without_a_sandbox_has_no_box_and_says_how_to_get_one() -> None:
+    with pytest.raises(EnvError, match="Quiz has no box: declare `sandbox"):
+        Quiz(TASK).box.digest  # noqa: B018
+    env = Quiz(TASK)
+    env.box = FakeBox()
+    assert env.box.digest == "fake"
+
+
+def test_a_registered_env_is_found_by_name() -> None:
+    assert ag.register("quiz")(Quiz) is Quiz
+    assert find_env("quiz") is Quiz
+    assert list(registered()) == [("quiz", Quiz)]
+
+
+def test_two_envs_of_one_name_are_an_error_and_a_module_run_twice_is_not() -> None:
+    ag.register("quiz")(Quiz)
+    ag.register("quiz")(type("Quiz", (Quiz,), {"__module__": Quiz.__module__}))
+    with pytest.raises(ValueError, match=r"^register: 'quiz' is already .*Quiz$"):
+        ag.register("quiz")(Base)
+
+
+def test_an_env_is_found_as_itself_or_as_module_and_class() -> None:
+    assert find_env(Quiz) is Quiz
+    assert find_env("agentgym.environments.tool_env:ToolEnv") is ag.ToolEnv
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "why"),
+    [
+        ("nothing", ValueError, r"'nothing' is not registered \(known: quiz\); import its module or write"),
+        ("agentgym.environments.env:Limits", ValueError, "is no Env class"),
+        ("agentgym.environments.env:Nothing", EnvError, "AttributeError"),
+        ("no_such_module:Env", EnvError, "ModuleNotFoundError"),
+    ],
+)
+def test_an_env_that_cannot_be_found_is_an_error_that_names_it(name: str, kind: type[Exception], why: str) -> None:
+    ag.register("quiz")(Quiz)
+    with pytest.raises(kind, match=why) as raised:
+        find_env(name)
+    assert repr(name) in str(raised.value)
+
+
+@pytest.mark.parametrize("field", ["turns", "seconds", "context_tokens", "turn_tokens"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_limit_is_positive(field: str, value: int) -> None:
+    change: dict[str, Any] = {field: value}
+    with pytest.raises(ValueError, match=f"^{field}: must be positive, got {value}"):
+        ag.Limits(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [({"at": None}, "at"), ({"at": 0.0}, "at"), ({"at": 1.0}, "at"), ({"turns": 0}, "turns")]
+)
+def test_compaction_needs_a_sensible_moment(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        ag.Compact(**change)
+
+
+def make(index: int) -> ag.Task:
+    return TASK.model_copy(update={"id": f"t{index}"})
+
+
+def names(tasks: ag.Procedural[ag.Task]) -> Iterator[str]:
+    return (task.id for task in tasks)
+
+
+def test_a_slice_of_procedural_tasks_makes_the_same_tasks() -> None:
+    tasks = ag.Procedural(make, range(10, 10_000_000))
+    assert len(tasks) == 9_999_990
+    assert list(names(tasks[1:7:2])) == ["t11", "t13", "t15"]
+    assert list(names(tasks[:4][2:])) == ["t12", "t13"]
+    assert list(names(tasks[2::-1])) == ["t12", "t11", "t10"]
+    assert (tasks[0].id, tasks[-1].id) == ("t10", "t9999999")
+
+
+def test_procedural_tasks_are_made_when_asked_for_and_end() -> None:
+    asked: list[int] = []
+
+    def watched(index: int) -> ag.Task:
+        asked.append(index)
+        return make(index)
+
+    tasks = ag.Procedural(watched, range(3))
+    assert asked == []
+    assert len(list(tasks[1:])) == 2
+    assert asked == [1, 2]
+    with pytest.raises(IndexError):
+        tasks[3]

@@ -1,0 +1,156 @@
+"""Tasks as people write them and as data sets hold them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, say
+from agentgym.environments.env import Split
+from agentgym.environments.task_rows import TaskRows, as_task, as_tasks, task_type
+from agentgym.scheduling.task_sampler import batches
+
+USER = {"role": "user", "content": "2+3?"}
+
+
+class Sum(ag.Task):
+    answer: str
+
+
+class Table:
+    """A data set as `datasets` has it: rows are dicts, a slice is a dict of columns."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(self.count))
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        if not isinstance(index, int):
+            raise TypeError(f"unhashable type: {type(index).__name__!r}")
+        if not -self.count <= index < self.count:
+            raise IndexError(index)
+        return {"id": index, "prompt": f"{index}+1?", "answer": str(index + 1)}
+
+
+class Sums(ag.ToolEnv[Sum]):
+    @classmethod
+    def tasks(cls, split: Split) -> Any:
+        return Table(6)
+
+    @ag.reward
+    def right(self) -> float:
+        return float(self.answer == self.task.answer)
+
+
+@pytest.mark.parametrize("prompt", ["2+3?", USER, [USER], (USER,), iter([USER])])
+def test_a_prompt_is_text_a_message_or_any_sequence_of_them(prompt: Any) -> None:
+    assert ag.Task(id="t", prompt=prompt).prompt == (USER,)
+
+
+@pytest.mark.parametrize("prompt", ["", 3, None, b"text", [], [3]])
+def test_a_prompt_that_is_none_of_these_is_refused_by_its_field(prompt: Any) -> None:
+    if prompt == "":
+        assert ag.Task(id="t", prompt=prompt).prompt == ({"role": "user", "content": ""},)
+        return
+    with pytest.raises(ValidationError, match="prompt"):
+        ag.Task(id="t", prompt=prompt)
+
+
+def test_a_whole_number_is_an_id_and_nothing_else_is_made_one() -> None:
+    assert ag.Task(id=7, prompt="x").id == "7"  # type: ignore[arg-type]
+    for bad in (7.5, True, None):
+        with pytest.raises(ValidationError, match="id"):
+            ag.Task(id=bad, prompt="x")  # type: ignore[arg-type]
+
+
+def test_keys_that_arrow_filled_with_none_are_left_out_of_messages_and_calls_but_not_of_arguments() -> None:
+    call = {"id": None, "type": "function", "function": {"name": "look", "arguments": {"at": None}}}
+    filled = {**USER, "name": None, "tool_calls": None, "reasoning_content": None, "tool_call_id": None}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call], "name": None}
+    task = ag.Task.model_validate({"id": "t", "prompt": [filled, asked]})
+    kept = {"type": "function", "function": {"name": "look", "arguments": {"at": None}}}
+    assert task.prompt == (USER, {"role": "assistant", "content": "", "tool_calls": [kept]})
+
+
+def test_a_content_of_none_is_refused_by_its_field() -> None:
+    with pytest.raises(ValidationError, match=r"prompt\.0\.content"):
+        ag.Task.model_validate({"id": "t", "prompt": [{"role": "user", "content": None}]})
+
+
+async def test_the_system_message_of_the_class_stands_in_front_of_a_prompt_that_has_none() -> None:
+    env = type("Polite", (Sums,), {"system": "Be polite."})
+    own = {"role": "system", "content": "Be brief."}
+    assert (
+        await env(Sum(id="a", prompt="x", answer="")).reset()  # type: ignore[arg-type]
+    )[0] == [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "x"}]
+    assert (await env(Sum(id="a", prompt=[own, USER], answer="")).reset())[0] == [own, USER]  # type: ignore[arg-type]
+
+
+async def test_what_an_env_does_to_its_first_messages_does_not_reach_the_task() -> None:
+    task = Sum(id="a", prompt="x", answer="")  # type: ignore[arg-type]
+    messages, _ = await Sums(task).reset()
+    messages[0]["content"] += " Think first."
+    assert task.prompt[0]["content"] == "x"
+
+
+def test_the_task_of_an_env_is_found_through_its_bases() -> None:
+    class Harder(Sums):
+        pass
+
+    class Bare(ag.ToolEnv):  # type: ignore[type-arg]
+        pass
+
+    assert (task_type(Sums), task_type(Harder), task_type(Bare)) == (Sum, Sum, ag.Task)
+
+
+def test_rows_become_tasks_one_by_one_and_need_not_know_slices() -> None:
+    tasks = as_tasks(Sums, Table(6))
+    assert isinstance(tasks, TaskRows)
+    assert len(tasks) == 6
+    assert tasks[2] == Sum(id="2", prompt="2+1?", answer="3")  # type: ignore[arg-type]
+    assert [task.id for task in tasks[1:][::2]] == ["1", "3", "5"]
+    assert tasks[-1].id == "5"
+    with pytest.raises(IndexError):
+        tasks[6]
+
+
+def test_a_sequence_of_tasks_is_taken_as_it_is() -> None:
+    tasks = [Sum(id="a", prompt="x", answer="")]  # type: ignore[arg-type]
+    assert as_tasks(Sums, tasks) is tasks
+    assert as_task(Sums, tasks[0]) is tasks[0]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "why"),
+    [
+        ({"train": [], "test": []}, "^tasks: give one sequence of tasks, got a mapping with the keys train, test"),
+        (ag.Task(id="t", prompt="x"), "^tasks: give a list of tasks, got the one task 't'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_sequence_of_tasks_is_refused(tasks: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        as_tasks(Sums, tasks)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"), [({"id": "t", "prompt": "x"}, "answer"), ("x", "takes a Sum or a dict of its")]
+)
+async def test_a_row_that_is_no_task_is_refused_by_its_field(row: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        await ag.rollout(Sums, row, Scripted([say("1")]))
+
+
+async def test_rollouts_groups_and_batches_take_rows() -> None:
+    row: Any = Table(6)[4]
+    assert (await ag.rollout(Sums, row, Scripted([say("5")]))).reward == 1.0
+    rows: Any = Table(2)
+    groups = await ag.run_groups(Sums, rows, Scripted(lambda text: say("1")), n=2)
+    assert [[r.reward for r in group.rollouts] for group in groups] == [[1.0, 1.0], [0.0, 0.0]]
+    assert {type(task) for batch in batches(Sums, 3, 2, seed=1) for task in batch} == {Sum}

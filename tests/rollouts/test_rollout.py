@@ -1,0 +1,249 @@
+"""One env, one engine, one rollout: which tokens it holds, which limits end it, and which engine calls it made."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import ByteTokenizer, Reply, Scripted, raw, say
+from agentgym.messages import Message
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.types import Completion, Rollout, Segment
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
+DECODE = ByteTokenizer().decode
+OPENED = len(ByteTokenizer().encode("<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\n"))
+
+
+class Desk(ag.Env[ag.Task]):
+    """Answers each turn with an echo, ends at "bye", and is worth 1 when the end was scored."""
+
+    async def step(self, action: Message) -> ag.StepResult:
+        echo = Message(role="user", content=f"you said {action['content']}")
+        return ag.StepResult([echo], 0.25, False, action["content"] == "bye", {})
+
+    async def score(self) -> dict[str, float]:
+        return {"scored": 1.0}
+
+
+class Spy(Scripted):
+    """Notes what it was asked."""
+
+    def __init__(self, replies: Any, **settings: Any) -> None:
+        super().__init__(replies, **settings)
+        self.asked: list[dict[str, Any]] = []
+        self.released: list[str] = []
+
+    async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+        self.asked.append({"token_ids": list(token_ids), **given})
+        return await super().generate(token_ids, **given)
+
+    async def release(self, session: str) -> None:
+        self.released.append(session)
+        await super().release(session)
+
+
+def limited(base: type[Desk] = Desk, *, context: ag.Compact | None = None, **limits: Any) -> type[Desk]:
+    return type("Limited", (base,), {"limits": ag.Limits(**limits), "context": context})
+
+
+async def play(env: type[Desk], replies: Any, **given: Any) -> Rollout:
+    played = await ag.rollout(env, TASK, replies if isinstance(replies, Scripted) else Scripted(replies), **given)
+    assert (played.reward is None) == (played.error is not None)
+    return played
+
+
+def wrote(segment: Segment) -> list[str]:
+    return [DECODE(segment.token_ids[turn.start : turn.stop].tolist()) for turn in segment.turns]
+
+
+def forever(text: str) -> Reply:
+    return say("on")
+
+
+async def test_a_rollout_holds_what_was_shown_and_what_was_written_and_knows_which_is_which() -> None:
+    played = await play(Desk, [say("hi"), say("bye")])
+    (segment,) = played.segments
+    assert DECODE(segment.token_ids.tolist()) == (
+        "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\nhi<|im_end|>"
+        "\n<|im_start|>user\nyou said hi<|im_end|>\n<|im_start|>assistant\nbye<|im_end|>"
+    )
+    assert wrote(segment) == ["hi<|im_end|>", "bye<|im_end|>"]
+    assert DECODE(segment.token_ids[segment.sampled].tolist()) == "hi<|im_end|>bye<|im_end|>"
+    assert (segment.logprobs == np.where(segment.sampled, -0.5, 0)).all()
+    assert (segment.kind, segment.parent, played.metrics["turns"]) == ("root", None, 2)
+
+
+async def test_the_reward_is_the_steps_and_the_score_of_the_end_together() -> None:
+    played = await play(Desk, [say("hi"), say("bye")])
+    assert played.reward == 0.25 + 0.25 + 1.0
+    assert (played.rewards, played.stop_reason) == ({"scored": 1.0}, "done")
+
+
+async def test_an_env_that_ends_by_itself_is_not_scored_again_and_names_its_reason() -> None:
+    class Ends(Desk):
+        async def step(self, action: Message) -> ag.StepResult:
+            return ag.StepResult([], 0.0, True, False, {"stop_reason": "won", "rewards": {"prize": 2.0}})
+
+    played = await play(Ends, [say("hi")])
+    assert (played.reward, played.rewards, played.stop_reason) == (2.0, {"prize": 2.0}, "won")
+
+
+@pytest.mark.parametrize(
+    ("limits", "replies", "reason"),
+    [
+        ({"turns": 2}, forever, "turns"),
+        ({"turn_tokens": 5}, [say("more than five")], "length"),
+        ({"context_tokens": OPENED + 3}, [say("more than three")], "context"),
+        ({"context_tokens": OPENED + 3}, [say("ab"), say("never")], "context"),
+        ({"context_tokens": OPENED + 4}, [say("ab"), say("never")], "context"),
+        ({"context_tokens": 200}, forever, "context"),
+    ],
+)
+async def test_past_a_limit_a_rollout_is_truncated_and_scored(limits: Any, replies: Any, reason: str) -> None:
+    played = await play(limited(**limits), replies)
+    assert (played.stop_reason, played.error, played.rewards) == (reason, None, {"scored": 1.0})
+    assert all(len(segment.token_ids) <= limits.get("context_tokens", 8192) for segment in played.segments)
+
+
+async def test_past_its_seconds_a_rollout_is_truncated_and_scored() -> None:
+    class Slow(Desk):
+        async def step(self, action: Message) -> ag.StepResult:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    played = await play(limited(Slow, seconds=0.01), [say("hi")])
+    assert (played.stop_reason, played.reward, played.error) == ("seconds", 1.0, None)
+    assert wrote(played.segments[0]) == ["hi<|im_end|>"]
+
+
+async def test_an_output_past_the_context_is_cut_in_ids_mask_and_logprobs_together_and_the_rollout_is_scored() -> None:
+    class Loud(Desk):
+        async def step(self, action: Message) -> ag.StepResult:
+            return ag.StepResult([Message(role="tool", content="x" * 1000)], 0.0, False, False, {})
+
+    played = await play(limited(Loud, context_tokens=OPENED + 40), [say("ab"), say("never")])
+    (segment,) = played.segments
+    assert len(segment.token_ids) == len(segment.sampled) == len(segment.logprobs) == OPENED + 40
+    assert DECODE(segment.token_ids[-3:].tolist()) == "xxx"
+    assert int(segment.sampled.sum()) == 3
+    assert (played.stop_reason, played.reward) == ("context", 1.0)
+
+
+async def test_the_token_limit_of_a_turn_is_clamped_to_what_is_left_of_the_context() -> None:
+    engine = Spy([say("hi"), say("bye")], context_tokens=150)
+    await play(limited(turn_tokens=100), engine)
+    first, second = engine.asked
+    assert first["max_tokens"] == 100
+    assert second["max_tokens"] == 150 - len(second["token_ids"]) < 100
+
+
+async def test_sampling_may_ask_for_shorter_turns_and_never_for_longer_ones() -> None:
+    for asked, given in ((3, 3), (200, 100)):
+        engine = Spy([say("bye")])
+        await play(limited(turn_tokens=100), engine, sampling=ag.Sampling(max_tokens=asked))
+        assert engine.asked[0]["max_tokens"] == given
+
+
+async def test_the_tokens_of_a_malformed_call_are_sampled_and_its_answer_is_not() -> None:
+    class Tools(ag.ToolEnv[ag.Task]):
+        @ag.reward
+        def malformed(self) -> float:
+            return self.metrics["malformed_calls"]
+
+    broken = '<tool_call>\n{"name": oops\n</tool_call>'
+    played = await ag.rollout(Tools, TASK, Scripted([raw(broken), say("done")]))
+    (segment,) = played.segments
+    assert wrote(segment) == [f"{broken}<|im_end|>", "done<|im_end|>"]
+    assert "error: invalid JSON" in DECODE(segment.token_ids[~segment.sampled].tolist())
+    assert played.reward == 1.0
+
+
+async def test_compaction_carries_prompt_and_summary_and_trains_each_token_once() -> None:
+    env = limited(context=ag.Compact(at=None, turns=1, instruction="Sum up."))
+    engine = Spy([say("hi"), say("I said hi"), say("ho"), say("and ho"), say("bye")])
+    played = await play(env, engine)
+    root, second, third = played.segments
+    assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("compaction", 0), ("compaction", 1)]
+    assert wrote(root) == ["hi<|im_end|>", "I said hi<|im_end|>"]
+    assert "<|im_start|>user\nSum up.<|im_end|>" in DECODE(root.token_ids[~root.sampled].tolist())
+    carried = DECODE(second.token_ids[: second.turns[0].start].tolist())
+    assert carried == "<|im_start|>user\nGo.\nI said hi<|im_end|>\n<|im_start|>assistant\n"
+    assert wrote(third) == ["bye<|im_end|>"]
+    assert played.metrics["compactions"] == 2
+    assert [request["session"] for request in engine.asked] == ["t/0/0", "t/0/0", "t/0/1", "t/0/1", "t/0/2"]
+    assert engine.released == ["t/0/0", "t/0/1", "t/0/2"]
+
+
+async def test_no_summary_is_asked_for_behind_the_last_turn() -> None:
+    last = limited(context=ag.Compact(at=None, turns=1), turns=1)
+    played = await play(last, [say("hi")])
+    assert (played.stop_reason, len(played.segments), played.error) == ("turns", 1, None)
+
+
+async def test_compaction_comes_when_the_context_is_full_enough() -> None:
+    early = limited(context=ag.Compact(at=0.15), context_tokens=600, turns=3)
+    played = await play(early, [say("x" * 80), say("sum"), say("y"), say("z")])
+    assert [wrote(s) for s in played.segments] == [
+        ["x" * 80 + "<|im_end|>", "sum<|im_end|>"],
+        ["y<|im_end|>", "z<|im_end|>"],
+    ]
+    assert played.stop_reason == "turns"
+
+
+class Rewriting(ByteTokenizer):
+    """A template that shows only the last user message."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        last = max(i for i, m in enumerate(messages) if m["role"] == "user")
+        shown = [m for i, m in enumerate(messages) if m["role"] == "assistant" or i == last]
+        return super().render(shown, tools, generation=generation)
+
+
+async def test_where_the_template_rewrites_a_new_segment_opens_and_each_token_is_trained_once() -> None:
+    engine = Spy([say("one"), say("two"), say("bye")], tokenizer=Rewriting())
+    played = await play(Desk, engine)
+    assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("rerender", 0), ("rerender", 1)]
+    assert [wrote(s) for s in played.segments] == [["one<|im_end|>"], ["two<|im_end|>"], ["bye<|im_end|>"]]
+    assert "one" in DECODE(played.segments[1].token_ids[~played.segments[1].sampled].tolist())
+    assert played.sampled_tokens == len("one") + len("two") + len("bye") + 3
+    assert played.metrics["rerenders"] == 2
+
+
+async def test_the_same_seed_asks_the_engine_with_the_same_seeds_and_no_two_turns_share_one() -> None:
+    async def seeds(seed: int, rollout_id: str) -> list[int]:
+        engine = Spy([say("hi"), say("ho"), say("bye")])
+        await play(Desk, engine, seed=seed, rollout_id=rollout_id)
+        return [request["seed"] for request in engine.asked]
+
+    first = await seeds(1, "t/0")
+    assert first == await seeds(1, "t/0")
+    assert len({*first, *await seeds(2, "t/0"), *await seeds(1, "t/1")}) == 9
+
+
+async def test_an_env_with_a_sandbox_gets_a_box_and_the_rollout_notes_its_digest(boxes: FakeBoxes) -> None:
+    class Boxed(Desk):
+        sandbox: ClassVar[Any] = ag.AnyBox()
+
+    assert (await play(Boxed, [say("bye")], boxes=boxes)).box == "fake"
+    assert (boxes.leased, len(boxes.made)) == ([], 1)
+    assert (await play(Desk, [say("bye")], boxes=boxes)).box is None
+    assert len(boxes.made) == 1
+
+
+async def test_without_a_pool_a_rollout_opens_one_for_itself_and_closes_it() -> None:
+    seen: list[str] = []
+
+    class Own:
+        @asynccontextmanager
+        async def open(self, size: int) -> AsyncIterator[FakeBoxes]:
+            seen.append(f"open {size}")
+            yield FakeBoxes()
+            seen.append("close")
+
+    await play(type("Boxed", (Desk,), {"sandbox": Own()}), [say("bye")])
+    assert seen == ["open 1", "close"]

@@ -1,0 +1,243 @@
+"""What goes wrong in env, tool, box or engine: no score, never a 0, nothing left open."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.boxes import Box
+from agentgym.engines.scripted import Scripted, call, say
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.types import Completion
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
+SCRIPT = [call("look"), say("done")]
+
+
+class Desk(ag.ToolEnv[ag.Task]):
+    """Knows how often it was closed."""
+
+    sandbox = ag.AnyBox()
+    closed: list[ag.Task]
+
+    def __init_subclass__(cls) -> None:
+        cls.closed = []
+
+    async def close(self) -> None:
+        self.closed.append(self.task)
+
+    @ag.tool
+    async def look(self) -> str:
+        """Look around."""
+        return await self.see()
+
+    async def see(self) -> str:
+        return "nothing"
+
+    @ag.reward
+    def score_of_one(self) -> float:
+        return 1.0
+
+
+def desk(**parts: Any) -> type[Desk]:
+    return type("Broken", (Desk,), parts)
+
+
+def raising(kind: type[Exception], text: str) -> Callable[..., Any]:
+    async def fail(*args: Any, **kwargs: Any) -> Any:
+        raise kind(text)
+
+    return fail
+
+
+def giving(value: Any) -> Callable[..., Any]:
+    async def give(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return give
+
+
+def broken_init(self: Desk, task: ag.Task) -> None:
+    raise KeyError("column")
+
+
+async def forever(self: object, *args: Any, **kwargs: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+class Undocumented(Desk):
+    @ag.tool
+    async def mystery(self) -> None: ...
+
+
+OOPS = raising(RuntimeError, "oops")
+DEAD = raising(SandboxError, "the box died")
+NONSENSE = ag.StepResult([{"role": "tool"}], 0.0, False, False, {})  # type: ignore[typeddict-item]
+NO_NUMBER = ag.StepResult([], float("nan"), True, False, {})
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "written"),
+    [
+        pytest.param(desk(__init__=broken_init), r"EnvError: Broken\(task\): KeyError: 'column'", 0, id="init"),
+        pytest.param(desk(setup=OOPS), "EnvError: Broken.setup: RuntimeError: oops", 0, id="setup"),
+        pytest.param(desk(step=OOPS), "EnvError: Broken.step: RuntimeError: oops", 1, id="step"),
+        pytest.param(desk(step=raising(TimeoutError, "x")), "EnvError: Broken.step: TimeoutError: x", 1, id="timeout"),
+        pytest.param(desk(see=DEAD), "SandboxError: the box died", 1, id="box"),
+        pytest.param(desk(score=OOPS), "EnvError: Broken.score: RuntimeError: oops", 2, id="reward"),
+        pytest.param(desk(close=OOPS), "EnvError: Broken.close: RuntimeError: oops", 2, id="close"),
+        pytest.param(
+            desk(reset=giving(None)), r"EnvError: Broken.reset: must return \(messages", 0, id="reset_gives_nothing"
+        ),
+        pytest.param(
+            desk(step=giving(None)),
+            r"EnvError: Broken.step: must return StepResult\(messages",
+            1,
+            id="step_gives_nothing",
+        ),
+        pytest.param(desk(step=giving(NONSENSE)), "EnvError: .*content", 1, id="a_message_without_content"),
+        pytest.param(desk(step=giving(NO_NUMBER)), "EnvError: .*nan", 1, id="a_reward_that_is_no_number"),
+        pytest.param(desk(score=giving({"x": float("inf")})), "EnvError: .*inf", 2, id="an_infinite_score"),
+        pytest.param(Undocumented, "EnvError: .*needs a docstring", 0, id="a_tool_without_a_docstring"),
+        pytest.param(
+            desk(limits=ag.Limits(turns=1, seconds=0.01), score=forever),
+            "EnvError: Broken.score: TimeoutError",
+            1,
+            id="a_score_that_never_comes",
+        ),
+        pytest.param(
+            desk(limits=ag.Limits(context_tokens=5)),
+            "ContextOverflow: .* fills the 5 tokens of limits.context_tokens",
+            0,
+            id="prompt",
+        ),
+    ],
+)
+async def test_a_failing_env_is_a_rollout_without_a_reward_that_keeps_its_segments(
+    env: type[Desk], error: str, written: int, boxes: FakeBoxes
+) -> None:
+    played = await ag.rollout(env, TASK, Scripted(SCRIPT), boxes=boxes)
+    assert (played.reward, played.stop_reason) == (None, "error")
+    assert re.match(error, played.error or "")
+    assert len(played.messages) == written
+    assert boxes.leased == []
+
+
+async def test_a_failing_tool_is_an_answer_and_the_rollout_is_scored(boxes: FakeBoxes) -> None:
+    played = await ag.rollout(desk(see=OOPS), TASK, Scripted(SCRIPT), boxes=boxes)
+    assert (played.reward, played.stop_reason, played.metrics["tool_errors"]) == (1.0, "answer", 1)
+
+
+class Faulty(Scripted):
+    """Plays one reply and then does as it was told."""
+
+    def __init__(self, then: Callable[..., Any], *, method: str = "generate") -> None:
+        super().__init__(SCRIPT)
+        self.then, self.method = then, method
+
+    async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+        if self.method == "generate" and b"nothing" in bytes(i % 256 for i in token_ids):
+            await self.then()
+            return Completion(token_ids=np.ones(1, np.int64), logprobs=np.zeros(0, np.float32), finish_reason="stop")
+        return await super().generate(token_ids, **given)
+
+    async def release(self, session: str) -> None:
+        if self.method == "release":
+            await self.then()
+        await super().release(session)
+
+
+class Aborting(Scripted):
+    async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+        whole = await super().generate(token_ids, **given)
+        return Completion(token_ids=whole.token_ids[:2], logprobs=whole.logprobs[:2], finish_reason="abort")
+
+
+@pytest.mark.parametrize(
+    ("engine", "error", "written"),
+    [
+        pytest.param(Faulty(OOPS), "EngineError: generate: RuntimeError: oops", 1, id="raises"),
+        pytest.param(Faulty(giving(None)), "EngineError: generate: ValueError: logprobs: 0 for 1", 1, id="no_logprobs"),
+        pytest.param(Aborting(SCRIPT), "EngineError: the engine aborted the turn", 0, id="aborts_in_mid_turn"),
+        pytest.param(Faulty(OOPS, method="release"), "EngineError: release: .*oops", 2, id="cannot_release"),
+    ],
+)
+async def test_a_failing_engine_is_a_rollout_without_a_reward_that_keeps_its_finished_turns(
+    engine: Scripted, error: str, written: int, boxes: FakeBoxes
+) -> None:
+    env = desk()
+    played = await ag.rollout(env, TASK, engine, boxes=boxes)
+    assert (played.reward, len(played.messages)) == (None, written)
+    assert re.match(error, played.error or "")
+    assert (len(env.closed), boxes.leased) == (1, [])
+
+
+@pytest.mark.parametrize(("kind", "named"), [(SandboxError, "SandboxError: none"), (OSError, "SandboxError: .*none")])
+async def test_a_box_that_cannot_be_had_is_a_rollout_without_a_reward(kind: type[Exception], named: str) -> None:
+    def refuse() -> Box:
+        raise kind("none")
+
+    played = await ag.rollout(desk(), TASK, Scripted(SCRIPT), boxes=FakeBoxes(refuse))
+    assert (played.reward, played.segments) == (None, ())
+    assert re.match(named, played.error or "")
+
+
+async def test_what_a_tool_echoes_need_not_be_whole_characters(boxes: FakeBoxes) -> None:
+    played = await ag.rollout(desk(see=giving("\ud83d")), TASK, Scripted(SCRIPT), boxes=boxes)
+    assert played.reward == 1.0
+
+
+class Watched(FakeBoxes):
+    """Says when a rollout waits for a box that never comes free."""
+
+    def __init__(self, reached: asyncio.Event) -> None:
+        super().__init__()
+        self.reached = reached
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Box]:
+        self.reached.set()
+        await asyncio.Event().wait()
+        yield FakeBox()
+
+
+@pytest.mark.parametrize("where", ["lease", "setup", "generate", "see", "score", "close"])
+async def test_a_cancelled_rollout_closes_its_env_gives_its_box_back_and_stays_cancelled(where: str) -> None:
+    reached = asyncio.Event()
+
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        reached.set()
+        await asyncio.Event().wait()
+
+    env = desk(**({where: wait} if where not in ("lease", "generate") else {}))
+    boxes = Watched(reached) if where == "lease" else FakeBoxes()
+    engine = Faulty(wait) if where == "generate" else Scripted(SCRIPT)
+    playing = asyncio.create_task(ag.rollout(env, TASK, engine, boxes=boxes))
+    await reached.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert len(env.closed) == (0 if where == "close" else 1)
+    assert boxes.leased == []
+    assert engine._played == {}
+
+
+async def test_a_close_that_fails_does_not_swallow_a_cancellation(boxes: FakeBoxes) -> None:
+    reached = asyncio.Event()
+
+    async def wait() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    playing = asyncio.create_task(ag.rollout(desk(close=OOPS), TASK, Faulty(wait), boxes=boxes))
+    await reached.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert boxes.leased == []

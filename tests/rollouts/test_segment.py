@@ -1,0 +1,253 @@
+"""What is kept when a context is cut, and which limits end or repeat a rollout."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.boxes import Box
+from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
+from agentgym.environments.context_policies import KeepLast, KeepPrompt, Window, last_turns
+from agentgym.environments.limits import Limits
+from agentgym.errors import EngineError, SandboxError
+from agentgym.messages import Message
+from agentgym.rollouts.segment import OpenSegment
+from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.types import Completion, Rollout, Segment
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
+DECODE = ByteTokenizer().decode
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+class Desk(ag.Env[ag.Task]):
+    """Answers each turn with an echo."""
+
+    async def step(self, action: Message) -> ag.StepResult:
+        return ag.StepResult([user(f"you said {action['content']}")], 0.0, action["content"] == "bye", False, {})
+
+
+def shown(segment: Segment) -> str:
+    return DECODE(segment.token_ids[: segment.turns[0].start].tolist())
+
+
+async def play(replies: Any, **settings: Any) -> Rollout:
+    engine = replies if isinstance(replies, Scripted) else Scripted(replies)
+    return await ag.rollout(type("Desk", (Desk,), settings), TASK, engine)
+
+
+async def test_a_window_carries_the_prompt_and_the_last_turns_and_trains_them_once() -> None:
+    played = await play([*map(say, "abcd"), say("bye")], context=Window(at=None, turns=3, keep=1))
+    first, second = played.segments
+    assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("rerender", 0)]
+    assert "Go." in shown(second)
+    assert "you said c" in shown(second)
+    assert "you said b" not in shown(second)
+    assert (len(first.turns), len(second.turns), played.metrics["slides"]) == (3, 2, 1)
+    assert played.sampled_tokens == 4 * 2 + 4
+
+
+async def test_a_window_slides_when_the_context_is_full_enough() -> None:
+    limits = Limits(context_tokens=300)
+    played = await play([*[say("x" * 40)] * 4, say("bye")], context=Window(at=0.5, keep=1), limits=limits)
+    assert played.stop_reason == "done"
+    assert len(played.segments) > 1
+
+
+async def test_what_a_compaction_keeps_is_a_policy() -> None:
+    compact = ag.Compact(at=None, turns=2, keep=KeepLast(1))
+    played = await play([say("a"), say("b"), say("all so far"), say("bye")], context=compact)
+    assert shown(played.segments[1]) == ByteTokenizer().render(
+        [user("Go.\nall so far"), say("b"), user("you said b")], [], generation=True
+    )
+    assert played.segments[1].kind == "compaction"
+
+
+async def test_any_function_can_be_the_policy_and_its_failure_is_the_envs() -> None:
+    own = ag.Compact(at=None, turns=1, keep=lambda first, since, summary: [user(f"{len(since)} {summary}")])
+    played = await play([say("a"), say("sum"), say("bye")], context=own)
+    assert "2 sum" in shown(played.segments[1])
+    broken = ag.Compact(at=None, turns=1, keep=lambda first, since, summary: [first[7]])
+    failed = await play([say("a"), say("sum")], context=broken)
+    assert str(failed.error).startswith(
+        "EnvError: Desk: keep: IndexError: list index out of range, at test_segment.py:"
+    )
+
+
+class Loud(ag.ToolEnv[ag.Task]):
+    """Its tool's answer takes so much of the context."""
+
+    limits = Limits(turns=9, context_tokens=2000)
+    size = 0
+
+    @ag.tool
+    def look(self) -> str:
+        """Look."""
+        return "x" * self.size
+
+    @ag.reward
+    def one(self) -> float:
+        return 1.0
+
+
+def looks(text: str) -> Message:
+    return say("nothing yet") if "Summarise" in text[-200:] else call("look")
+
+
+@pytest.mark.parametrize("policy", [ag.Compact(), ag.Compact(at=None, turns=50), Window(keep=1)])
+@pytest.mark.parametrize("size", [200, 300, 400, 500, 600, 900])
+async def test_answers_of_any_part_of_the_context_are_cut_before_they_overflow_it(policy: Any, size: int) -> None:
+    env = type("Loud", (Loud,), {"context": policy, "size": size})
+    played = await ag.rollout(env, TASK, Scripted(looks))
+    assert (played.stop_reason, played.metrics["turns"]) == ("turns", 9)
+    assert max(len(s.token_ids) for s in played.segments) <= 2000
+    assert played.metrics.get("compactions", 0) + played.metrics.get("slides", 0) > 0
+
+
+async def test_an_answer_that_does_not_fit_is_read_behind_the_summary_with_the_turn_that_asked_for_it() -> None:
+    limits = Limits(turns=3, context_tokens=2000)
+    env = type("Loud", (Loud,), {"context": ag.Compact(keep=KeepLast(1)), "size": 700, "limits": limits})
+    played = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), say("so far"), call("look")]))
+    first, second = played.segments
+    assert [turn.message["content"] for turn in first.turns] == ["", "", "so far"]
+    assert "Go.\nso far" in shown(second)
+    assert (shown(second).count('"look"'), shown(second).count("x" * 700)) == (2 + 1, 2)  # the tool's schema, two calls
+    assert (played.metrics["compactions"], played.metrics["answers_carried"]) == (1, 1)
+    assert int(second.sampled.sum()) == second.turns[-1].stop - second.turns[0].start
+
+
+async def test_a_window_that_holds_all_there_is_stays_where_it_is() -> None:
+    env = type("Loud", (Loud,), {"context": Window(at=0.1, keep=1), "size": 300, "limits": Limits(turns=2)})
+    played = await ag.rollout(env, TASK, Scripted(looks))
+    assert (len(played.segments), played.metrics.get("slides")) == (1, None)
+
+
+async def test_a_refusal_of_the_template_names_the_messages_that_it_refused() -> None:
+    class Strict(ByteTokenizer):
+        def render(self, messages: Sequence[Message], tools: Any, *, generation: bool) -> str:
+            if any("Summarise" in message["content"] for message in messages):
+                raise ValueError("no summaries")
+            return super().render(messages, tools, generation=generation)
+
+    engine = Scripted([say("a"), say("sum")], tokenizer=Strict())
+    played = await play(engine, context=ag.Compact(at=None, turns=1))
+    assert (played.error or "").startswith("EnvError: Desk: the instruction of Compact: ValueError: no summaries")
+
+
+def test_the_prompt_is_kept_with_the_summary_behind_its_last_user_message() -> None:
+    system = Message(role="system", content="Be kind.")
+    assert KeepPrompt()([system, user("Go.")], [], "so far") == [system, user("Go.\nso far")]
+    assert KeepPrompt()([system], [], "so far") == [system, user("so far")]
+
+
+def test_the_last_turns_come_with_their_answers() -> None:
+    told = [say("a"), user("1"), say("b"), user("2"), user("3"), say("c")]
+    assert last_turns(told, 2) == told[2:]
+    assert last_turns([user("1")], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: Window(at=None), "at: give"),
+        (lambda: Window(at=1.5), "at: must lie"),
+        (lambda: Window(keep=0), "keep: must be at least 1"),
+        (lambda: Window(turns=2, keep=2), "keep: must be less than turns"),
+        (lambda: KeepLast(0), "turns: must be at least 1"),
+        (lambda: Limits(tokens=0), "tokens: must be positive"),
+        (lambda: Limits(retries=-1), "retries: must not be negative"),
+    ],
+)
+def test_a_policy_that_means_nothing_names_its_field(make: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=f"^{error}"):
+        make()
+
+
+class Shaky(Scripted):
+    """Fails on the given requests, counted from 0."""
+
+    def __init__(self, replies: Any, *fails: int) -> None:
+        super().__init__(replies)
+        self.fails, self.asked = fails, 0
+
+    async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+        self.asked += 1
+        if self.asked - 1 in self.fails:
+            raise EngineError("shaky")
+        return await super().generate(token_ids, **given)
+
+
+async def test_an_engine_that_fails_before_the_first_action_is_asked_again_from_nothing() -> None:
+    played = await play(Shaky([say("bye")], 0, 1), limits=Limits(retries=2))
+    assert (played.stop_reason, played.metrics["retries"], len(played.segments)) == ("done", 2, 1)
+    assert len(played.segments[0].turns) == 1
+
+
+async def test_retries_end() -> None:
+    engine = Shaky([say("bye")], 0, 1, 2)
+    played = await play(engine, limits=Limits(retries=1))
+    assert (played.reward, engine.asked) == (None, 2)
+
+
+async def test_nothing_is_tried_again_once_an_action_reached_the_env() -> None:
+    engine = Shaky([say("a"), say("bye")], 1)
+    played = await play(engine, limits=Limits(retries=5))
+    assert (played.error, engine.asked) == ("EngineError: shaky", 2)
+
+
+async def test_a_failing_env_is_not_tried_again() -> None:
+    made: list[int] = []
+
+    async def reset(self: Desk, **given: Any) -> Any:
+        made.append(1)
+        raise RuntimeError("oops")
+
+    played = await play([say("bye")], reset=reset, limits=Limits(retries=5))
+    assert (len(made), played.reward) == (1, None)
+
+
+async def test_each_attempt_has_a_box_of_its_own() -> None:
+    def box() -> Box:
+        if len(pool.made) < 1:
+            pool.made.append(FakeBox())
+            raise SandboxError("none")
+        return FakeBox()
+
+    pool = FakeBoxes(box)
+    env = type("Boxed", (Desk,), {"sandbox": ag.AnyBox(), "limits": Limits(retries=1)})
+    played = await ag.rollout(env, TASK, Scripted([say("bye")]), boxes=pool)
+    assert (played.error, len(pool.made), pool.leased) == (None, 2, [])
+
+
+async def test_an_engine_that_samples_more_than_it_was_asked_for_fails_the_rollout() -> None:
+    class Greedy(Scripted):
+        async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+            return await super().generate(token_ids, **(given | {"max_tokens": 10**6}))
+
+    played = await play(Greedy([say("x" * 50)]), limits=Limits(turn_tokens=20))
+    assert played.error == "EngineError: the engine sampled 51 ids where 20 were asked for"
+
+
+async def test_the_reward_of_a_step_is_noted_at_its_turn() -> None:
+    async def step(self: Desk, action: Message) -> ag.StepResult:
+        return ag.StepResult([user("on")], 0.25, action["content"] == "bye", False, {})
+
+    played = await play([say("a"), say("b"), say("bye")], step=step)
+    assert [t.reward for t in played.segments[0].turns] == [0.25, 0.25, 0.25]
+    assert played.reward == 0.75
+
+
+def test_a_realigned_turn_keeps_what_it_sampled_before() -> None:
+    segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=9, token_ids=[1, 2, 3])
+    sampled = Completion(token_ids=np.array([10, 11]), logprobs=np.array([-0.5, -0.7]), finish_reason="stop")
+    segment.append(sampled, [10, 11], say(""), seconds=0.0, number=0)
+    assert segment.realign(4, [12, 20])
+    closed = segment.close()
+    assert closed.token_ids.tolist() == [1, 2, 3, 10, 12, 20]
+    assert closed.sampled.tolist() == [False, False, False, True, False, False]
+    assert closed.logprobs[3] == -0.5

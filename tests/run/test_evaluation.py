@@ -1,0 +1,72 @@
+"""Evaluations: what was played, how much of it was solved, what failed."""
+
+import math
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, say
+from agentgym.run.evaluation import Evaluation
+from agentgym.scheduling.run_groups import Groups
+from agentgym.types import Group, Rollout
+
+
+class Guess(ag.ToolEnv[ag.Task]):
+    """Worth 1 where the answer is the task's id."""
+
+    @classmethod
+    def tasks(cls, split: str) -> list[ag.Task]:
+        first = 0 if split == "train" else 100
+        return [ag.Task(id=str(first + i), prompt=({"role": "user", "content": "?"},)) for i in range(5)]
+
+    @ag.reward
+    def right(self) -> float:
+        if self.answer == "break":
+            raise ValueError("judge is down")
+        return float(self.answer == self.task.id)
+
+
+def group(name: str, *rewards: float | None) -> Group:
+    made = [
+        Rollout(
+            rollout_id=f"{name}/{i}",
+            group_id=name,
+            segments=(),
+            reward=reward,
+            stop_reason="answer",
+            error="down" if reward is None else None,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+    return Group(group_id=name, rollouts=tuple(made))
+
+
+async def test_the_held_out_tasks_are_played_k_times_each() -> None:
+    played = await ag.evaluate(Guess, Scripted(lambda text: say("101")), n=3, k=2)
+    assert played.rewards == {"100": (0.0, 0.0), "101": (1.0, 1.0), "102": (0.0, 0.0)}
+    assert played.reward == pytest.approx(1 / 3)
+    assert played.pass_at(1) == played.pass_at(2) == pytest.approx(1 / 3)
+    assert len(played.rollouts) == 6
+    assert (played.failed, played.failures) == (0, [])
+
+
+async def test_given_tasks_are_played_instead() -> None:
+    played = await ag.evaluate(Guess, Scripted(lambda text: say("1")), tasks=Guess.tasks("train")[:2])
+    assert played.rewards == {"0": (0.0,), "1": (1.0,)}
+
+
+def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_solved_one() -> None:
+    rewards = {"a": (1.0, 0.0, 0.0, 0.0), "b": (1.0, 1.0, 0.0, None), "c": (0.0, None, None, None)}
+    played = Evaluation(groups=Groups([group(name, *of) for name, of in rewards.items()]), k=4)
+    assert played.pass_at(1) == pytest.approx((1 / 4 + 2 / 3 + 0) / 3)
+    assert played.pass_at(2) == pytest.approx((1 / 2 + 1) / 2)  # c has one scored rollout
+    assert played.pass_at(4) == pytest.approx(1.0)
+    assert played.failures == [("down", 4)]
+    assert math.isnan(Evaluation(groups=Groups([group("c", None)]), k=1).reward)
+
+
+async def test_what_cannot_be_played_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^n, k: must be at least 1"):
+        await ag.evaluate(Guess, Scripted([]), n=0)
+    with pytest.raises(ValueError, match=r"^k: must be in 1\.\.2"):
+        Evaluation(groups=Groups([group("a", 1.0)]), k=2).pass_at(3)

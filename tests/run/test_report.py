@@ -1,0 +1,189 @@
+"""What a run says at its end, on the real engine and trainer: nothing was learned, and why."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.environments.env import Split
+from agentgym.run.log import Log
+
+ROOT = Path(__file__).parents[2]
+
+
+def task(number: int) -> ag.Task:
+    return ag.Task(id=f"t{number}", prompt=(ag.Message(role="user", content=f"Start at key {number}."),))
+
+
+class Constant(ag.ToolEnv[ag.Task]):
+    """Its tool is broken, and its reward is always the same; the judge is down for a quarter of the tasks."""
+
+    limits = ag.Limits(turns=2)
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[ag.Task]:
+        return ag.Procedural(task, range(10, 50) if split == "train" else range(50, 90))
+
+    @ag.tool
+    async def python(self, code: str) -> str:
+        """Run Python code."""
+        raise AttributeError("no interpreter")
+
+    @ag.reward
+    def constant(self) -> float:
+        if int(self.task.id[1:]) % 4 == 0:
+            raise ValueError("judge is down")
+        return 0.5
+
+
+class Taskless(ag.ToolEnv[ag.Task]):
+    """Nothing to train on."""
+
+
+SETTINGS = ag.Run(
+    recipe="constant",
+    env=f"{__name__}:Constant",
+    model="tiny",
+    engine=ag.LocalConfig(slots=8),
+    train=ag.TrainConfig(temperature=0.7, device="cpu"),
+    steps=2,
+    prompts=4,
+    group_size=2,
+    max_tokens=40,
+    eval_tasks=2,
+)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The name of an env class of this file, wherever pytest has imported it from."""
+    module = sys.modules[__name__]
+    monkeypatch.setitem(sys.modules, "report_envs", module)
+    return "report_envs:{}".format
+
+
+async def test_a_run_that_learned_nothing_says_so_and_why(
+    tmp_path: Path, made: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = await ag.learn(replace(SETTINGS, env=made("Constant"), out=tmp_path))
+    assert summary["optimizer_steps"] == 0
+    assert summary["groups_without_signal"] > 0
+    assert summary["failed"] == sum(summary["failures"].values()) > 0
+    assert all("judge is down" in text for text in summary["failures"])
+    assert summary["tool_errors"]["python"] > 0
+    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
+    said = capsys.readouterr().err
+    for reason in ("No optimizer step", "The reward never varied", "The tool 'python' failed in", "judge is down"):
+        assert said.count(f"WARNING: {reason}") == 1 or reason == "judge is down"
+        assert reason in said
+
+
+async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Callable[[str], str]) -> None:
+    seen: list[tuple[int, dict[str, float]]] = []
+    run = replace(SETTINGS, env=made("Constant"), out=tmp_path)
+    summary = await ag.learn(run, sinks=[lambda step, figures: seen.append((step, dict(figures)))])
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    held_out = [row for row in rows if "eval/reward" in row]
+    assert held_out == [
+        {"step": 0, "eval/reward": summary["eval_before"]},
+        {"step": 2, "eval/reward": summary["eval_after"]},
+    ]
+    assert [step for step, _ in seen] == [0, 0, 1, 2]
+
+
+async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, made: Callable[[str], str]
+) -> None:
+    run = replace(SETTINGS, env=made("Taskless"), model="no/such-model", out=tmp_path)
+    with pytest.raises(ValueError, match=r"^env: Taskless says nothing of its tasks; give it `@classmethod"):
+        await ag.learn(run)
+    with pytest.raises(ValueError, match=r"^prompts: .* has 40 tasks, at least 99"):
+        await ag.learn(replace(run, env=made("Constant"), prompts=99))
+
+
+def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) -> None:
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    with Log(tmp_path, steps=1) as log:
+        log(0, {"reward": 0.5, "train/loss": float("nan"), "train/grad_norm": float("inf")})
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert row == {"step": 0, "reward": 0.5, "train/loss": None, "train/grad_norm": None, "figures_not_finite": 2}
+
+
+def test_stderr_that_is_a_file_has_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Log(tmp_path, steps=2) as log:
+        for step in range(2):
+            log.note("rollouts")
+            log(step, {"reward": 0.5})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 1/2", "step 2/2"]
+    assert "reward 0.50 (last 5: 0.50)" in lines[0]
+
+
+RECIPE = """
+from dataclasses import dataclass, field
+import agentgym as ag
+
+@dataclass(frozen=True, kw_only=True)
+class Adding(ag.Run):
+    recipe: str = "adding"
+    env: str = "my_env:Adder"
+    model: str = "tiny"
+    steps: int = 1
+    prompts: int = 2
+    group_size: int = 2
+    eval_tasks: int = 2
+    train: ag.TrainConfig = field(default_factory=lambda: ag.TrainConfig(lr=1e-3))
+
+if __name__ == "__main__":
+    ag.main(Adding)
+"""
+ENV = """
+import agentgym as ag
+
+class Adder(ag.ToolEnv[ag.Task]):
+    @classmethod
+    def tasks(cls, split):
+        numbers = range(50) if split == "train" else range(50, 60)
+        return ag.Procedural(lambda n: ag.Task(id=str(n), prompt=({"role": "user", "content": f"{n} + 1?"},)), numbers)
+
+    @ag.reward
+    def short(self) -> float:
+        return 1 / (1 + len(self.answer or ""))
+"""
+
+
+def in_a_folder_of_its_own(folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "adding.py").write_text(RECIPE)
+    (folder / "my_env.py").write_text(ENV)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "adding.py", *flags]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_path: Path) -> None:
+    done = in_a_folder_of_its_own(tmp_path, "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["steps"] == 1
+    folder = tmp_path / summary["out"]
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"adapter", "checkpoints", "metrics.jsonl", "settings.json", "summary.json"}
+    kept = json.loads((folder / "settings.json").read_text())
+    assert kept["settings"]["max_tokens"] == 8
+    assert kept["versions"]["torch"]
+
+
+def test_a_setting_that_means_nothing_is_refused_on_the_command_line(tmp_path: Path) -> None:
+    done = in_a_folder_of_its_own(tmp_path, "--group-size", "1")
+    assert done.returncode == 2
+    assert "group_size: one rollout" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,337 @@
+"""Runs that were stopped and resumed, on the real engine and the real trainer."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import agentgym as ag
+from agentgym.environments.env import Split
+from agentgym.run.log import Log
+from agentgym.run.loop import learn
+from agentgym.run.settings import refuse_changes, write_settings
+from agentgym.train.learner import Learner
+
+MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+OWN = """
+import asyncio, os, signal, sys
+from dataclasses import replace
+import agentgym as ag
+from agentgym.run.log import Log
+from tests.run.test_resume import SETTINGS
+
+note = Log.note
+def interrupted(self, doing):
+    note(self, doing)
+    if doing == "training" and len(self.rows) == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+Log.note = interrupted
+asyncio.run(ag.learn(replace(SETTINGS, out=sys.argv[1], eval_tasks=0)))
+"""
+CLOCKS = {"train/seconds", "rollout/seconds", "oversample/length_bias"}
+"""What a log holds of wall time."""
+
+
+def task(number: int) -> ag.Task:
+    return ag.Task(id=f"t{number}", prompt=(ag.Message(role="user", content=f"Start at key {number}."),))
+
+
+@ag.register("terse")
+class Terse(ag.ToolEnv[ag.Task]):
+    """Worth more the shorter the answer is; no sandbox."""
+
+    limits = ag.Limits(turns=2)
+    on_reset: ClassVar[Callable[[], object] | None] = None
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[ag.Task]:
+        return ag.Procedural(task, range(10, 99))
+
+    async def setup(self) -> None:
+        self.asked = 0
+        if Terse.on_reset is not None:
+            Terse.on_reset()
+
+    @ag.tool
+    async def python(self, code: str) -> str:
+        """Run Python code."""
+        self.asked += len(code)
+        return f"see {len(code)}"
+
+    @ag.reward
+    def terse(self) -> float:
+        return -float(len(self.answer or "") + self.asked)
+
+
+# One rollout at a time: then float noise is the same too.
+SETTINGS = ag.Run(
+    recipe="terse",
+    env="terse",
+    model=MODEL,
+    engine=ag.LocalConfig(slots=1),
+    train=ag.TrainConfig(temperature=0.7, rollouts_per_step=4, device="cpu"),
+    steps=4,
+    prompts=2,
+    group_size=3,
+    max_tokens=12,
+    eval_tasks=2,
+    save_every=2,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ag.Run:
+    return replace(SETTINGS, out=tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The run that nobody stopped: its folder and its summary."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, asyncio.run(learn(replace(SETTINGS, out=out)))
+
+
+def figures(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "eval/reward" not in row]
+    return [{name: value for name, value in row.items() if name not in CLOCKS} for row in rows]
+
+
+def adapter(folder: Path) -> dict[str, Any]:
+    return dict(load_file(folder / "adapter" / "adapter_model.safetensors"))
+
+
+def resumed(run: ag.Run, **changes: Any) -> ag.Run:
+    return replace(run, out=None, resume=run.out, **changes)
+
+
+def folder(run: ag.Run) -> Path:
+    assert run.out is not None
+    return run.out
+
+
+def steps(run: ag.Run) -> list[str]:
+    return sorted(path.name for path in (folder(run) / "checkpoints").iterdir())
+
+
+async def stop(run: ag.Run, rollouts: int) -> None:
+    """Interrupt the run, as Ctrl-C does, when this many rollouts have begun."""
+    job = asyncio.create_task(learn(run))
+    begun = iter(range(rollouts))
+
+    def one_more() -> None:
+        if next(begun, None) is None:
+            job.cancel()
+
+    Terse.on_reset = one_more
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            await job
+    finally:
+        Terse.on_reset = None
+
+
+async def test_a_run_in_two_parts_is_the_run_in_one(run: ag.Run, whole: tuple[Path, dict[str, Any]]) -> None:
+    await learn(replace(run, steps=2))
+    parts = await learn(resumed(run))
+    assert figures(folder(run)) == figures(whole[0])
+    assert [row["step"] for row in figures(folder(run))] == [0, 1, 2, 3]
+    theirs = adapter(whole[0])
+    assert all(np.array_equal(tensor, theirs[name]) for name, tensor in adapter(folder(run)).items())
+    same = ("reward_first", "reward_last", "steps", "rollouts", "eval_before", "eval_after")
+    assert {name: parts[name] for name in same} == {name: whole[1][name] for name in same}
+    assert figures(folder(run))[0]["train/optimizer_steps"] > 0
+
+
+async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_air(
+    run: ag.Run, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    await stop(run, 2 + 3 * 6 + 2)  # the evaluation, three steps, and two rollouts of the fourth
+    assert steps(run) == ["step-000002", "step-000003"]
+    await learn(resumed(run))
+    assert figures(folder(run)) == figures(whole[0])
+
+
+async def test_a_truncated_checkpoint_is_named_and_the_run_goes_on_from_the_one_before_it(
+    run: ag.Run, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    await learn(run)
+    assert steps(run) == ["step-000002", "step-000004"]
+    state = folder(run) / "checkpoints" / "step-000004" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match=r"step-000004 is not used: state\.pt has \d+ bytes of \d+"):
+        await learn(resumed(run))
+    assert figures(folder(run)) == figures(whole[0])
+
+
+async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run: ag.Run) -> None:
+    ahead = replace(run, staleness=1, save_every=1, eval_tasks=0, engine=ag.LocalConfig(slots=4))
+    await learn(replace(ahead, steps=2))
+    await learn(resumed(ahead, steps=5))
+    rows = figures(folder(run))
+    for kind in ("rollouts", "groups", "requests"):
+        of = {n: [row[f"{kind}/{n}"] for row in rows] for n in ("started", "resumed", "finished", "dropped", "failed")}
+        carried = [row[f"{kind}/carried"] for row in rows]
+        assert of["resumed"] == [0, *carried[:-1]]
+        assert sum(of["started"]) == sum(of["finished"]) + sum(of["dropped"]) + sum(of["failed"]) + carried[-1]
+    assert [row["rollouts/finished"] for row in rows] == [6] * 5
+
+
+async def test_only_as_many_checkpoints_as_asked_for_stay(run: ag.Run) -> None:
+    await learn(replace(run, save_every=1, keep=3, eval_tasks=0))
+    assert steps(run) == ["step-000002", "step-000003", "step-000004"]
+
+
+async def test_without_an_interval_the_last_step_alone_is_kept(run: ag.Run) -> None:
+    await learn(replace(run, steps=2, save_every=0, eval_tasks=0))
+    assert steps(run) == ["step-000002"]
+
+
+async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run) -> None:
+    await learn(replace(run, steps=1, eval_tasks=0))
+    changed = resumed(run, seed=1, train=replace(run.train, lora_alpha=64, rslora=True))
+    with pytest.raises(ValueError, match=r"^resume: ") as refused:
+        await learn(changed)
+    for said in (
+        "seed: the run has 0, not 1",
+        "train.lora_alpha: the run has 32, not 64",
+        "train.rslora",
+        "agentgym merge",
+    ):
+        assert said in str(refused.value)
+    with pytest.raises(ValueError, match=r"^out: .* holds a run's checkpoints; resume that run"):
+        await learn(run)
+
+
+async def test_a_folder_of_no_run_is_a_clear_error(run: ag.Run) -> None:
+    with pytest.raises(ValueError, match=r"^resume: .* is no folder of a run, its settings\.json"):
+        await learn(resumed(run))
+
+
+async def test_a_run_that_was_stopped_before_its_first_step_was_done_begins_again(
+    run: ag.Run, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    await stop(run, 2 + 3)  # the evaluation, and half of the first step
+    assert not (folder(run) / "checkpoints").exists()
+    await learn(resumed(run))
+    assert figures(folder(run)) == figures(whole[0])
+
+
+@pytest.mark.parametrize("changes", [{"save_every": 1}, {"train": replace(SETTINGS.train, lr=1e-4)}, {"box": "unsafe"}])
+def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_settings(tmp_path, SETTINGS)
+    refuse_changes(tmp_path, replace(SETTINGS, resume=tmp_path, steps=9, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"advantage": "grpo"}, {"credit": "turns"}, {"env": "chase"}, {"model": "tiny"}, {"prompts": 3}, {"staleness": 1}]
+    + [{"train": replace(SETTINGS.train, **of)} for of in ({"lora_rank": 4}, {"betas": (0.5, 0.9)}, {"dora": True})],
+)
+def test_what_makes_another_policy_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_settings(tmp_path, SETTINGS)
+    name = next(iter(changes))
+    with pytest.raises(ValueError, match=rf"begun with other settings; {name}(\.\w+)?: the run has .*, not "):
+        refuse_changes(tmp_path, replace(SETTINGS, **changes))
+
+
+async def test_a_step_that_is_being_trained_when_the_stop_comes_is_lost_alone(
+    run: ag.Run, whole: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job: asyncio.Task[Any] | None = None
+    train, calls = Learner.train, iter(range(9))
+
+    def stopped(self: Learner, samples: Any) -> dict[str, float]:
+        if next(calls) == 1:
+            assert job is not None
+            job.get_loop().call_soon_threadsafe(job.cancel)
+        return train(self, samples)
+
+    monkeypatch.setattr(Learner, "train", stopped)
+    job = asyncio.create_task(learn(replace(run, save_every=0)))
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert steps(run) == ["step-000001"]
+    assert adapter(folder(run))
+    await learn(resumed(run))
+    assert figures(folder(run)) == figures(whole[0])
+
+
+async def test_a_run_that_fails_keeps_its_last_finished_step(run: ag.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, calls = Learner.train, iter(range(9))
+
+    def broken(self: Learner, samples: Any) -> dict[str, float]:
+        if next(calls) == 1:
+            raise RuntimeError("out of memory")
+        return train(self, samples)
+
+    monkeypatch.setattr(Learner, "train", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await learn(replace(run, save_every=0))
+    assert steps(run) == ["step-000001"]
+
+
+def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(OWN)
+    words = [sys.executable, str(script), str(tmp_path / "run")]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert len(done.stderr.split("Traceback", 1)[1].splitlines()) < 40
+    assert (tmp_path / "run" / "checkpoints" / "step-000001").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("keep", {"keep": 0}),
+        ("save_every", {"save_every": -1}),
+        ("out", {"resume": Path("other")}),
+        ("out", {"out": 3}),
+        ("advantage", {"advantage": "gae"}),
+        ("credit", {"credit": "tokens"}),
+        ("group_size", {"group_size": 1}),
+        ("prompts", {"prompts": 0}),
+        ("steps", {"steps": -1}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("probe_tolerance", {"probe_tolerance": float("nan")}),
+        ("box", {"box": "vm"}),
+        ("engine", {"engine": 3}),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_by_name(run: ag.Run, field: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{field}"):
+        replace(run, **changes)
+
+
+def test_a_folder_may_be_given_as_text(run: ag.Run) -> None:
+    assert replace(run, out="runs/x").out == Path("runs/x")  # type: ignore[arg-type]  # as users write it
+
+
+def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None:
+    lines = [json.dumps({"step": step, "reward": step / 10, "rollouts/started": 2}) for step in range(4)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 4, "rew')  # it died while writing
+    with Log(tmp_path, steps=5, done=3) as log:
+        assert [row["reward"] for row in log.rows] == [0.0, 0.1, 0.2]
+        log(3, {"reward": 0.5, "rollouts/started": 2})
+    assert [json.loads(line)["reward"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        0.0,
+        0.1,
+        0.2,
+        0.5,
+    ]
+
+
+def test_steps_that_are_missing_in_the_log_are_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="has 0 of the 2 steps"), Log(tmp_path, steps=5, done=2) as log:
+        assert log.rows == []

@@ -1,0 +1,207 @@
+"""A thousand rollouts with everything that goes wrong (vectors T15): no length differs, and every count adds up."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+import agentgym as ag
+from agentgym.boxes import ExecResult, HostFunction
+from agentgym.engines.scripted import Reply, Scripted, call, raw, say
+from agentgym.environments.env import Split
+from agentgym.errors import EngineError, SandboxError
+from agentgym.messages import Message
+from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.scheduling.run_groups import Groups
+from agentgym.types import Completion, Rollout
+
+FAULTS = (
+    "none",
+    "no_logprobs",
+    "nan_logprob",
+    "abort_in_mid_turn",
+    "engine_raises",
+    "too_many_ids",
+    "fails_at_first",
+    "fails_late",
+    "output_past_the_context",
+    "budget_0",
+    "box_dies",
+    "box_dies_in_a_kid",
+    "tool_raises",
+    "malformed_call",
+    "env_raises",
+)
+SCORED = {"none", "fails_at_first", "output_past_the_context", "budget_0", "tool_raises", "malformed_call"}
+GROUPS, EACH = 125, 8
+
+
+def fault_of(rollout_id: str) -> str:
+    return random.Random(rollout_id).choice(FAULTS)
+
+
+class Dying(FakeBox):
+    """Dies when it is told to, and can be told by a branch too."""
+
+    async def python(
+        self,
+        code: str,
+        *,
+        timeout_s: float = 10.0,
+        functions: Mapping[str, HostFunction] | None = None,
+        fresh: bool = False,
+    ) -> ExecResult:
+        if code == "die":
+            raise SandboxError("the box died")
+        return ExecResult(status="ok", exit_code=0, stdout=code, stderr="")
+
+
+class Desk(ag.ToolEnv[ag.Task]):
+    """Tools, sub-agents, forks, a small context and compaction, all at once."""
+
+    sandbox: ClassVar[Any] = ag.AnyBox()
+    limits = ag.Limits(turns=8, context_tokens=2400, turn_tokens=400, tokens=1200, retries=1)
+    context = ag.Compact(at=0.7)
+
+    @classmethod
+    def tasks(cls, split: Split) -> list[ag.Task]:
+        prompt = (Message(role="user", content="Go."),)
+        return [ag.Task(id=f"t{n}", prompt=prompt) for n in range(GROUPS)]
+
+    @ag.tool
+    async def python(self, code: str) -> str:
+        """Run code."""
+        return (await self.box.python(code)).text(limit=100_000) * (1000 if code == "flood" else 1)
+
+    @ag.tool
+    async def ask(self) -> str:
+        """Ask a sub-agent."""
+        async with self.fork("subagent", [Message(role="user", content="?")], tools=["python"], turns=2) as kid:
+            return await kid.run()
+
+    @ag.tool
+    async def split(self) -> str:
+        """Fork, with a branch of the box."""
+        async with self.fork("fork", [Message(role="tool", content="on", name="split")], box=True, turns=1) as kid:
+            return await kid.run()
+
+    @ag.tool
+    async def fail(self) -> str:
+        """Raise."""
+        raise RuntimeError("oops")
+
+    async def step(self, action: Message) -> ag.StepResult:
+        if action["content"] == "break":
+            raise RuntimeError("the env broke")
+        return await super().step(action)
+
+    @ag.reward
+    def length(self) -> float:
+        return float(len(self.answer or ""))
+
+
+SCRIPTS: dict[str, list[Reply]] = {
+    "output_past_the_context": [call("python", code="1"), call("python", code="flood"), say("never")],
+    "budget_0": [call("python", code="x" * 250)] * 9,
+    "box_dies": [call("python", code="1"), call("python", code="die")],
+    "box_dies_in_a_kid": [call("ask"), call("python", code="die")],
+    "tool_raises": [call("fail"), say("done")],
+    "malformed_call": [raw("<tool_call>\n{oops\n</tool_call>"), say("done")],
+    "env_raises": [call("python", code="1"), say("break")],
+}
+USUAL: list[Reply] = [call("python", code="1"), call("ask"), say("kid"), call("split"), say("branch"), say("done")]
+
+
+class Faulty(Scripted):
+    """Plays each rollout's script, and its fault."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.asked: Counter[str] = Counter()
+        self.given: Counter[str] = Counter()
+        """Ids that came back whole, by rollout; those of a first attempt that failed are taken back."""
+
+    def _next(self, token_ids: Sequence[int], session: str) -> Reply:
+        rollout_id = session.rpartition("/")[0]
+        self.replies = SCRIPTS.get(fault_of(rollout_id), USUAL)
+        return super()._next(token_ids, session)
+
+    async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+        rollout_id = given["session"].rpartition("/")[0]
+        fault = fault_of(rollout_id)
+        self.asked[rollout_id] += 1
+        nth = self.asked[rollout_id]
+        if (fault == "fails_at_first" and nth == 1) or (fault in ("engine_raises", "fails_late") and nth == 3):
+            raise EngineError("a dead server")
+        whole = await super().generate(token_ids, **given)
+        if nth == 2 and fault in BROKEN:
+            broken: Completion = BROKEN[fault](whole)
+            return broken
+        self.given[rollout_id] += len(whole.token_ids)
+        return whole
+
+
+def completion(whole: Completion, **changed: Any) -> Completion:
+    usual: dict[str, Any] = {"token_ids": whole.token_ids, "logprobs": whole.logprobs, "finish_reason": "stop"}
+    return Completion(**(usual | changed))
+
+
+BROKEN: dict[str, Any] = {
+    "no_logprobs": lambda whole: completion(whole, logprobs=np.zeros(0)),
+    "nan_logprob": lambda whole: completion(whole, logprobs=np.full(len(whole.token_ids), np.nan)),
+    "abort_in_mid_turn": lambda whole: completion(
+        whole, token_ids=whole.token_ids[:3], logprobs=whole.logprobs[:3], finish_reason="abort"
+    ),
+    "too_many_ids": lambda whole: completion(whole, token_ids=np.ones(999), logprobs=np.zeros(999)),
+}
+
+
+def check(rollout: Rollout, engine: Faulty) -> None:
+    for segment in rollout.segments:
+        n = len(segment.token_ids)
+        assert n == len(segment.sampled) == len(segment.logprobs) <= 2400
+        assert int(segment.sampled.sum()) == sum(turn.stop - turn.start for turn in segment.turns)
+        assert (segment.logprobs[segment.sampled] == -0.5).all()
+        assert not segment.logprobs[~segment.sampled].any()
+    fault = fault_of(rollout.rollout_id)
+    assert (rollout.reward is not None) == (fault in SCORED), (fault, rollout.stop_reason, rollout.error)
+    assert (rollout.stop_reason == "error") == (rollout.error is not None)
+    assert rollout.sampled_tokens == engine.given[rollout.rollout_id] <= 1200
+    assert rollout.metrics.get("retries", 0) == (fault == "fails_at_first")
+    assert rollout.metrics["turns"] <= 8
+
+
+async def test_a_thousand_rollouts_with_faults_lose_no_token_and_no_count(no_leaks: None) -> None:
+    engine, boxes = Faulty(), FakeBoxes(Dying)
+    seen: list[Rollout] = []
+    groups: Groups = await ag.run_groups(
+        Desk, Desk.tasks("train"), engine, n=EACH, boxes=boxes, concurrency=64, on_rollout=seen.append
+    )
+    rollouts = groups.rollouts
+    assert len(rollouts) == len(seen) == GROUPS * EACH == 1000
+    assert {fault_of(r.rollout_id) for r in rollouts} == set(FAULTS)
+    for rollout in rollouts:
+        check(rollout, engine)
+    numbers = groups.metrics()
+    assert numbers["rollouts/started"] == numbers["rollouts/finished"] + numbers["rollouts/failed"] == 1000
+    assert numbers["rollouts/finished"] == sum(fault_of(r.rollout_id) in SCORED for r in rollouts)
+    assert sum(value for name, value in numbers.items() if name.startswith("stop/")) == 1.0
+    assert (engine._played, engine._sessions, boxes.leased) == ({}, {}, [])
+    assert len(boxes.made) == 1000 + sum(fault_of(r.rollout_id) == "fails_at_first" for r in rollouts)
+
+
+async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() -> None:
+    engine = Faulty()
+    groups = await ag.run_groups(Desk, Desk.tasks("train"), engine, n=EACH, boxes=FakeBoxes(Dying))
+    for merged in (False, True):
+        batch = ag.samples(groups, merge=merged)
+        assert batch.rollouts == 1000
+        assert batch.rollouts_failed == sum(r.reward is None for r in groups.rollouts)
+        with_signal = [g for g in groups if len({r.reward for r in g.scored}) > 1]
+        assert batch.groups == GROUPS == len(with_signal) + batch.groups_without_signal
+        assert batch.trained_tokens == sum(r.sampled_tokens for g in with_signal for r in g.scored)
+        trained = {row.rollout_id for row in batch}
+        assert not trained & {r.rollout_id for r in groups.rollouts if r.reward is None}
+        assert sum(row.weight for row in batch) - len(trained) < 1e-6

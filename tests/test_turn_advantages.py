@@ -1,0 +1,225 @@
+"""Credit by turn: what came after a turn, less a mean that does not depend on who chose to go on."""
+
+from dataclasses import replace
+from itertools import product
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from agentgym.samples import Credit, Estimator, advantages, samples, turn_advantages
+from agentgym.scheduling.group_state import GroupPlay
+from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
+
+
+def played(name: str, outcome: float, *rewards: float) -> Rollout:
+    """A rollout of one token per turn."""
+    n = len(rewards)
+    turns = tuple(
+        Turn(
+            start=1 + 2 * i,
+            stop=2 + 2 * i,
+            finish_reason="stop",
+            versions=(Version(0, 0),),
+            message={"role": "assistant", "content": ""},
+            reward=reward,
+            number=i,
+        )
+        for i, reward in enumerate(rewards)
+    )
+    mask = np.array([0, 1] * n, np.bool_)
+    segment = Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=np.arange(2 * n),
+        sampled=mask,
+        logprobs=np.where(mask, -1.0, 0.0),
+        turns=turns,
+    )
+    total = outcome + sum(rewards)
+    return Rollout(rollout_id=name, group_id="g", segments=(segment,), reward=total, stop_reason="done")
+
+
+def worth(*rollouts: Rollout, estimator: Estimator = "dr_grpo") -> list[list[float]]:
+    return [row.tolist() for row in turn_advantages(rollouts, estimator=estimator)]
+
+
+def test_a_turn_is_worth_what_came_after_it_less_the_mean_over_all_rollouts() -> None:
+    # returns of a: 1+2+4, 2+4; of b: 3, and behind its end its outcome 1
+    assert worth(played("a", 4, 1, 2), played("b", 1, 2)) == [[7 - 5, 6 - 3.5], [3 - 5]]
+
+
+@pytest.mark.parametrize("estimator", get_args(Estimator))
+def test_without_turn_rewards_it_is_the_groups_usual_advantage(estimator: Estimator) -> None:
+    group = [played("a", 1, 0, 0, 0), played("b", 0, 0), played("c", 3, 0, 0)]
+    usual = advantages([1, 0, 3], ["a", "b", "c"], ["g"] * 3, estimator=estimator)
+    for row, value in zip(worth(*group, estimator=estimator), usual, strict=True):
+        assert row == pytest.approx([value] * len(row), rel=1e-6)
+
+
+def test_the_unit_of_a_turn_is_the_estimators_and_a_deviation_is_that_of_the_returns() -> None:
+    # Returns 7 6 and 3 1, distances 2 2.5 and -2 -2.5; another group's, of 2 and 0, are 1 and -1.
+    others = [replace(played(name, outcome, 0), group_id="h") for name, outcome in (("c", 2), ("d", 0))]
+    group = [played("a", 4, 1, 2), played("b", 1, 2)]
+    of_both_turns = (2 * 2**2 + 2 * 2.5**2) / 2
+    units: dict[Estimator, float] = {
+        "grpo": np.sqrt(of_both_turns),
+        "rloo": 1 / 2,
+        "reinforce++": np.sqrt((of_both_turns + 1 + 1) / 3),
+        "maxrl": 5.0,
+    }
+    for estimator, unit in units.items():
+        got = worth(*group, *others, estimator=estimator)
+        assert got[:2] == [pytest.approx([2 / unit, 2.5 / unit], rel=1e-5), pytest.approx([-2 / unit], rel=1e-5)]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce++"])
+def test_totals_that_tie_do_not_blow_up_what_the_turns_are_worth(estimator: Estimator) -> None:
+    for gap in (0.0, 1e-5):
+        got = worth(played("a", 0, 1, 0), played("b", 0, 0, 1 + gap), estimator=estimator)
+        assert np.abs(np.concatenate(got)).max() < 2
+
+
+def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
+    group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 0, 0, 1)))
+    by_turn = samples([group], credit="turns", merge=False)
+    assert [row.advantages.tolist() for row in by_turn] == [[0], [-0.5], [0], [0.5]]
+    assert by_turn.groups_without_signal == 0
+    by_outcome = samples([group], credit="outcome")
+    assert (len(by_outcome), by_outcome.groups_without_signal) == (0, 1)
+
+
+def test_a_group_whose_turns_are_the_same_leaves_the_batch_under_both_credits() -> None:
+    group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 1e-8, 1, 0)))
+    for credit in get_args(Credit):
+        rows = samples([group], credit=credit)
+        assert (len(rows), rows.groups_without_signal) == (0, 1)
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+def test_a_group_in_play_judges_its_signal_as_the_samples_do(by_turn: bool) -> None:
+    pairs = [
+        (played("a", 0, 1, 0), played("b", 0, 0, 1)),
+        (played("a", 0, 0.1, 0.2, 0.3), played("b", 0.1 + 0.2 + 0.3)),
+        (played("a", 1), played("b", 0)),
+        (played("a", 1, 0), played("b", 0, 0)),
+        (played("a", 0.6, 0), played("b", 0.6 + 1e-9, 0)),
+        (played("a", 1, 0),),
+    ]
+    task = Task(id="g", prompt=({"role": "user", "content": "?"},))
+    for pair in pairs:
+        group: GroupPlay[Task] = GroupPlay(task, n=2, seed=0, number=0, by_turn=by_turn)
+        group.ended.update(enumerate(pair))
+        rows = samples([Group(group_id="g", rollouts=pair)], credit="turns" if by_turn else "outcome")
+        assert group.signal == (rows.groups_without_signal == 0)
+
+
+P = 0.7
+"""Of going on after a turn; after the third it ends."""
+TURN_REWARDS, OUTCOMES = (1.0, -0.4, 0.9), (0.5, 2.0, -1.0)
+
+
+def chance(turns: int) -> float:
+    return float(P ** (turns - 1) * (1 - P if turns < 3 else 1.0))
+
+
+def ended_after(turns: int, name: str) -> Rollout:
+    return played(name, OUTCOMES[turns - 1], *TURN_REWARDS[:turns])
+
+
+def score(turn: int, turns: int) -> float:
+    """d log(chance of what was chosen at this turn) / d logit(P)."""
+    if turn == 2:
+        return 0.0
+    return (1 - P) if turn < turns - 1 else -P
+
+
+def gradient() -> float:
+    """Of the expected reward by logit(P), by definition."""
+    return sum(
+        chance(n) * sum(score(t, n) for t in range(n)) * (OUTCOMES[n - 1] + sum(TURN_REWARDS[:n])) for n in (1, 2, 3)
+    )
+
+
+def estimate(baseline: str) -> float:
+    """What the estimator gives on average, over every pair of rollouts and its chance."""
+    total = 0.0
+    for n, m in product((1, 2, 3), repeat=2):
+        pair = (ended_after(n, "a"), ended_after(m, "b"))
+        if baseline == "ours":
+            mine = worth(*pair)[0]
+        elif baseline == "samples":
+            rows = samples([Group(group_id="g", rollouts=pair)], credit="turns", merge=False)
+            trained = {row.step: float(row.advantages[0]) for row in rows if row.rollout_id == "a"}
+            mine = [trained.get(t, 0.0) for t in range(n)]
+        else:  # the mean over those that reached the turn
+            reach = [[OUTCOMES[k - 1] + sum(TURN_REWARDS[t:k]) for t in range(k)] for k in (n, m)]
+            mine = [reach[0][t] - float(np.mean([r[t] for r in reach if len(r) > t])) for t in range(n)]
+        total += chance(n) * chance(m) * sum(score(t, n) * mine[t] for t in range(n))
+    return total
+
+
+def test_the_gradient_is_unbiased_although_the_policy_chooses_how_many_turns_it_takes() -> None:
+    assert estimate("ours") == pytest.approx(gradient() / 2, rel=1e-5)  # (n - 1) / n, at every turn alike
+
+
+def test_what_is_trained_on_is_unbiased_although_totals_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rewards, outcomes in (((1.0, -0.4, 0.9), (0.5, 2.0, -1.0)), ((1.0, 0.0, -1.0), (0.0, 0.0, 1.0))):
+        monkeypatch.setitem(globals(), "TURN_REWARDS", rewards)
+        monkeypatch.setitem(globals(), "OUTCOMES", outcomes)
+        assert estimate("samples") == pytest.approx(gradient() / 2, rel=1e-5, abs=1e-8)
+
+
+def test_a_mean_over_those_that_reached_the_turn_would_be_biased() -> None:
+    assert abs(estimate("reached") - gradient() / 2) > 0.01
+
+
+def test_each_turn_of_a_sample_has_its_own_advantage() -> None:
+    group = Group(group_id="g", rollouts=(played("a", 4, 1, 2), played("b", 1, 2)))
+    apart = samples([group], credit="turns", merge=False)
+    assert [row.advantages.tolist() for row in apart] == [[2.0], [2.5], [-2.0]]
+    merged = samples([group], credit="turns")
+    assert merged[0].advantages.tolist() == [2.0, 0.0, 2.5]
+    assert samples([group], credit="outcome")[0].advantages.tolist() == [2.0, 0.0, 2.0]
+
+
+def test_the_last_sample_is_that_of_the_turn_that_came_last() -> None:
+    one = played("a", 1, 0)
+    late, early = (
+        Segment(
+            index=index,
+            parent=None if index == 0 else 0,
+            kind="root" if index == 0 else "subagent",
+            token_ids=one.segments[0].token_ids,
+            sampled=one.segments[0].sampled,
+            logprobs=one.segments[0].logprobs,
+            turns=(
+                Turn(
+                    start=1,
+                    stop=2,
+                    finish_reason="stop",
+                    versions=(Version(0, 0),),
+                    message={"role": "assistant", "content": ""},
+                    number=number,
+                ),
+            ),
+        )
+        for index, number in ((0, 1), (1, 0))
+    )
+    both = Rollout(rollout_id="x", group_id="g", segments=(late, early), reward=0.0, stop_reason="done")
+    rows = samples([Group(group_id="g", rollouts=(one, both))])
+    assert [row.is_last for row in rows if row.rollout_id == "x"] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [({"credit": "steps"}, "credit: 'steps' is none of"), ({"credit": "turns"}, "rollout 'a': two turns have one")],
+)
+def test_credit_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
+    a, b = played("a", 1, 0, 0), played("b", 0, 0)
+    (segment,) = a.segments
+    same = replace(segment, turns=tuple(replace(turn, number=0) for turn in segment.turns))
+    group = Group(group_id="g", rollouts=(replace(a, segments=(same,)), b))
+    with pytest.raises(ValueError, match=f"^{error}"):
+        samples([group], **change)  # type: ignore[arg-type]

@@ -1,0 +1,246 @@
+"""What an env class declares wrongly is refused when the class is made, by name, with what to write."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Iterator
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import call
+from agentgym.environments.registry import find_env
+from agentgym.environments.rewards import rewards_of
+from agentgym.errors import EnvError
+from agentgym.tools.tool import tools_of
+
+TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
+
+
+class Base(ag.ToolEnv[ag.Task]):
+    @ag.tool
+    async def look(self) -> str:
+        """Look."""
+        return "seen"
+
+    @ag.reward
+    def right(self) -> float:
+        return 1.0
+
+
+def env(**parts: Any) -> type[ag.ToolEnv[ag.Task]]:
+    return type("Quiz", (Base,), parts)
+
+
+def fresh(function: Any) -> Any:
+    """A copy of the function: a decorator marks what it is put on."""
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
+    made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
+    made.__dict__.update(function.__dict__)
+    return made
+
+
+def tool(function: Any, **given: Any) -> Any:
+    return ag.tool(**given)(fresh(function))
+
+
+def reward(function: Any) -> Any:
+    return ag.reward(fresh(function))
+
+
+def plain(self: object) -> str:
+    """Do it."""
+    return "done"
+
+
+def other(self: object) -> str:
+    """Do something else."""
+    return "done"
+
+
+def positional(self: object, a: int, /) -> None:
+    """Take one."""
+
+
+def selfless() -> str:
+    """Take nothing."""
+    return ""
+
+
+def untyped(self: object, x) -> None:  # type: ignore[no-untyped-def]
+    """Take anything."""
+
+
+def silent(self: object) -> None: ...
+
+
+def yielding(self: object) -> Iterator[int]:
+    """Yield."""
+    yield 1
+
+
+async def yielding_async(self: object) -> AsyncIterator[int]:
+    """Yield."""
+    yield 1
+
+
+@functools.wraps(yielding)
+def wrapped(self: object) -> Any:
+    return yielding(self)
+
+
+def needs_answer(self: object, answer: str) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "name", ["answer", "task", "metrics", "step", "score", "close", "tools", "fork", "box", "tool_failures"]
+)
+def test_a_tool_or_reward_that_the_envs_own_attributes_would_hide_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^tool '{name}' of Quiz: agentgym's own classes use .*@ag\.tool\(name="):
+        env(**{name: tool(plain)})
+    with pytest.raises(ValueError, match=rf"^reward '{name}' of Quiz: agentgym's own classes use '{name}'"):
+        env(**{name: reward(plain)})
+
+
+def test_a_tool_may_be_called_answer_when_its_method_is_not() -> None:
+    made: type = env(hand_in=tool(plain, name="answer"))
+    assert "answer" in tools_of(made)
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (plain, "^'look' of Quiz: overridden without @ag.tool; .* `look = None` to take it away"),
+        (property(tool(plain)), "^'look' of Quiz: @ag.tool marks a method, and this is a property"),
+        (staticmethod(tool(plain)), "^'look' of Quiz: @ag.tool marks a method, and this is a staticmethod"),
+        (classmethod(tool(plain)), "^'look' of Quiz: @ag.tool marks a method, and this is a classmethod"),
+        (tool(silent), "^tool 'look' of Quiz: needs a docstring"),
+        (tool(untyped), "^tool 'look' of Quiz: parameter 'x' needs a type annotation"),
+        (tool(positional), "^tool 'look' of Quiz: parameter 'a' is positional-only, .* take away the `/`"),
+        (tool(selfless), "^tool 'look' of Quiz: needs `self` as its first parameter"),
+        (tool(yielding), "^tool 'look' of Quiz: is a generator"),
+        (tool(yielding_async), "^tool 'look' of Quiz: is a generator"),
+        (tool(wrapped), "^tool 'look' of Quiz: is a generator"),
+    ],
+)
+def test_a_tool_that_could_not_be_called_is_refused_when_the_class_is_made(part: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        env(look=part)
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (lambda self: 1.0, "^'right' of Quiz: overridden without @ag.reward; .* `right = None`"),
+        (property(ag.reward(lambda self: 1.0)), "^'right' of Quiz: @ag.reward marks a method"),
+        (reward(needs_answer), "^reward 'right' of Quiz: is called with self alone, and parameter 'answer'"),
+        (reward(yielding), "^reward 'right' of Quiz: is a generator"),
+    ],
+)
+def test_a_reward_that_could_not_be_called_is_refused_when_the_class_is_made(part: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        env(right=part)
+
+
+def test_none_takes_a_tool_or_a_reward_of_a_base_away() -> None:
+    bare: type = env(look=None, right=None)
+    assert (tools_of(bare), rewards_of(bare)) == ({}, {})
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^tool 'x' of Quiz: the name of two tools, 'a' and 'b'"):
+        env(a=tool(plain, name="x"), b=tool(other, name="x"))
+
+
+@pytest.mark.parametrize("target", ["look", 0.5, property(plain), staticmethod(plain)])
+def test_a_decorator_on_anything_but_a_method_says_how_it_is_written(target: Any) -> None:
+    with pytest.raises(TypeError, match=r"^@ag\.tool: marks a method, got .*; write `@ag\.tool`"):
+        ag.tool(target)
+    with pytest.raises(TypeError, match=r"^@ag\.reward: marks a method, got .*`@ag\.reward\(weight=0\.5\)`"):
+        ag.reward(target)
+
+
+@pytest.mark.parametrize("weight", ["2", None, float("nan"), float("inf"), True])
+def test_a_weight_is_a_finite_number(weight: Any) -> None:
+    with pytest.raises(ValueError, match=r"^weight: must be a finite number, got "):
+        ag.reward(weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ({"limits": ag.Limits}, r"^Quiz\.limits: must be `ag\.Limits\(\.\.\.\)`, got the class Limits, without \(\)"),
+        ({"limits": {"turns": 3}}, r"^Quiz\.limits: must be .*, got {'turns': 3}"),
+        ({"sandbox": ag.AnyBox}, r"^Quiz\.sandbox: must be .* `ag\.AnyBox\(\)`, got the class AnyBox, without \(\)"),
+        ({"context": ag.Compact}, r"^Quiz\.context: must be .*, got the class Compact, without \(\)"),
+        ({"system": 3}, r"^Quiz\.system: must be text, got 3"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        env(**parts)
+
+
+@pytest.mark.parametrize("field", ["turns", "context_tokens", "turn_tokens", "tokens", "retries"])
+@pytest.mark.parametrize("value", ["3", 2.5, True, float("nan")])
+def test_a_limit_that_counts_is_a_whole_number(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: must be a whole number, got {value!r}"):
+        ag.Limits(**{field: value})
+
+
+def test_only_the_limit_of_tokens_may_be_none() -> None:
+    assert ag.Limits(tokens=None).tokens is None
+    with pytest.raises(ValueError, match=r"^turns: must be a whole number, got None"):
+        ag.Limits(turns=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, "3", float("nan")])
+def test_the_limit_of_seconds_is_a_number(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^seconds: must be a finite number, got "):
+        ag.Limits(seconds=value)
+
+
+def test_register_without_a_name_or_on_no_env_says_how_it_is_written() -> None:
+    with pytest.raises(TypeError, match=r'^register: needs a name, write `@ag\.register\("name"\)`'):
+        ag.register(Base)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^register: 'fn' marks an env class, got <function"):
+        ag.register("fn")(plain)  # type: ignore[type-var]
+
+
+def test_an_instance_is_no_env() -> None:
+    with pytest.raises(ValueError, match=r"^env: must be a class of Env or its name, got "):
+        find_env(Base(TASK))  # type: ignore[arg-type]
+
+
+def test_an_env_without_any_reward_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Unscored(ag.ToolEnv[ag.Task]):
+        pass
+
+    for _ in range(2):
+        Unscored(TASK)
+    said = "Unscored has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_an_env_that_scores_in_its_own_way_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
+    async def score(self: Any) -> dict[str, float]:
+        return {"own": 1.0}
+
+    env(right=None, score=score)(TASK)
+    Base(TASK)
+    assert caplog.records == []
+
+
+def test_a_tool_that_an_attribute_of_the_instance_hides_is_an_error_that_names_it() -> None:
+    class Hiding(Base):
+        def __init__(self, task: ag.Task) -> None:
+            super().__init__(task)
+            self.look = None  # type: ignore[assignment, method-assign]
+
+    async def play() -> None:
+        await Hiding(TASK).step(call("look"))
+
+    with pytest.raises(EnvError, match=r"^tool 'look' of Hiding: hidden by self\.look = None"):
+        asyncio.run(play())

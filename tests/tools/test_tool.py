@@ -1,0 +1,217 @@
+"""Tools: one signature gives schema, validation and call; a tool's failure is an answer the model reads."""
+
+import asyncio
+import re
+import threading
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+import agentgym as ag
+from agentgym.errors import SandboxError
+from agentgym.tools.tool import ToolResult, dispatch
+
+
+class Point(BaseModel):
+    x: int
+
+
+class Desk:
+    """Tools need no env around them."""
+
+    def __init__(self) -> None:
+        self.ran: list[object] = []
+        self.lamp = asyncio.Event()
+        self.free = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    @ag.tool
+    async def search(
+        self,
+        query: Annotated[str, Field(max_length=5, description="what to find")],
+        where: Literal["web", "disk"] = "web",
+        limit: Annotated[int, Field(ge=1)] = 3,
+        title: str | None = None,
+    ) -> str:
+        """Search somewhere."""
+        return f"{query} {where} {limit} {title}"
+
+    @ag.tool
+    async def add(self, items: list[int]) -> int:
+        """Add numbers."""
+        self.ran.append(items)
+        return sum(items)
+
+    @ag.tool
+    def plot(self, at: Point) -> Point:
+        """Plot a point."""
+        self.ran.append(at)
+        return at
+
+    @ag.tool
+    def greet(self) -> dict[str, str]:
+        """Say hello."""
+        return {"hello": "wörld"}
+
+    @ag.tool
+    async def explode(self) -> str:
+        """Fail."""
+        raise KeyError("fuse")
+
+    @ag.tool
+    def refuse(self) -> str:
+        """Say what to do instead."""
+        raise ag.ToolError("no such file; list the folder first")
+
+    @ag.tool
+    async def unplug(self) -> str:
+        """Lose the box."""
+        raise SandboxError("the box died")
+
+    @ag.tool(name="submit")
+    def finish(self) -> ag.Stop:
+        """Hand in."""
+        return ag.Stop("submitted", "thanks")
+
+    @ag.tool
+    def wait_for_lamp(self) -> str:
+        """Block until the loop has run something else."""
+        return "lit" if self.free.wait(timeout=30) else "dark"
+
+    @ag.tool(timeout_s=0.01)
+    async def sleep(self) -> None:
+        """Never end."""
+        await self.lamp.wait()
+
+    @ag.tool(timeout_s=0.01)
+    def hang(self) -> None:
+        """Never end, in a thread."""
+        self.thread = threading.current_thread()
+        self.free.wait()
+
+    @ag.tool
+    async def impatient(self) -> None:
+        """Raise a time-out of its own."""
+        raise TimeoutError("no route")
+
+    @ag.tool(timeout_s=2)
+    def exhaust(self) -> str:
+        """Read past an end."""
+        return next(iter(()))
+
+
+async def run(name: str, arguments: Any) -> ToolResult:
+    return await dispatch(Desk(), name, arguments)
+
+
+def test_a_time_limit_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"^timeout_s: "):
+        ag.tool(timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({}, "query: Field required"),
+        ({"query": "too long"}, "query: .*at most 5"),
+        ({"query": "a", "where": "moon"}, "where: .*'web' or 'disk'"),
+        ({"query": "a", "limit": 0}, "limit: .*greater than or equal to 1"),
+        ({"query": "a", "speed": 3}, "speed: Extra inputs"),
+        (["query"], "arguments: "),
+    ],
+)
+async def test_wrong_arguments_come_back_as_a_message_that_names_the_field(arguments: Any, field: str) -> None:
+    result = await run("search", arguments)
+    assert result.malformed
+    assert re.search(f"wrong arguments for tool 'search': {field}", result.content)
+
+
+async def test_a_code_string_for_an_array_stays_a_string_and_nothing_is_executed() -> None:
+    desk = Desk()
+    for code in ("[1, 2]", "__import__('os').getcwd()", "list(range(3))"):
+        result = await dispatch(desk, "add", {"items": code})
+        assert result.malformed
+        assert "items: Input should be a valid list" in result.content
+    assert desk.ran == []
+
+
+async def test_an_unknown_tool_is_answered_with_the_tools_there_are() -> None:
+    result = await run("serach", {})
+    assert result.malformed
+    assert "unknown tool 'serach'; the tools are: search, add, plot" in result.content
+
+
+@pytest.mark.parametrize("text", ["", "{", "{'query': 1}", "null", "[1]", '"text"', "search(query=1)", "[" * 5000])
+async def test_bad_empty_or_missing_json_is_answered_as_invalid_json_with_the_name_of_the_tool(text: str) -> None:
+    result = await run("search", text)
+    assert result.malformed
+    assert "invalid JSON in the call of tool 'search'" in result.content
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "content"),
+    [
+        pytest.param("search", '{"query": "a"}', "a web 3 None", id="arguments_that_are_json_text_are_read"),
+        pytest.param("plot", {"at": {"x": 3}}, '{"x":3}', id="a_nested_model_arrives_built_and_returns_as_json"),
+        pytest.param("greet", {}, '{"hello": "wörld"}', id="what_is_no_text_is_json_without_escapes"),
+        pytest.param(
+            "explode", {}, "error: tool 'explode' failed: KeyError: 'fuse'", id="an_exception_is_its_cause_no_traceback"
+        ),
+        pytest.param("refuse", {}, "error: no such file; list the folder first", id="a_tool_error_is_its_text"),
+        pytest.param("sleep", {}, "error: tool 'sleep' timed out after 0.01 s", id="a_late_async_tool_timed_out"),
+        pytest.param(
+            "impatient", {}, "error: tool 'impatient' failed: TimeoutError: no route", id="a_time_out_of_its_own_is_not"
+        ),
+    ],
+)
+async def test_the_model_reads(name: str, arguments: Any, content: str) -> None:
+    result = await run(name, arguments)
+    assert result.content == content
+    assert result.error == content.startswith("error: ")
+    assert not result.malformed
+
+
+async def test_a_dead_box_is_no_answer() -> None:
+    with pytest.raises(SandboxError, match="the box died"):
+        await run("unplug", {})
+
+
+async def test_stop_ends_with_its_reason_and_last_words() -> None:
+    result = await run("submit", {})
+    assert (result.stop, result.content, result.error) == ("submitted", "thanks", False)
+
+
+def test_a_stop_has_a_reason() -> None:
+    with pytest.raises(ValueError, match=r"^reason: "):
+        ag.Stop("")
+
+
+async def test_a_plain_tool_never_blocks_the_loop() -> None:
+    desk = Desk()
+
+    async def light() -> None:
+        desk.free.set()
+
+    async with asyncio.TaskGroup() as running:
+        waiting = running.create_task(dispatch(desk, "wait_for_lamp", {}))
+        running.create_task(light())
+    assert waiting.result().content == "lit"
+
+
+async def test_a_plain_tool_that_hangs_is_answered_as_timed_out_and_its_late_end_harms_nothing() -> None:
+    desk, complaints = Desk(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, complaint: complaints.append(complaint))
+    result = await dispatch(desk, "hang", {})
+    assert result.content == "error: tool 'hang' timed out after 0.01 s"
+    assert desk.thread is not None
+    desk.free.set()
+    await asyncio.to_thread(desk.thread.join)
+    await asyncio.sleep(0)
+    assert complaints == []
+
+
+async def test_a_plain_tool_that_raises_stop_iteration_is_answered_at_once() -> None:
+    result = await run("exhaust", {})
+    assert "failed" in result.content
+    assert "StopIteration" in result.content

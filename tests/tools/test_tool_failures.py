@@ -1,0 +1,240 @@
+"""What a tool's own code does wrong: the model reads it, the log shows it once, and it is counted by tool."""
+
+import asyncio
+import functools
+import sqlite3
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import agentgym as ag
+from agentgym import failures
+from agentgym.engines.scripted import Scripted, call, raw, say
+from agentgym.tools.tool import dispatch
+
+TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
+
+
+@pytest.fixture(autouse=True)
+def _nothing_logged_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_said", set())
+
+
+class Note(BaseModel):
+    text: str
+
+
+def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator whose wrapper is no coroutine function."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Unreadable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Nameless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Desk(ag.ToolEnv[ag.Task]):
+    limits = ag.Limits(turns=4)
+
+    def __init__(self, task: ag.Task) -> None:
+        super().__init__(task)
+        self.db = sqlite3.connect(":memory:")
+
+    async def close(self) -> None:
+        self.db.close()
+
+    @ag.tool
+    @plainly
+    async def wrapped(self) -> str:
+        """Wait behind a decorator."""
+        await asyncio.sleep(0)
+        return "awaited"
+
+    @ag.tool(timeout_s=0.05)
+    @plainly
+    async def wrapped_and_late(self) -> str:
+        """Wait for ever behind a decorator."""
+        await asyncio.Event().wait()
+        return "never"
+
+    @ag.tool
+    def leave(self) -> None:
+        """End the program."""
+        sys.exit(3)
+
+    @ag.tool
+    async def leave_async(self) -> None:
+        """End the program."""
+        sys.exit(3)
+
+    @ag.tool
+    def cancel(self) -> None:
+        """Raise what a cancelled future raises."""
+        raise asyncio.CancelledError
+
+    @ag.tool
+    def look_up(self, key: str) -> str:
+        """Look something up."""
+        return {"a": "b"}[key]
+
+    @ag.tool
+    def query(self) -> Any:
+        """Ask the data base, from another thread than it was opened in."""
+        return self.db.execute("select 1").fetchall()
+
+    @ag.tool
+    def refuse(self) -> None:
+        """Say what to do instead."""
+        raise ag.ToolError("list the folder first")
+
+    @ag.tool
+    def nameless(self) -> None:
+        """Raise what cannot say what it is."""
+        raise Nameless
+
+    @ag.tool
+    def give(self, kind: str) -> Any:
+        """Give back something odd."""
+        return ODD[kind]()
+
+    @ag.reward
+    def done(self) -> float:
+        return 1.0
+
+
+def circle() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+def deep() -> list[Any]:
+    made: list[Any] = []
+    for _ in range(100_000):
+        made = [made]
+    return made
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "tuple keys": lambda: {(1, 2): 3},
+    "a circle": circle,
+    "depth": deep,
+    "half a character": lambda: Note.model_construct(text="a\ud800"),
+    "no text": Unreadable,
+    "an object": object,
+    "a generator": lambda: (n for n in range(3)),
+    "a function": lambda: circle,
+    "objects in a list": lambda: [object()],
+    "a stop with an object": lambda: ag.Stop("end", object()),  # type: ignore[arg-type]
+}
+
+
+async def run(name: str, arguments: Any = None) -> Any:
+    env = Desk(TASK)
+    try:
+        return await dispatch(env, name, arguments or {})
+    finally:
+        await env.close()
+
+
+async def test_an_async_tool_behind_a_plain_decorator_is_awaited_within_its_limit() -> None:
+    assert (await run("wrapped")).content == "awaited"
+    assert (await run("wrapped_and_late")).content == "error: tool 'wrapped_and_late' timed out after 0.05 s"
+
+
+@pytest.mark.parametrize("kind", ODD)
+async def test_a_result_that_json_cannot_say_is_a_tool_message_and_the_rollout_goes_on(kind: str) -> None:
+    played = await ag.rollout(Desk, TASK, Scripted([call("give", kind=kind), say("done")]))
+    assert (played.error, played.reward, len(played.messages)) == (None, 1.0, 2)
+    content = (await run("give", {"kind": kind})).content
+    assert content.startswith("error: tool 'give' failed: TypeError: it returned what is neither text nor JSON: ")
+    assert " at 0x" not in content
+
+
+async def test_models_inside_a_result_are_json_too() -> None:
+    class Notes:
+        @ag.tool
+        def read(self) -> list[Note]:
+            """Read the notes."""
+            return [Note(text="a")]
+
+    assert (await dispatch(Notes(), "read", {})).content == '[{"text": "a"}]'
+
+
+@pytest.mark.parametrize("name", ["leave", "leave_async"])
+async def test_a_tool_that_ends_the_program_ends_nothing(name: str) -> None:
+    assert (await run(name)).content == f"error: tool {name!r} failed: SystemExit: 3"
+
+
+async def test_a_plain_tool_that_raises_a_cancellation_cancels_nobody() -> None:
+    assert "failed: RuntimeError: CancelledError" in (await run("cancel")).content
+
+
+async def test_an_error_that_cannot_say_its_text_is_a_tool_message_all_the_same() -> None:
+    assert (await run("nameless")).content == "error: tool 'nameless' failed: Nameless: (its text raised RuntimeError)"
+
+
+async def test_a_tools_exception_is_logged_once_with_the_line_of_the_users_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = [call("look_up", key="x"), call("look_up", key="y"), call("look_up", key="a"), say("done")]
+    for _ in range(2):
+        await ag.rollout(Desk, TASK, Scripted(script))
+    assert len(caplog.records) == 1
+    said = caplog.records[0].getMessage()
+    assert said.startswith("tool 'look_up' of Desk raised KeyError: 'x', at test_tool_failures.py:")
+    assert " in look_up" in said
+    assert caplog.records[0].exc_info
+
+
+async def test_sqlite_used_in_another_thread_is_logged_with_its_cure(caplog: pytest.LogCaptureFixture) -> None:
+    assert "ProgrammingError" in (await run("query")).content
+    assert "check_same_thread=False, or make the method async" in caplog.records[0].getMessage()
+
+
+async def test_what_a_tool_says_on_purpose_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert not (await run("refuse")).failed
+    assert caplog.records == []
+
+
+async def test_failures_are_counted_by_tool_and_what_the_model_did_wrong_is_not() -> None:
+    env = Desk(TASK)
+    for made in (
+        call("look_up", key="x"),
+        call("look_up", key="y"),
+        call("look_up", key="a"),
+        call("look_up", kee="a"),
+        call("wrapped_and_late"),
+        call("give", kind="a circle"),
+        call("refuse"),
+    ):
+        await env.step(made)
+    await env.close()
+    assert env.tool_failures == {"look_up": 2, "wrapped_and_late": 1, "give": 1}
+    assert env.metrics["tool_errors"] == 6
+
+
+@pytest.mark.parametrize("depth", [101, 600, 5000])
+async def test_arguments_nested_too_deep_are_a_tool_message_and_the_rollout_goes_on(depth: int) -> None:
+    arguments = f'{{"key": {"[" * (depth - 1)}{"]" * (depth - 1)}}}'
+    result = await run("look_up", arguments)
+    assert result.malformed
+    assert "more than 100 levels of nesting" in result.content or "recursion" in result.content
+    written = raw(f'<tool_call>\n{{"name": "look_up", "arguments": {arguments}}}\n</tool_call>')
+    env = type("Roomy", (Desk,), {"limits": ag.Limits(turns=3, context_tokens=1 << 16, turn_tokens=1 << 15)})
+    played = await ag.rollout(env, TASK, Scripted([written, say("done")]))
+    assert (played.error, played.stop_reason, played.metrics["malformed_calls"]) == (None, "answer", 1)

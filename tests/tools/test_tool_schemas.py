@@ -1,0 +1,138 @@
+"""What the model is told about a tool: one schema, read from the signature."""
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+import agentgym as ag
+from agentgym.tools.tool import dispatch, tools_of
+
+
+class Point(BaseModel):
+    x: int
+
+
+class Desk:
+    """Tools need no env around them."""
+
+    @ag.tool
+    async def search(
+        self,
+        query: Annotated[str, Field(max_length=5, description="what to find")],
+        where: Literal["web", "disk"] = "web",
+        limit: Annotated[int, Field(ge=1)] = 3,
+        title: str | None = None,
+    ) -> str:
+        """Search somewhere."""
+        raise NotImplementedError
+
+    @ag.tool
+    def plot(self, at: Point) -> None:
+        """Plot a point."""
+
+    @ag.tool
+    def greet(self) -> None:
+        """Say hello."""
+
+    @ag.tool(name="submit")
+    def finish(self) -> None:
+        """Hand in."""
+
+
+class Wider(Desk):
+    @ag.tool
+    def close(self) -> None:
+        """Shut the desk."""
+
+    greet = None  # type: ignore[assignment]
+
+
+def schema(name: str) -> dict[str, Any]:
+    made: dict[str, Any] = tools_of(Desk)[name].schema["function"]
+    return made
+
+
+def test_the_signature_is_the_schema() -> None:
+    assert schema("search") == {
+        "name": "search",
+        "description": "Search somewhere.",
+        "parameters": {
+            "type": "object",
+            "required": ["query"],
+            "properties": {
+                "query": {"type": "string", "maxLength": 5, "description": "what to find"},
+                "where": {"type": "string", "enum": ["web", "disk"], "default": "web"},
+                "limit": {"type": "integer", "minimum": 1, "default": 3},
+                "title": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+            },
+        },
+    }
+
+
+def test_a_tool_without_parameters_takes_an_empty_object() -> None:
+    assert schema("greet")["parameters"] == {"type": "object", "properties": {}}
+
+
+def test_a_schema_has_no_generated_titles() -> None:
+    assert "'title': 'Point'" not in str(schema("plot"))
+    assert "'title': 'X'" not in str(schema("plot"))
+
+
+def test_a_tool_may_have_a_name_of_its_own_and_the_order_is_that_of_the_class() -> None:
+    assert list(tools_of(Desk)) == ["search", "plot", "greet", "submit"]
+
+
+def test_tools_are_inherited_and_none_takes_one_away() -> None:
+    assert list(tools_of(Wider)) == ["search", "plot", "submit", "close"]
+
+
+@pytest.mark.parametrize("parameter", ["json", "copy", "schema"])
+@pytest.mark.parametrize("prefix", ["", "_", "model_"])
+async def test_a_parameter_may_have_any_name(parameter: str, prefix: str) -> None:
+    name = prefix + parameter
+    made: dict[str, Any] = {}
+    exec(f"async def echo(self, {name}: str) -> str:\n    'Echo.'\n    return {name}", made)
+    owner = type("Owner", (), {"echo": ag.tool(made["echo"])})
+    assert (await dispatch(owner(), "echo", {name: "said"})).content == "said"
+    assert list(tools_of(owner)["echo"].schema["function"]["parameters"]["properties"]) == [name]
+
+
+def silent(self: object) -> None: ...
+
+
+def untyped(self: object, x) -> None:  # type: ignore[no-untyped-def]
+    """Take anything."""
+
+
+def many(self: object, *xs: int) -> None:
+    """Take many."""
+
+
+def test_the_users_own_names_and_values_are_kept_where_they_are_called_title() -> None:
+    class title(BaseModel):
+        title: str
+
+    def store(self: object, at: title, filed: dict[str, str] = {"title": "none"}) -> None:  # noqa: B006
+        """Store."""
+
+    store.__annotations__["at"] = title
+    owner = type("Owner", (), {"store": ag.tool(store)})
+    assert tools_of(owner)["store"].schema["function"]["parameters"] == {
+        "$defs": {"title": {"type": "object", "required": ["title"], "properties": {"title": {"type": "string"}}}},
+        "type": "object",
+        "required": ["at"],
+        "properties": {
+            "at": {"$ref": "#/$defs/title"},
+            "filed": {"type": "object", "additionalProperties": {"type": "string"}, "default": {"title": "none"}},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("function", "why"), [(silent, "docstring"), (untyped, "'x' needs a type"), (many, "'xs' must be named")]
+)
+def test_a_tool_the_model_could_not_call_is_refused_by_name(function: Any, why: str) -> None:
+    owner = type("Owner", (), {"broken": ag.tool(function)})
+    with pytest.raises(ValueError, match=f"tool 'broken' of Owner: .*{why}"):
+        tools_of(owner)

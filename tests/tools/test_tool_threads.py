@@ -1,0 +1,234 @@
+"""Blocking work: the loop goes on, and what nobody waits for is interrupted."""
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentgym.tools import tool_threads as threads
+from agentgym.tools.tool import dispatch, tool
+from agentgym.tools.tool_threads import in_own_thread
+
+
+async def ended(thread: threading.Thread) -> None:
+    await asyncio.to_thread(thread.join)
+
+
+class Busy:
+    """Computes for ever, in a plain Python loop."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.steps = 0
+
+    @tool(timeout_s=0.2)
+    def spin(self) -> str:
+        """Never come back."""
+        self.thread = threading.current_thread()
+        while True:
+            self.steps += 1
+
+    @tool(timeout_s=0.2)
+    def stubborn(self) -> str:
+        """Catch everything that is an Exception."""
+        self.thread = threading.current_thread()
+        while True:
+            try:
+                self.steps += 1
+            except Exception:
+                self.steps = 0
+
+
+@pytest.mark.parametrize("name", ["spin", "stubborn"])
+async def test_a_tool_that_computes_for_ever_is_ended_at_its_limit_and_the_loop_goes_on(
+    name: str, no_leaks: None
+) -> None:
+    busy, beats = Busy(), 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0)
+            beats += 1
+
+    beating = asyncio.create_task(beat())
+    result = await dispatch(busy, name, {})
+    beating.cancel()
+    assert (result.error, result.content) == (True, f"error: tool {name!r} timed out after 0.2 s")
+    assert beats > 0
+    assert busy.thread is not None
+    await ended(busy.thread)
+
+
+async def test_a_cancelled_caller_ends_the_work(no_leaks: None) -> None:
+    busy, begun, loop = Busy(), asyncio.Event(), asyncio.get_running_loop()
+    found: list[threading.Thread] = []
+
+    def spin() -> None:
+        found.append(threading.current_thread())
+        loop.call_soon_threadsafe(begun.set)
+        busy.spin()
+
+    working = asyncio.create_task(in_own_thread(spin))
+    await begun.wait()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    await ended(found[0])
+
+
+async def test_work_that_returned_is_not_interrupted_while_its_thread_still_tells_it() -> None:
+    loop, returned, go_on = asyncio.get_running_loop(), threading.Event(), threading.Event()
+
+    class Slow:
+        """A loop that takes its time to hear of a result."""
+
+        def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+            returned.set()
+            go_on.wait()
+            loop.call_soon_threadsafe(callback)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+    told: list[BaseException | None] = []
+
+    class Watched(threads._Worker):
+        def _tell(self, set_it: Callable[[Any], None], value: object) -> None:
+            try:
+                super()._tell(set_it, value)
+                told.append(None)
+            except BaseException as error:
+                told.append(error)
+
+    worker = Watched(lambda: 7, Slow(), "t")  # type: ignore[arg-type]
+    worker.thread.start()
+    await asyncio.to_thread(returned.wait)
+    worker.interrupt()
+    go_on.set()
+    await ended(worker.thread)
+    assert told == [None]
+    assert await worker.future == 7
+
+
+async def test_the_thread_of_a_call_is_gone_when_the_call_returns() -> None:
+    before = set(threading.enumerate())
+    for _ in range(300):
+        await in_own_thread(lambda: None)
+        assert set(threading.enumerate()) <= before
+
+
+async def test_work_that_caught_its_interruption_is_interrupted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "GRACE_S", 0.01)
+    begun, loop = asyncio.Event(), asyncio.get_running_loop()
+    found: list[threading.Thread] = []
+
+    def spin() -> None:
+        found.append(threading.current_thread())
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            while True:
+                pass
+        except BaseException:
+            while True:
+                pass
+
+    working = asyncio.create_task(in_own_thread(spin))
+    await begun.wait()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    await ended(found[0])
+
+
+async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "GRACE_S", 0.0)
+    release, inside, said = threading.Event(), asyncio.Event(), asyncio.Event()
+    lines: list[str] = []
+
+    def warn(line: str, *parts: str) -> None:
+        lines.append(line % parts)
+        said.set()
+
+    monkeypatch.setattr(threads.log, "warning", warn)
+    loop, found = asyncio.get_running_loop(), []
+
+    def wait() -> None:
+        found.append(threading.current_thread())
+        loop.call_soon_threadsafe(inside.set)
+        release.wait()  # one call of C
+
+    working = asyncio.create_task(in_own_thread(wait))
+    await inside.wait()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    await said.wait()
+    assert "goes on after its limit" in lines[0]
+    assert re.search(r"its thread 'agentgym-tool' still runs, at test_tool_threads\.py:\d+ in wait$", lines[0])
+    release.set()
+    await ended(found[0])
+
+
+async def test_what_the_work_raises_reaches_its_caller() -> None:
+    def fail(error: BaseException) -> Any:
+        raise error
+
+    with pytest.raises(KeyError):
+        await in_own_thread(lambda: fail(KeyError("x")))
+    with pytest.raises(RuntimeError, match="StopIteration: end"):
+        await in_own_thread(lambda: fail(StopIteration("end")))
+
+
+async def test_a_tool_that_waits_for_nothing_is_called_without_a_timer() -> None:
+    class Quick:
+        @tool
+        async def now(self) -> str:
+            """Answer at once."""
+            return "now"
+
+    loop = asyncio.get_running_loop()
+    asked: list[float] = []
+    loop.call_at = lambda when, *rest, **more: asked.append(when)  # type: ignore[assignment, method-assign]
+    assert (await dispatch(Quick(), "now", {})).content == "now"
+    assert asked == []
+
+
+async def test_a_tool_that_waits_is_held_to_its_limit_and_may_have_limits_of_its_own() -> None:
+    class Slow:
+        @tool(timeout_s=0.05)
+        async def never(self) -> None:
+            """Wait for ever."""
+            await asyncio.Event().wait()
+
+        @tool(timeout_s=30)
+        async def own(self) -> str:
+            """Wait for a little while."""
+            try:
+                async with asyncio.timeout(0.01):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                return "its own"
+            raise AssertionError
+
+        @tool(timeout_s=30)
+        async def raises(self) -> None:
+            """Raise what a limit raises."""
+            await asyncio.sleep(0)
+            raise TimeoutError("theirs")
+
+        @tool(timeout_s=30)
+        async def several(self) -> list[int]:
+            """Wait more than once."""
+            return [await asyncio.sleep(0, n) for n in range(3)]
+
+    slow = Slow()
+    assert (await dispatch(slow, "never", {})).content == "error: tool 'never' timed out after 0.05 s"
+    assert (await dispatch(slow, "own", {})).content == "its own"
+    assert (await dispatch(slow, "raises", {})).content == "error: tool 'raises' failed: TimeoutError: theirs"
+    assert (await dispatch(slow, "several", {})).content == "[0, 1, 2]"

@@ -1,0 +1,214 @@
+"""One left-padded block, no wider than it must be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentgym.samples import samples
+from agentgym.train.batching.batch import Batch, collate
+from agentgym.train.batching.layouts import Layout, Padded
+from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
+
+
+def row(prompt: list[int] | int, response: list[int] | int, **fields: Any) -> Sample:
+    """A sample of these ids, or of this many."""
+    prompt = [1] * prompt if isinstance(prompt, int) else prompt
+    response = [2] * response if isinstance(response, int) else response
+    defaults: dict[str, Any] = {
+        "prompt_ids": prompt,
+        "response_ids": response,
+        "group_id": "g",
+        "rollout_id": "r",
+        "segment": 0,
+        "step": 0,
+        "loss_mask": [True] * len(response),
+        "logprobs": [-1.0] * len(response),
+        "advantages": [1.0] * len(response),
+        "weight": 1.0,
+        "policy_version": 0,
+        "is_last": True,
+    }
+    return Sample(**(defaults | fields))
+
+
+def block(batch: Batch) -> Padded:
+    assert isinstance(batch.inputs, Padded)
+    return batch.inputs
+
+
+def width(*shapes: tuple[int, int]) -> int:
+    return block(collate([row(p, r) for p, r in shapes], pad_id=0)).input_ids_BT.shape[1]
+
+
+def test_rows_are_one_left_padded_block() -> None:
+    batch = collate([row([1, 2], [10, 11, 12]), row([3, 4, 5, 6], [20, 21])], pad_id=0)
+    assert block(batch).input_ids_BT.tolist() == [[0, 1, 2, 10, 11, 12], [3, 4, 5, 6, 20, 21]]
+    assert block(batch).attention_BT.int().tolist() == [[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]
+    assert block(batch).positions_BT.tolist() == [[0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+
+
+def test_response_tensors_are_right_aligned() -> None:
+    batch = collate([row([1, 1, 1], [9]), row([1], [7, 8, 9], weight=0.5)], pad_id=0)
+    assert batch.loss_mask_BR.int().tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert batch.advantages_BR.tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert batch.logprobs_BR.tolist() == [[0, 0, -1], [-1, -1, -1]]
+    assert batch.weight_B.tolist() == [1.0, 0.5]
+
+
+def test_a_loss_mask_keeps_its_place_at_the_right() -> None:
+    batch = collate([row(1, 3, loss_mask=[True, True, False]), row(1, 5)], pad_id=0)
+    assert batch.loss_mask_BR[0].int().tolist() == [0, 0, 1, 1, 0]
+
+
+def test_width_is_the_longest_sum_and_not_the_sum_of_the_longest() -> None:
+    assert width((5, 18), (23, 5)) == 28
+    assert width((10, 90), (90, 10)) == 100
+
+
+def test_each_row_gets_its_advantage_under_its_own_mask() -> None:
+    masks = [[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]]
+    worth = [1, 1, -1, -1]
+    rows = [row(1, 6, loss_mask=m, advantages=[float(w)] * 6) for m, w in zip(masks, worth, strict=True)]
+    expected = np.array(masks) * np.array(worth)[:, None]
+    np.testing.assert_array_equal(collate(rows, pad_id=0).advantages_BR, expected)
+
+
+def steps(name: str, reward: float, sampled: list[int]) -> Rollout:
+    """A rollout whose turns sample so many tokens, each after one of context."""
+    stops = np.cumsum([n + 1 for n in sampled]).tolist()
+    mask = np.ones(stops[-1], np.bool_)
+    mask[[stop - n - 1 for stop, n in zip(stops, sampled, strict=True)]] = False
+    turns = tuple(
+        Turn(
+            start=stop - n,
+            stop=stop,
+            finish_reason="stop",
+            versions=(Version(0, 0),),
+            message={"role": "assistant", "content": ""},
+        )
+        for stop, n in zip(stops, sampled, strict=True)
+    )
+    segment = Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=np.arange(stops[-1]),
+        sampled=mask,
+        logprobs=np.where(mask, -1, 0),
+        turns=turns,
+    )
+    return Rollout(rollout_id=name, group_id="g", segments=(segment,), reward=reward, stop_reason="done")
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
+def test_every_step_of_a_rollout_has_its_advantage_and_not_the_last_ones_mask(layout: Layout) -> None:
+    group = Group(group_id="g", rollouts=(steps("A", 2.0, [4, 1]), steps("B", 0.0, [3, 2])))
+    batch = collate(list(samples([group], merge=False)), pad_id=0, layout=layout)
+    assert batch.advantages_BR.tolist() == [[1, 1, 1, 1], [0, 0, 0, 1], [0, -1, -1, -1], [0, 0, -1, -1]]
+
+
+def test_a_masked_batch_has_its_tokens_and_trains_none() -> None:
+    batch = collate([row([1, 2], [3])], pad_id=0, masked=True)
+    assert block(batch).input_ids_BT.tolist() == [[1, 2, 3]]
+    assert not batch.loss_mask_BR.any()
+    assert not batch.advantages_BR.any()
+
+
+def test_inputs_are_not_changed_and_not_shared() -> None:
+    sample = row([1, 2], [3, 4])
+    batch = collate([sample], pad_id=0)
+    block(batch).input_ids_BT.zero_()
+    batch.logprobs_BR.zero_()
+    assert sample.prompt_ids.tolist() == [1, 2]
+    assert sample.logprobs.tolist() == [-1, -1]
+
+
+def test_no_samples_cannot_be_collated() -> None:
+    with pytest.raises(ValueError, match="none to collate"):
+        collate([], pad_id=0)
+
+
+@pytest.mark.parametrize("field", ["loss_mask", "logprobs", "advantages"])
+def test_a_mismatched_list_never_becomes_a_sample(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        row(2, 3, **{field: [1, 1]})
+
+
+def test_moving_a_batch_keeps_it() -> None:
+    batch = collate([row([1, 2], [3, 4])], pad_id=0)
+    assert torch.equal(block(batch.to("cpu")).input_ids_BT, block(batch).input_ids_BT)
+    assert len(batch) == 1
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    """Any segment: turns of at least one token, any context around them, a context at the front."""
+    ids, spans = draw(st.lists(st.integers(1, 500), min_size=1, max_size=5)), []
+    for _ in range(draw(st.integers(1, 4))):
+        ids += draw(st.lists(st.integers(1, 500), max_size=3))
+        turn = draw(st.lists(st.integers(1, 500), min_size=1, max_size=5))
+        spans.append((len(ids), len(ids) + len(turn)))
+        ids += turn
+    ids += draw(st.lists(st.integers(1, 500), max_size=3))
+    mask = np.zeros(len(ids), np.bool_)
+    for start, stop in spans:
+        mask[start:stop] = True
+    return Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=np.array(ids),
+        sampled=mask,
+        logprobs=np.where(mask, -np.arange(len(ids)) / 7, 0),
+        turns=tuple(
+            Turn(
+                start=a,
+                stop=b,
+                finish_reason="stop",
+                versions=(Version(0, 0),),
+                message={"role": "assistant", "content": ""},
+            )
+            for a, b in spans
+        ),
+    )
+
+
+def back(batch: Batch, i: int) -> tuple[list[int], list[int], list[float]]:
+    """Row i's ids, and which of them are trained with which log-probability, out of the tensors."""
+    ids = block(batch).input_ids_BT[i][block(batch).attention_BT[i]].tolist()
+    response = batch.loss_mask_BR.shape[1]
+    trained = block(batch).input_ids_BT[i, -response:][batch.loss_mask_BR[i]].tolist()
+    return ids, trained, batch.logprobs_BR[i][batch.loss_mask_BR[i]].tolist()
+
+
+@given(st.lists(segments(), min_size=2, max_size=4), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_from_segment_to_batch_and_back_the_ids_are_the_same(drawn: list[Segment], merged: bool) -> None:
+    rollouts = [
+        Rollout(rollout_id=str(i), group_id="g", segments=(s,), reward=float(i), stop_reason="done")
+        for i, s in enumerate(drawn)
+    ]
+    rows = samples([Group(group_id="g", rollouts=tuple(rollouts))], merge=merged)
+    batch = collate(rows, pad_id=0)
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for i, sample in enumerate(rows):
+        ids, trained, logprobs = back(batch, i)
+        segment = drawn[int(sample.rollout_id)]
+        assert ids == segment.token_ids[: len(ids)].tolist()
+        before = found.get(sample.rollout_id, ([], []))
+        found[sample.rollout_id] = (before[0] + trained, before[1] + logprobs)
+    for i, segment in enumerate(drawn):
+        assert found[str(i)][0] == segment.token_ids[segment.sampled].tolist()
+        assert found[str(i)][1] == segment.logprobs[segment.sampled].tolist()
+
+
+def test_random_groups_are_no_wider_than_their_longest_sample(groups_of: Callable[..., list[Group]]) -> None:
+    rows = samples(groups_of(5), merge=False)
+    batch = collate(rows, pad_id=0)
+    assert block(batch).input_ids_BT.shape[1] == max(map(len, rows))
+    assert bool(block(batch).attention_BT[:, -1].all())

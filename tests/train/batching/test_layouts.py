@@ -1,0 +1,228 @@
+"""Loss and gradient do not depend on the layout, the merging or the size of a micro-batch."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from agentgym.samples import samples
+from agentgym.train.batching.batch import collate
+from agentgym.train.batching.layouts import Layout, Row
+from agentgym.train.batching.prefix_tree import unique_tokens
+from agentgym.train.trainer import TrainConfig, Trainer
+from agentgym.types import Group, Sample, Sampling
+
+Grown = Callable[..., list[Group]]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+STATS = ("loss", "grad_norm", "kl", "entropy", "clip_fraction", "logprob_gap", "trained_tokens")
+
+
+@pytest.fixture(scope="module")
+def config() -> TrainConfig:
+    """No learning, so that a trainer can be asked for the same gradient again and again."""
+    return TrainConfig(lora_rank=4, lora_alpha=8, lr=0.0, normalise="rollout", grad_clip=1e9, device="cpu")
+
+
+@contextmanager
+def opened(model: Path, config: TrainConfig) -> Iterator[Trainer]:
+    """A trainer whose adapter is not the one that changes nothing."""
+    with Trainer(model, config) as trainer:
+        generator = torch.Generator().manual_seed(2)
+        for name, weight in trainer._open_now.learner.policy.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1, generator=generator)
+        yield trainer
+
+
+@pytest.fixture(scope="module")
+def trainers(tiny_model: Path, config: TrainConfig) -> Iterator[dict[Any, Trainer]]:
+    """One per layout and size of a micro-batch."""
+    with ExitStack() as stack:
+        yield {
+            (layout, tokens): stack.enter_context(
+                opened(tiny_model, replace(config, layout=layout, micro_tokens=tokens))
+            )
+            for layout, tokens in product(LAYOUTS, (None, 40))
+        }
+
+
+def step(trainer: Trainer, rows: Sequence[Sample]) -> tuple[dict[str, float], Tensor]:
+    """A step's figures, and its gradient as one vector."""
+    seen: list[Tensor] = []
+
+    def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        grads = [weight.grad for group in optimizer.param_groups for weight in group["params"]]
+        seen.append(torch.cat([grad.flatten() for grad in grads if grad is not None]))
+
+    hook = register_optimizer_step_pre_hook(keep)
+    try:
+        stats = trainer.train(rows)
+    finally:
+        hook.remove()
+    (gradient,) = seen
+    return stats, gradient
+
+
+# Not shrunk: every try is a dozen steps.
+forests = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
+
+
+def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
+    rows = {merged: samples(groups, merge=merged) for merged in (True, False)}
+    expected, gradient = step(trainers["padded", None], rows[True])
+    for (how, trainer), merged in product(trainers.items(), rows):
+        stats, got = step(trainer, rows[merged])
+        for name in STATS:
+            assert stats[f"train/{name}"] == pytest.approx(expected[f"train/{name}"], rel=1e-5, abs=1e-6), (how, name)
+        assert float((got - gradient).norm()) <= 1e-5 * float(gradient.norm()), (how, merged)
+
+
+@given(st.data())
+@settings(forests, max_examples=6)
+def test_every_layout_merging_and_micro_batch_gives_the_same_loss_and_gradient(
+    trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
+) -> None:
+    assert_all_same(trainers, grown(lambda low, high: data.draw(st.integers(low, high)), size=2))
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(forests, max_examples=60)
+def test_larger_forests_give_the_same_loss_and_gradient_too(
+    trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
+) -> None:
+    assert_all_same(trainers, grown(lambda low, high: data.draw(st.integers(low, high)), groups=3, size=4))
+
+
+def test_a_row_has_no_padding_and_a_tree_each_token_once(trainers: dict[Any, Trainer], grown: Grown) -> None:
+    rows = list(samples(grown(1), merge=False))
+    stats = {layout: trainers[layout, None].train(rows) for layout in LAYOUTS}
+    real, block = sum(map(len, rows)), len(rows) * max(map(len, rows))
+    assert stats["padded"]["train/padding"] == pytest.approx(1 - real / block)
+    assert stats["packed"]["train/padding"] == stats["tree"]["train/padding"] == 0
+    assert stats["tree"]["train/unique_tokens"] == unique_tokens(rows) < real / 2
+    assert "train/unique_tokens" not in stats["packed"]
+
+
+def test_a_score_is_the_same_in_every_layout(trainers: dict[Any, Trainer]) -> None:
+    scores = [trainers[layout, None].score([3, 1, 4, 1, 5], sampling=Sampling()) for layout in LAYOUTS]
+    for score in scores[1:]:
+        np.testing.assert_allclose(score, scores[0], atol=1e-5)
+
+
+def test_what_two_samples_train_alike_is_computed_once(grown: Grown) -> None:
+    (row, *_) = samples(grown(1))
+    twin = replace(row, rollout_id="twin")
+    batch = collate([row, twin], pad_id=0, layout="tree")
+    trained = int(row.loss_mask.sum())
+    assert batch.inputs.tokens == len(row)
+    assert batch.inputs.trained.source_N.shape == (trained,)
+    assert batch.inputs.trained.place_M.tolist() == [*range(trained)] * 2
+
+
+def test_the_gradient_of_a_shared_token_is_the_sum_of_its_samples() -> None:
+    batch = collate(three_that_share(), pad_id=0, layout="tree")
+    values = torch.tensor([1.0, 2.0, 3.0, 9.0], requires_grad=True)
+    spread = batch.inputs.trained.spread(values, batch.loss_mask_BR)
+    assert spread.tolist() == [[0, 1, 2], [1, 2, 3], [0, 0, 9]]
+    weights = torch.tensor([[5.0, 1, 2], [10, 20, 30], [5, 5, 4]])
+    (spread * weights).sum().backward()  # type: ignore[no-untyped-call]
+    assert values.grad is not None
+    assert values.grad.tolist() == [11, 22, 30, 4]
+
+
+def three_that_share() -> list[Sample]:
+    """Responses 4 5, 4 5 6 and 7 to one prompt."""
+    return [
+        Sample(
+            group_id="g",
+            rollout_id=str(ids),
+            segment=0,
+            step=0,
+            prompt_ids=np.array([2, 3]),
+            response_ids=np.array(ids),
+            loss_mask=np.ones(len(ids), np.bool_),
+            logprobs=np.full(len(ids), -1, np.float32),
+            advantages=np.ones(len(ids), np.float32),
+            weight=1.0,
+            policy_version=0,
+            is_last=True,
+        )
+        for ids in ([4, 5], [4, 5, 6], [7])
+    ]
+
+
+PADDED = [[0, 2, 3, 4, 5], [2, 3, 4, 5, 6], [0, 0, 2, 3, 7]]
+PACKED = [[2, 3, 4, 5, 2, 3, 4, 5, 6, 2, 3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "ids", "positions", "source", "target", "place"),
+    [
+        ("padded", PADDED, None, [2, 3, 6, 7, 8, 13], [4, 5, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5]),
+        ("packed", PACKED, [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2], [1, 2, 5, 6, 7, 10], [4, 5, 4, 5, 6, 7], None),
+        ("tree", [[2, 3, 4, 5, 6, 7]], [0, 1, 2, 3, 4, 2], [1, 2, 3, 1], [4, 5, 6, 7], [0, 1, 0, 1, 2, 3]),
+    ],
+)
+def test_which_state_predicts_which_token(
+    layout: Layout, ids: Any, positions: Any, source: Any, target: Any, place: Any
+) -> None:
+    inputs = collate(three_that_share(), pad_id=0, layout=layout).inputs
+    assert inputs.input_ids_BT.tolist() == ids
+    if positions is not None:
+        assert inputs.positions_BT.tolist() == [positions]
+    trained = inputs.trained
+    assert (trained.source_N.tolist(), trained.target_N.tolist()) == (source, target)
+    assert trained.place_M.tolist() == (place or [*range(len(source))])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_masked_batch_computes_its_tokens_and_trains_none(layout: Layout) -> None:
+    batch = collate(three_that_share(), pad_id=0, layout=layout, masked=True)
+    assert batch.inputs.input_ids_BT.numel() >= 6
+    assert batch.inputs.trained.source_N.numel() == 0
+    assert not batch.loss_mask_BR.any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_tensors_of_the_loss_are_the_same_in_every_layout(layout: Layout, grown: Grown) -> None:
+    rows = list(samples(grown(4), merge=False))
+    mine, padded = collate(rows, pad_id=0, layout=layout), collate(rows, pad_id=0)
+    for name in ("loss_mask_BR", "logprobs_BR", "advantages_BR", "weight_B"):
+        assert torch.equal(getattr(mine, name), getattr(padded, name))
+
+
+def test_a_row_moves_to_a_device_and_keeps_what_it_holds() -> None:
+    inputs = collate(three_that_share(), pad_id=0, layout="tree").to("cpu").inputs
+    assert isinstance(inputs, Row)
+    assert (inputs.tokens, inputs.end_T.tolist()) == (6, [6, 6, 5, 5, 5, 6])
+
+
+def test_a_layout_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="layout: 'ragged' is none of padded, packed, tree"):
+        collate(three_that_share(), pad_id=0, layout="ragged")  # type: ignore[arg-type]
+
+
+def test_a_model_with_other_layers_trains_padded_only(tiny_model: Path, config: TrainConfig, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    sliding = {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True, "sliding_window": 8}
+    settings = json.loads((model / "config.json").read_text()) | sliding
+    (model / "config.json").write_text(json.dumps(settings))
+    for layout in ("packed", "tree"):
+        with pytest.raises(ValueError, match="qwen3 has sliding_attention layers; use layout padded"):
+            Trainer(model, replace(config, layout=layout)).__enter__()
+    with Trainer(model, config) as trainer:
+        assert trainer.train([]) is not None

@@ -1,0 +1,157 @@
+"""A forest holds each shared prefix once, and gives every sample its own tokens back."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentgym.samples import samples
+from agentgym.train.batching.prefix_tree import Forest, PrefixOrder, plant, prefix_order, row_of, unique_tokens
+from agentgym.types import Group, Sample
+
+Grown = Callable[..., list[Group]]
+
+
+def sample(prompt: Sequence[int], response: Sequence[int]) -> Sample:
+    n = len(response)
+    return Sample(
+        group_id="g",
+        rollout_id="r",
+        segment=0,
+        step=0,
+        prompt_ids=np.array(prompt),
+        response_ids=np.array(response),
+        loss_mask=np.ones(n, np.bool_),
+        logprobs=np.full(n, -1.0, np.float32),
+        advantages=np.ones(n, np.float32),
+        weight=1.0,
+        policy_version=0,
+        is_last=True,
+    )
+
+
+ids = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+some_samples = st.lists(st.builds(sample, ids, ids), min_size=1, max_size=9)
+
+
+def prefixes(rows: Sequence[Sample]) -> set[tuple[int, ...]]:
+    """The forest by its definition: every prefix of every sample."""
+    whole = [(*row.prompt_ids.tolist(), *row.response_ids.tolist()) for row in rows]
+    return {ids[: n + 1] for ids in whole for n in range(len(ids))}
+
+
+def history(forest: Forest, node: int) -> list[int]:
+    """The ids from a root to the node, by the parents."""
+    found = []
+    while node >= 0:
+        found.append(int(forest.token_ids_T[node]))
+        node = int(forest.parent_T[node])
+    return found[::-1]
+
+
+def test_the_drawn_forest() -> None:
+    rows = [sample([10, 10], [1, 2]), sample([10, 10], [1, 3, 4]), sample([20], [5])]
+    forest = plant(rows)
+    assert forest.token_ids_T.tolist() == [10, 10, 1, 2, 3, 4, 20, 5]
+    assert forest.depth_T.tolist() == [0, 1, 2, 3, 3, 4, 0, 1]
+    assert forest.parent_T.tolist() == [-1, 0, 1, 2, 2, 4, -1, 6]
+    assert forest.end_T.tolist() == [6, 6, 6, 4, 6, 6, 8, 8]
+    assert forest.responses.tolist() == [2, 3, 2, 4, 5, 7]
+
+
+def test_packed_samples_stand_side_by_side_with_positions_of_their_own() -> None:
+    forest = row_of([sample([1], [2, 3]), sample([1], [2])])
+    assert forest.token_ids_T.tolist() == [1, 2, 3, 1, 2]
+    assert forest.depth_T.tolist() == [0, 1, 2, 0, 1]
+    assert forest.parent_T.tolist() == [-1, 0, 1, -1, 3]
+    assert forest.end_T.tolist() == [3, 3, 3, 5, 5]
+    assert forest.responses.tolist() == [1, 2, 4]
+
+
+@given(some_samples)
+@settings(max_examples=100, deadline=None)
+def test_a_forest_has_one_node_for_each_prefix(rows: list[Sample]) -> None:
+    assert len(plant(rows)) == unique_tokens(rows) == len(prefixes(rows))
+
+
+@pytest.mark.parametrize("build", [plant, row_of])
+@given(rows=some_samples)
+@settings(max_examples=100, deadline=None)
+def test_every_response_token_has_its_samples_own_history(build: Callable[..., Forest], rows: list[Sample]) -> None:
+    forest = build(rows)
+    nodes = iter(forest.responses.tolist())
+    for row in rows:
+        ids = [*row.prompt_ids.tolist(), *row.response_ids.tolist()]
+        for depth in range(len(row.prompt_ids), len(row)):
+            node = next(nodes)
+            assert history(forest, node) == ids[: depth + 1]
+            assert forest.depth_T[node] == depth
+
+
+@pytest.mark.parametrize("build", [plant, row_of])
+@given(rows=some_samples)
+@settings(max_examples=100, deadline=None)
+def test_a_node_sees_its_ancestors_and_itself_and_nothing_else(
+    build: Callable[..., Forest], rows: list[Sample]
+) -> None:
+    forest = build(rows)
+    for query in range(len(forest)):
+        seen = [key for key in range(query + 1) if query < forest.end_T[key]]
+        assert forest.token_ids_T[seen].tolist() == history(forest, query)
+
+
+def test_rollouts_turns_and_forks_share(grown: Grown) -> None:
+    rows = list(samples(grown(3), merge=False))
+    assert unique_tokens(rows) < 0.6 * sum(map(len, rows))
+
+
+@given(some_samples, st.integers(1, 20))
+@settings(max_examples=100, deadline=None)
+def test_cuts_hold_the_budget_and_lose_no_sample(rows: list[Sample], budget: int) -> None:
+    parts = prefix_order(rows).cuts(budget)
+    assert sorted(i for part in parts for i in part.tolist()) == list(range(len(rows)))
+    for part in parts:
+        assert len(part) == 1 or unique_tokens([rows[i] for i in part]) <= budget
+
+
+def repeated(order: PrefixOrder, starts: Sequence[int]) -> tuple[int, int]:
+    """Tokens that cuts at these places compute twice, and the number of forests."""
+    return int(order.shared[list(starts)].sum()), len(starts)
+
+
+@given(st.lists(st.builds(sample, ids, ids), min_size=1, max_size=7), st.integers(1, 20))
+@settings(max_examples=100, deadline=None)
+def test_no_other_cut_of_neighbours_repeats_fewer_tokens(rows: list[Sample], budget: int) -> None:
+    order = prefix_order(rows)
+    best = None
+    for bits in range(1 << (len(rows) - 1)):
+        starts = [0, *(i + 1 for i in range(len(rows) - 1) if bits >> i & 1)]
+        parts = [order.rows[a:b] for a, b in pairwise([*starts, len(rows)])]
+        if all(len(part) == 1 or unique_tokens([rows[i] for i in part]) <= budget for part in parts):
+            best = min(best or (10**9, 0), repeated(order, starts))
+    found = order.cuts(budget)
+    starts = np.cumsum([0, *map(len, found)])[:-1].tolist()
+    assert repeated(order, starts) == best
+
+
+def test_turns_of_a_rollout_are_not_cut_apart_where_rollouts_can_be() -> None:
+    prompt = [7] * 4
+    first = [sample(prompt, [1] * 4), sample(prompt + [1] * 4, [2] * 4)]
+    second = [sample(prompt, [3] * 4), sample(prompt + [3] * 4, [4] * 4)]
+    parts = prefix_order(first + second).cuts(16)
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("build", [plant, row_of])
+def test_no_samples_are_refused(build: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="samples: none"):
+        build([])
+
+
+def test_no_samples_have_no_tokens() -> None:
+    assert unique_tokens([]) == 0
+    assert prefix_order([]).cuts(4) == []
