@@ -1,53 +1,63 @@
 """Train language-model agents by reinforcement learning.
 
-An environment is one class, a test needs no GPU, a recipe is one file. Importing this loads none of the
-heavy packages; `LocalEngine`, `Trainer` and the boxes load theirs when they are first used.
+An environment is one class, a test needs no GPU, a recipe is one file. Importing this package loads none of the heavy
+packages; `LocalEngine`, `Trainer` and the boxes load theirs when they are first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-from agentgym.boxes import ExecResult
+from agentgym.boxes import Box, ExecResult
 from agentgym.environments.context_policies import Compact, KeepLast, Window
-from agentgym.environments.env import Env, Procedural
+from agentgym.environments.env import Env, Procedural, Split
 from agentgym.environments.limits import Limits
-from agentgym.environments.registry import register
+from agentgym.environments.registry import find_env, register
 from agentgym.environments.rewards import reward
 from agentgym.environments.tool_env import ToolEnv
-from agentgym.errors import ToolError
-from agentgym.extras import needs_extra
+from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, ToolError
+from agentgym.extras import needs_extra as _needs_extra
 from agentgym.messages import Message
 from agentgym.rollouts.rollout import rollout
-from agentgym.samples import samples
+from agentgym.samples import build_samples, demonstrations
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import run_groups
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import batches
 from agentgym.tools.tool import Stop, tool
-from agentgym.types import Group, Rollout, Sample, Sampling, StepResult, Task
+from agentgym.types import Completion, Group, Rollout, Sample, Sampling, Segment, StepResult, StopReason, Task, Turn
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from agentgym.engines.adapter_files import read_adapter
     from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
     from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
     from agentgym.run.command import main
-    from agentgym.run.config import Run
-    from agentgym.run.distributed_rollouts import Play
+    from agentgym.run.config import RunConfig
+    from agentgym.run.distributed_rollouts import Collector
     from agentgym.run.evaluation import Evaluation, evaluate
-    from agentgym.run.log import Log
-    from agentgym.run.loop import learn, sync
+    from agentgym.run.log import MetricsLogger
+    from agentgym.run.loop import sync_weights, train_policy
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
     from agentgym.train.config import TrainConfig
     from agentgym.train.trainer import Trainer
 
+__version__ = "0.1.0"
+
 __all__ = [
+    "AgentGymError",
     "AnyBox",
+    "Box",
     "Bubblewrap",
+    "Collector",
     "Compact",
+    "Completion",
+    "ContextOverflow",
     "Docker",
+    "EngineError",
     "Env",
+    "EnvError",
     "Evaluation",
     "ExecResult",
     "Group",
@@ -55,60 +65,88 @@ __all__ = [
     "Limits",
     "LocalConfig",
     "LocalEngine",
-    "Log",
     "Message",
+    "MetricsLogger",
     "Oversample",
-    "Play",
     "Procedural",
     "Process",
     "Rollout",
-    "Run",
+    "RunConfig",
     "SGLangConfig",
     "SGLangEngine",
     "Sample",
     "Sampling",
+    "SandboxError",
     "Scheduler",
+    "Segment",
+    "Split",
     "StepResult",
     "Stop",
+    "StopReason",
     "Task",
     "ToolEnv",
     "ToolError",
     "TrainConfig",
     "Trainer",
+    "Turn",
     "Window",
+    "__version__",
     "batches",
+    "build_samples",
+    "demonstrations",
     "evaluate",
-    "learn",
+    "find_env",
     "main",
     "read_adapter",
     "register",
     "reward",
     "rollout",
     "run_groups",
-    "samples",
-    "sync",
+    "sync_weights",
     "tool",
+    "train_policy",
 ]
 
 _LAZY = {
+    "agentgym.engines.adapter_files": ("read_adapter",),
+    "agentgym.engines.sglang.engine": (
+        "SGLangConfig",
+        "SGLangEngine",
+    ),
+    "agentgym.engines.transformers.engine": (
+        "LocalConfig",
+        "LocalEngine",
+    ),
     "agentgym.run.command": ("main",),
-    "agentgym.run.evaluation": ("Evaluation", "evaluate"),
-    "agentgym.run.log": ("Log",),
-    "agentgym.run.loop": ("Play", "Run", "learn", "sync"),
-    "agentgym.engines.transformers.engine": ("LocalConfig", "LocalEngine"),
-    "agentgym.engines.sglang.engine": ("SGLangConfig", "SGLangEngine"),
+    "agentgym.run.config": ("RunConfig",),
+    "agentgym.run.distributed_rollouts": ("Collector",),
+    "agentgym.run.evaluation": (
+        "Evaluation",
+        "evaluate",
+    ),
+    "agentgym.run.log": ("MetricsLogger",),
+    "agentgym.run.loop": (
+        "sync_weights",
+        "train_policy",
+    ),
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),
-    "agentgym.sandboxes.local": ("Bubblewrap", "Process"),
-    "agentgym.engines.adapter_files": ("read_adapter",),
+    "agentgym.sandboxes.local": (
+        "Bubblewrap",
+        "Process",
+    ),
     "agentgym.train.config": ("TrainConfig",),
     "agentgym.train.trainer": ("Trainer",),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name not in _HOME:
         raise AttributeError(f"module 'agentgym' has no attribute {name!r}")
-    with needs_extra():
-        return getattr(importlib.import_module(_HOME[name]), name)
+    with _needs_extra():
+        return getattr(_importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__"]

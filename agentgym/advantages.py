@@ -142,7 +142,7 @@ def _baseline(
         known = ", ".join(get_args(Estimator))
         raise ValueError(
             f"estimator: {estimator!r} is none of {known}; there is no value model and no credit by token: "
-            'where turns differ in worth use samples(credit="turns")'
+            'where turns differ in worth use build_samples(advantage_level="turn")'
         )
     return centred, unit
 

@@ -15,7 +15,7 @@ import numpy as np
 from agentgym.advantages import Estimator, advantages, turn_advantages
 from agentgym.types import Floats, Group, Rollout, Sample, Segment, Turn
 
-__all__ = ["Credit", "Estimator", "SampleBatch", "advantages", "merge", "samples", "turn_advantages"]
+__all__ = ["AdvantageLevel", "Estimator", "SampleBatch", "advantages", "build_samples", "merge", "turn_advantages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,11 +63,15 @@ class SampleBatch(Sequence[Sample]):
         }
 
 
-Credit: TypeAlias = Literal["outcome", "turns"]
+AdvantageLevel: TypeAlias = Literal["outcome", "turn"]
 
 
-def samples(
-    groups: Sequence[Group], *, advantage: Estimator = "dr_grpo", merge: bool = True, credit: Credit = "outcome"
+def build_samples(
+    groups: Sequence[Group],
+    *,
+    advantage: Estimator = "dr_grpo",
+    merge: bool = True,
+    advantage_level: AdvantageLevel = "outcome",
 ) -> SampleBatch:
     """The samples of these groups, each sampled token in exactly one; arrays are views of the segments'.
 
@@ -76,23 +80,23 @@ def samples(
     Failed rollouts and groups without a signal (see `credit.py`) are left out and counted. Two groups of one id
     share a baseline. Raises ValueError for a rollout id that appears twice.
 
-    With `credit` "outcome" every token of a rollout has the rollout's advantage; with "turns" each turn has that of
-    what came after it (`turn_advantages`), where the env's steps give rewards of their own. Then a group has a signal
-    where what came after any turn differs, although the totals may be equal.
+    With `advantage_level` "outcome" every token of a rollout has the rollout's advantage. With "turn" each turn has that
+    of what came after it (`turn_advantages`), where the env's steps give rewards of their own; a group then has a
+    signal where what came after any turn differs, although the totals may be equal.
     """
-    if credit not in ("outcome", "turns"):
-        raise ValueError(f"credit: {credit!r} is none of outcome, turns")
+    if advantage_level not in ("outcome", "turn"):
+        raise ValueError(f"credit: {advantage_level!r} is none of outcome, turns")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     twice = [name for name, n in Counter(rollout.rollout_id for rollout in rollouts).items() if n > 1]
     if twice:
         raise ValueError(f"rollout {twice[0]!r}: appears {Counter(r.rollout_id for r in rollouts)[twice[0]]} times")
-    worth = _by_turn(rollouts, advantage) if credit == "turns" else _by_outcome(rollouts, advantage)
-    signal = {rollout.group_id for rollout in rollouts if _moves(worth.get(rollout.rollout_id, 0.0))}
+    advantage_values = _by_turn(rollouts, advantage) if advantage_level == "turn" else _by_outcome(rollouts, advantage)
+    signal = {rollout.group_id for rollout in rollouts if _moves(advantage_values.get(rollout.rollout_id, 0.0))}
     rows = tuple(
         row
         for rollout in rollouts
-        if rollout.rollout_id in worth and rollout.group_id in signal
-        for row in _cut(rollout, worth[rollout.rollout_id], merged=merge)
+        if rollout.rollout_id in advantage_values and rollout.group_id in signal
+        for row in _cut(rollout, advantage_values[rollout.rollout_id], merged=merge)
     )
     return SampleBatch(
         rows=rows,
@@ -144,11 +148,11 @@ def _imitated(rollout: Rollout, segment: Segment, context_weight: float) -> Samp
     )
 
 
-Worth: TypeAlias = float | dict[int, float]
+Advantage: TypeAlias = float | dict[int, float]
 """The advantage of a rollout, or of each of its turns by number."""
 
 
-def _by_outcome(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Worth]:
+def _by_outcome(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantage]:
     """The advantage of each scored rollout, by its id."""
     values = advantages(
         [rollout.reward for rollout in rollouts],
@@ -163,24 +167,24 @@ def _by_outcome(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, 
     }
 
 
-def _moves(worth: Worth) -> bool:
+def _moves(advantage_values: Advantage) -> bool:
     """Whether an advantage of this rollout is not 0."""
-    return any(worth.values()) if isinstance(worth, dict) else bool(worth)
+    return any(advantage_values.values()) if isinstance(advantage_values, dict) else bool(advantage_values)
 
 
-def _by_turn(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Worth]:
+def _by_turn(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantage]:
     """The advantages of each scored rollout's turns, by its id."""
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
-    worth: dict[str, Worth] = {}
+    advantage_values: dict[str, Advantage] = {}
     for rollout, values in zip(scored, turn_advantages(scored, estimator=estimator), strict=True):
         numbers = sorted(turn.number for segment in rollout.segments for turn in segment.turns)
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"rollout {rollout.rollout_id!r}: two turns have one number; credit by turn needs them")
-        worth[rollout.rollout_id] = dict(zip(numbers, values.tolist(), strict=True))
-    return worth
+        advantage_values[rollout.rollout_id] = dict(zip(numbers, values.tolist(), strict=True))
+    return advantage_values
 
 
-def _cut(rollout: Rollout, advantage: Worth, *, merged: bool) -> Iterator[Sample]:
+def _cut(rollout: Rollout, advantage: Advantage, *, merged: bool) -> Iterator[Sample]:
     """The samples of one rollout, in the order of its segments and turns."""
     total = rollout.sampled_tokens
     spans = [
@@ -198,7 +202,7 @@ def _cut(rollout: Rollout, advantage: Worth, *, merged: bool) -> Iterator[Sample
             response_ids=segment.token_ids[start:stop],
             loss_mask=segment.sampled[start:stop],
             logprobs=segment.logprobs[start:stop],
-            advantages=_worth(segment, turns, advantage),
+            advantages=_advantage_values(segment, turns, advantage),
             weight=sum(turn.stop - turn.start for turn in turns) / total,
             policy_version=min(version.version for turn in turns for version in turn.versions),
             is_last=i == last,
@@ -212,14 +216,14 @@ def _spans(turns: tuple[Turn, ...], *, merged: bool) -> Iterator[tuple[int, tupl
         yield from ((step, (turn,)) for step, turn in enumerate(turns))
 
 
-def _worth(segment: Segment, turns: tuple[Turn, ...], advantage: Worth) -> Floats:
+def _advantage_values(segment: Segment, turns: tuple[Turn, ...], advantage: Advantage) -> Floats:
     """The advantage on the sampled tokens, 0 on the others."""
     start, stop = turns[0].start, turns[-1].stop
     if isinstance(advantage, dict):
-        worth = np.zeros(stop - start, np.float32)
+        advantage_values = np.zeros(stop - start, np.float32)
         for turn in turns:
-            worth[turn.start - start : turn.stop - start] = advantage[turn.number]
-        return worth
+            advantage_values[turn.start - start : turn.stop - start] = advantage[turn.number]
+        return advantage_values
     sampled = segment.sampled[start:stop]
     if sampled.all():
         return np.broadcast_to(np.float32(advantage), sampled.shape)  # one float, however long the turn
@@ -273,12 +277,12 @@ def _joined(run: list[Sample]) -> Sample:
     start = len(first.prompt_ids)
     length = len(last) - start
     mask = np.zeros(length, np.bool_)
-    logprobs, worth = np.zeros(length, np.float32), np.zeros(length, np.float32)
+    logprobs, advantage_values = np.zeros(length, np.float32), np.zeros(length, np.float32)
     for row in run:
         at = slice(len(row.prompt_ids) - start, len(row) - start)
         mask[at] = row.loss_mask
         logprobs[at] = np.where(row.loss_mask, row.logprobs, 0)
-        worth[at] = np.where(row.loss_mask, row.advantages, 0)
+        advantage_values[at] = np.where(row.loss_mask, row.advantages, 0)
     return Sample(
         group_id=first.group_id,
         rollout_id=first.rollout_id,
@@ -288,7 +292,7 @@ def _joined(run: list[Sample]) -> Sample:
         response_ids=np.concatenate([last.prompt_ids[start:], last.response_ids]),
         loss_mask=mask,
         logprobs=logprobs,
-        advantages=worth,
+        advantages=advantage_values,
         weight=sum(row.weight for row in run),
         policy_version=min(row.policy_version for row in run),
         is_last=any(row.is_last for row in run),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.boxes import Boxes
-from agentgym.engines.scripted import ByteTokenizer, Policy, Reply, Scripted, call, calls, raw, say
+from agentgym.engines.scripted import ByteTokenizer, Reply, ReplyPolicy, Scripted, call, calls, raw, say
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes, Shell
@@ -24,8 +24,8 @@ __all__ = [
     "ByteTokenizer",
     "FakeBox",
     "FakeBoxes",
-    "Policy",
     "Reply",
+    "ReplyPolicy",
     "Scripted",
     "Shell",
     "call",
@@ -63,8 +63,8 @@ def check_env(
     env: type[Env[TaskT]],
     task: TaskT,
     *,
-    oracle: Sequence[Reply] | Policy,
-    noop: Sequence[Reply] | Policy = NOOP,
+    oracle: Sequence[Reply] | ReplyPolicy,
+    noop: Sequence[Reply] | ReplyPolicy = NOOP,
     boxes: Boxes | None = None,
     threshold: float = 1.0,
     idle_is_right: bool = False,

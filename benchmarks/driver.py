@@ -31,7 +31,7 @@ from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.engines.sglang.prompts import NOTHING
-from agentgym.engines.sglang.server import Ask, Policy
+from agentgym.engines.sglang.server import Ask, PolicyVersion
 from agentgym.types import Adapter, Completion, Floats, Sampling, Version
 from benchmarks.answering import Reply, answering
 from benchmarks.harness import arguments, at_most, load_workloads, report
@@ -154,7 +154,7 @@ class Recorder(Instant):
                 sampling=sampling,
                 seed=seed,
                 stop_ids=(int(given.token_ids[-1]),),
-                policy=Policy(None, 0),
+                policy=PolicyVersion(None, 0),
             )
             self.replies.append(Reply(list(token_ids), given.token_ids.tolist(), given.logprobs.tolist()))
         return given

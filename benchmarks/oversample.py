@@ -20,7 +20,7 @@ import numpy as np
 import agentgym as ag
 from agentgym.engines.scripted import Scripted
 from agentgym.messages import Message
-from agentgym.scheduling.accounting import Account
+from agentgym.scheduling.accounting import BatchStats
 from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types import Completion, StepResult, Task, Version
@@ -79,13 +79,13 @@ H7: dict[str, Policy] = {
 # ---------------------------------------------------------------------------------------------------- the real one
 
 
-class Row(Task):
+class PackedInputs(Task):
     """A group: the seconds of each turn of each of its rollouts."""
 
     seconds: tuple[tuple[float, ...], ...]
 
 
-class Waits(ag.Env[Row]):
+class Waits(ag.Env[PackedInputs]):
     """Ends when the model says so; the waiting is the engine's."""
 
     limits = ag.Limits(seconds=1e9, turns=1000, context_tokens=1 << 20, turn_tokens=1 << 20)
@@ -118,11 +118,11 @@ class Paced(Scripted):
         return Completion(token_ids=ids, logprobs=zeros, finish_reason="stop", versions=versions)
 
 
-def tasks(engine: Paced, rows: Rows, policy: Policy) -> Iterator[Row]:
+def tasks(engine: Paced, rows: Rows, policy: Policy) -> Iterator[PackedInputs]:
     """Groups of as many rollouts as one starts with."""
     size = policy.size + policy.settings.extra_rollouts
     for at in range(0, len(rows) - size + 1, size):
-        task = Row(
+        task = PackedInputs(
             id=str(at),
             prompt=(Message(role="user", content="go"),),
             seconds=tuple(tuple(map(float, row)) for row in rows[at : at + size]),
@@ -139,7 +139,7 @@ class Batches:
     whole_groups: list[int]
     kept_s: list[float]
     """Seconds of the rollouts that were kept."""
-    account: Account
+    batch_stats: BatchStats
 
 
 async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Batches:
@@ -160,10 +160,10 @@ async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Bat
             seconds.append(loop.time() - began)
             whole.append(_whole(groups.groups, policy))
             kept += [sum(engine.rows[r.group_id][int(r.rollout_id.split("/")[1])]) for r in groups.rollouts]
-            assert groups.account is not None
-            accounts.append(groups.account)
+            assert groups.batch_stats is not None
+            accounts.append(groups.batch_stats)
             await engine.load_adapter(None, version=engine.version + 1)
-    return Batches(seconds=seconds, whole_groups=whole, kept_s=kept, account=total(accounts))
+    return Batches(seconds=seconds, whole_groups=whole, kept_s=kept, batch_stats=total(accounts))
 
 
 def _whole(groups: Sequence[ag.Group], policy: Policy) -> int:
@@ -174,11 +174,11 @@ def _whole(groups: Sequence[ag.Group], policy: Policy) -> int:
     return int((kept == GROUP).sum())
 
 
-def total(accounts: Sequence[Account]) -> Account:
+def total(accounts: Sequence[BatchStats]) -> BatchStats:
     """Of all batches; what one carried the next resumed."""
     whole = accounts[0]
-    for account in accounts[1:]:
-        whole = whole + account
+    for batch_stats in accounts[1:]:
+        whole = whole + batch_stats
     return whole
 
 
@@ -270,18 +270,18 @@ def measure(name: str, rows: Rows, policy: Policy, *, batches: int, places: int)
     real = run_in_virtual_time(drive(rows, policy, batches=batches, places=places))
     simulation = Simulation(rows, policy, places=places)
     simulated = [simulation.batch() for _ in range(batches)]
-    account, everything = real.account, [sum(row) for row in rows]
-    tokens = account.kept_tokens + account.dropped_tokens
+    batch_stats, everything = real.batch_stats, [sum(row) for row in rows]
+    tokens = batch_stats.kept_tokens + batch_stats.dropped_tokens
     return {
         f"{name}_s": float(np.mean(real.seconds)),
         f"{name}_off_simulation": float(np.abs(np.array(real.seconds) / simulated - 1).max()),
         f"{name}_whole_groups": float(np.mean(real.whole_groups)),
-        f"{name}_wasted_tokens": account.dropped_tokens / tokens,
-        f"{name}_wasted_seconds": account.cut_s / (account.kept_s + account.cut_s),
+        f"{name}_wasted_tokens": batch_stats.dropped_tokens / tokens,
+        f"{name}_wasted_seconds": batch_stats.cut_s / (batch_stats.kept_s + batch_stats.cut_s),
         f"{name}_length_bias": float(np.mean(real.kept_s) / np.mean(everything)),
-        f"{name}_length_bias_logged": account.length_bias,
-        f"{name}_rollouts_lost": float(account.rollouts.dropped),
-        f"{name}_versions_behind": account.staleness / max(account.groups.finished, 1),
+        f"{name}_length_bias_logged": batch_stats.length_bias,
+        f"{name}_rollouts_lost": float(batch_stats.rollouts.dropped),
+        f"{name}_versions_behind": batch_stats.staleness / max(batch_stats.groups.finished, 1),
     }
 
 

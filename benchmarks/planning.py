@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.train.batching.plan import Balance, Micro, cost_of, plan_step, shares
+from agentgym.train.batching.plan import Balance, MicroBatch, cost_of, plan_step, shares
 from agentgym.types import Ints, Sample
 from benchmarks.harness import arguments, at_least, at_most, load_workloads, report
 
@@ -39,7 +39,7 @@ REFERENCE: dict[str, float | str] = {
     "where": "seed 0, another machine",
 }
 
-Plan = Sequence[Sequence[Micro]]
+Plan = Sequence[Sequence[MicroBatch]]
 """Micro-batches of each rank."""
 
 
@@ -53,7 +53,7 @@ def timed(plan: Callable[[], Plan]) -> tuple[Plan, float]:
     return got, min(seconds)
 
 
-def grid(plans: Plan, value: Callable[[Micro], float]) -> Any:
+def grid(plans: Plan, value: Callable[[MicroBatch], float]) -> Any:
     """The value of each micro-batch, of each rank: M x ranks; 0 for padding."""
     return np.array([[0.0 if m.masked else value(m) for m in plan] for plan in plans]).T
 
@@ -71,7 +71,7 @@ def judge(
     flops = np.array([module.flops(n, n * n if padded else n * (n + 1) / 2) for n in lengths.tolist()])
     squares = grid(plans, lambda m: float((lengths[list(m.rows)] ** 2).sum()))
 
-    def load(micro: Micro) -> float:
+    def load(micro: MicroBatch) -> float:
         rows = list(micro.rows)
         return len(rows) * float(flops[rows].max()) if padded else float(flops[rows].sum())
 
@@ -92,7 +92,10 @@ def judge(
 def strided(count: int) -> Plan:
     """Samples to ranks in their order."""
     return [
-        [Micro(rows=tuple(range(start + rank, start + RANKS * ROWS, RANKS))) for start in range(0, count, RANKS * ROWS)]
+        [
+            MicroBatch(rows=tuple(range(start + rank, start + RANKS * ROWS, RANKS)))
+            for start in range(0, count, RANKS * ROWS)
+        ]
         for rank in range(RANKS)
     ]
 
@@ -139,7 +142,7 @@ def tree(key: Balance, prompt: Ints, completion: Ints, group: Ints, seed: int) -
         lambda: plan_step(samples, ranks=RANKS, layout="tree", micro_tokens=BUDGET, cost=cost),
     )
 
-    def unique(micro: Micro) -> float:
+    def unique(micro: MicroBatch) -> float:
         rows = list(micro.rows)
         _, first = np.unique(group[rows], return_index=True)
         return float(completion[rows].sum() + prompt[rows][first].sum())

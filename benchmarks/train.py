@@ -120,15 +120,15 @@ async def steps(folder: Path) -> list[float]:
         ag.LocalEngine(model, ag.LocalConfig(slots=BATCH, context_tokens=256), tokenizer=tokenizer) as engine,
         ag.Trainer(folder, train) as trainer,
     ):
-        play = ag.Play(Chatter, engine, trainer, None, ag.Sampling(), concurrency=BATCH)
+        play = ag.Collector(Chatter, engine, trainer, None, ag.Sampling(), concurrency=BATCH)
         async with play.schedule(BATCH // GROUP, n=GROUP) as rollouts:
             for step in range(STEPS):
                 began = time.process_time()
                 groups = await rollouts.collect()
-                batch = ag.samples(groups)
+                batch = ag.build_samples(groups)
                 await trainer.step(batch)
                 probe = groups.rollouts[0].segments[0].token_ids.tolist()
-                await ag.sync(trainer, engine, step + 1, probe, ag.Sampling(), 1e-3)
+                await ag.sync_weights(trainer, engine, step + 1, probe, ag.Sampling(), 1e-3)
                 spent.append(time.process_time() - began)
                 if batch.trained_tokens != BATCH * NEW_TOKENS:
                     raise RuntimeError(f"trained on {batch.trained_tokens} tokens of {BATCH * NEW_TOKENS}")

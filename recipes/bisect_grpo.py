@@ -8,7 +8,7 @@ import envs.bisect.env  # noqa: F401  registers the env
 
 
 @dataclass(frozen=True, kw_only=True)
-class BisectGRPO(ag.Run):
+class BisectGRPO(ag.RunConfig):
     """Find a secret in four guesses, asked from Python."""
 
     recipe: str = "bisect_grpo"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import agentgym as ag
-from agentgym.samples import Credit
+from agentgym.samples import AdvantageLevel
 from recipes.bisect_grpo import BisectGRPO
 
 
@@ -13,7 +13,7 @@ class BisectTurns(BisectGRPO):
 
     recipe: str = "bisect_turns"
     env: str = "bisect_turns"
-    credit: Credit = "turns"
+    advantage_level: AdvantageLevel = "turn"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import envs.chase.env  # noqa: F401  registers the env
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaseCompactionGRPO(ag.Run):
+class ChaseCompactionGRPO(ag.RunConfig):
     """Follow pointers and summarise, from a base that mostly guesses and often summarises wrongly."""
 
     recipe: str = "chase_compaction"

@@ -8,7 +8,7 @@ import envs.chase_delegate.env  # noqa: F401  registers the env
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaseDelegateGRPO(ag.Run):
+class ChaseDelegateGRPO(ag.RunConfig):
     """Ask and be asked, from a base that never met a sub-agent."""
 
     recipe: str = "chase_delegate"

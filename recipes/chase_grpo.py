@@ -12,7 +12,7 @@ import envs.chase.env  # noqa: F401  registers the env
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaseGRPO(ag.Run):
+class ChaseGRPO(ag.RunConfig):
     """Follow pointers through a Python tool, from a base that mostly guesses."""
 
     recipe: str = "chase_grpo"

@@ -8,7 +8,7 @@ import envs.chase_long.env  # noqa: F401  registers the env
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaseLongGRPO(ag.Run):
+class ChaseLongGRPO(ag.RunConfig):
     """Follow chains of up to 12 keys with a context for three, from a base that mostly guesses."""
 
     recipe: str = "chase_long"

@@ -65,7 +65,7 @@ async def main(config: ChaseSFT) -> None:
         ag.Trainer(config.model, config.train, seed=config.seed) as trainer,
         ag.AnyBox(kind=config.box).open(ag.LocalConfig().slots) as boxes,
     ):
-        play = ag.Play(Chase, engine, trainer, boxes, ag.Sampling(temperature=0.7, max_tokens=40))
+        play = ag.Collector(Chase, engine, trainer, boxes, ag.Sampling(temperature=0.7, max_tokens=40))
         before = await play.evaluate(config.eval_tasks)
         losses = []
         for step in range(config.steps):

@@ -8,7 +8,7 @@ import envs.chase_tree.env  # noqa: F401  registers the env
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaseTreeGRPO(ag.Run):
+class ChaseTreeGRPO(ag.RunConfig):
     """Fork where the store forks, from a base that never saw a fork."""
 
     recipe: str = "chase_tree"

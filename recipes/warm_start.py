@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import agentgym as ag
 from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
-from agentgym.engines.scripted import Policy, Scripted
+from agentgym.engines.scripted import ReplyPolicy, Scripted
 from agentgym.samples import demonstrations
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.train.batching.batch import collate
@@ -71,7 +71,7 @@ class Subject:
     """An env and who demonstrates it."""
 
     env: type[ag.ToolEnv[Any]]
-    demonstrate: Callable[[Any, random.Random], Policy]
+    demonstrate: Callable[[Any, random.Random], ReplyPolicy]
 
 
 SUBJECTS: dict[str, Subject] = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.samples import Estimator, advantages, samples, turn_advantages
+from agentgym.samples import Estimator, advantages, build_samples, turn_advantages
 
 
 def test_a_rollout_counts_once_in_its_baseline() -> None:
@@ -150,7 +150,7 @@ def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused
         advantages([1, 2], [0], [0])
     with pytest.raises(ValueError, match="not finite in row 1"):
         advantages([0, np.inf], [0, 1], [0, 0])
-    with pytest.raises(ValueError, match=r"estimator: 'gae' is none of .*credit=\"turns\""):
+    with pytest.raises(ValueError, match=r"estimator: 'gae' is none of .*advantage_level=\"turn\""):
         advantages([0, 1], [0, 1], [0, 0], estimator="gae")  # type: ignore[arg-type]
 
 
@@ -169,7 +169,7 @@ def test_all_functions_that_give_advantages_have_one_default_estimator() -> None
     defaults = {
         signature(advantages).parameters["estimator"].default,
         signature(turn_advantages).parameters["estimator"].default,
-        signature(samples).parameters["advantage"].default,
+        signature(build_samples).parameters["advantage"].default,
     }
     assert defaults == {"dr_grpo"}
 

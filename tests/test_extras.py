@@ -26,7 +26,10 @@ def last_line(code: str, *names: str) -> str:
     "code",
     [
         pytest.param("ag.Trainer", id="trainer"),
-        pytest.param("asyncio.run(ag.learn(ag.Run(recipe='r', env='envs.chase.env:Chase', model='tiny')))", id="learn"),
+        pytest.param(
+            "asyncio.run(ag.train_policy(ag.RunConfig(recipe='r', env='envs.chase.env:Chase', model='tiny')))",
+            id="learn",
+        ),
         pytest.param("asyncio.run(ag.LocalEngine('some/model').__aenter__())", id="local_engine"),
         pytest.param(
             "from agentgym.cli.main import main; sys.exit(main(['merge', 'a', 'b', '--base', 'c']))", id="merge"
@@ -59,7 +62,7 @@ def test_an_attached_engine_without_transformers_says_so_in_a_line() -> None:
 
 
 def test_every_name_is_there_without_any_optional_package_but_what_needs_one() -> None:
-    code = "[getattr(ag, n) for n in ag.__all__ if n not in ('Play', 'Run', 'learn', 'sync', 'Trainer', 'TrainConfig')]"
+    code = "[getattr(ag, n) for n in ag.__all__ if n not in ('Trainer', 'TrainConfig')]"
     assert last_line(f"{code}; sys.exit('all there')", *HEAVY) == "all there"
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.samples import SampleBatch, merge, samples
+from agentgym.samples import SampleBatch, build_samples, merge
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
 
 
@@ -88,7 +88,7 @@ TWO_TURNS = segment(0, ("context", [1, 2]), ("turn", [3, 4]), ("context", [5]), 
 
 
 def test_a_turn_is_a_sample_and_its_prompt_all_before_it() -> None:
-    rows = samples([group(rollout("a", 2.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
+    rows = build_samples([group(rollout("a", 2.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
     assert ids_and_masks(rows)[:2] == [([1, 2], [3, 4], [1, 1]), ([1, 2, 3, 4, 5], [6], [1])]
     assert [row.advantages.tolist() for row in rows] == [[1, 1], [1], [-1]]
     assert [row.weight for row in rows] == pytest.approx([2 / 3, 1 / 3, 1])
@@ -97,7 +97,7 @@ def test_a_turn_is_a_sample_and_its_prompt_all_before_it() -> None:
 
 
 def test_merged_turns_are_one_sample_with_the_context_between_them_masked() -> None:
-    rows = samples([group(rollout("a", 2.0, TWO_TURNS), rollout("b", 0.0))])
+    rows = build_samples([group(rollout("a", 2.0, TWO_TURNS), rollout("b", 0.0))])
     assert ids_and_masks(rows)[0] == ([1, 2], [3, 4, 5, 6], [1, 1, 0, 1])
     assert rows[0].advantages.tolist() == [1, 1, 0, 1]
     np.testing.assert_allclose(rows[0].logprobs, [-0.3, -0.4, 0, -0.6])
@@ -106,7 +106,7 @@ def test_merged_turns_are_one_sample_with_the_context_between_them_masked() -> N
 
 def test_a_childs_carried_prefix_is_never_trained() -> None:
     child = segment(1, ("context", [1, 2, 3, 4]), ("turn", [9, 9]))
-    rows = samples([group(rollout("a", 1.0, TWO_TURNS, child), rollout("b", 0.0))])
+    rows = build_samples([group(rollout("a", 1.0, TWO_TURNS, child), rollout("b", 0.0))])
     assert ids_and_masks(rows)[1] == ([1, 2, 3, 4], [9, 9], [1, 1])
     assert [row.weight for row in rows] == pytest.approx([3 / 5, 2 / 5, 1])
     assert [row.is_last for row in rows] == [False, True, True]
@@ -115,7 +115,7 @@ def test_a_childs_carried_prefix_is_never_trained() -> None:
 @pytest.mark.parametrize("merged", [True, False])
 def test_every_segment_gets_its_rollouts_advantage_once_in_the_baseline(merged: bool) -> None:
     fan = [segment(i, ("context", [1]), ("turn", [2]), ("context", [3]), ("turn", [4])) for i in range(5)]
-    rows = samples([group(rollout("a", 3.0, *fan), rollout("b", 1.0))], merge=merged)
+    rows = build_samples([group(rollout("a", 3.0, *fan), rollout("b", 1.0))], merge=merged)
     trained = {
         name: {float(a) for r in rows if r.rollout_id == name for a in r.advantages[r.loss_mask]} for name in "ab"
     }
@@ -123,7 +123,7 @@ def test_every_segment_gets_its_rollouts_advantage_once_in_the_baseline(merged: 
 
 
 def test_a_failed_rollout_leaves_baseline_and_loss_and_is_counted() -> None:
-    rows = samples([group(rollout("a", 100.0), rollout("b", None), rollout("c", 50.0))])
+    rows = build_samples([group(rollout("a", 100.0), rollout("b", None), rollout("c", 50.0))])
     assert [(row.rollout_id, row.advantages.tolist()) for row in rows] == [("a", [25.0]), ("c", [-25.0])]
     assert (rows.rollouts, rows.rollouts_failed, rows.rollouts_trained) == (3, 1, 2)
 
@@ -135,7 +135,7 @@ def test_groups_without_signal_leave_the_batch_and_are_counted() -> None:
         group(rollout("e", None, group="i"), rollout("f", 1.0, group="i"), name="i"),
         group(rollout("k", None, group="j"), name="j"),
     ]
-    rows = samples(groups)
+    rows = build_samples(groups)
     assert {row.rollout_id for row in rows} == {"c", "d"}
     assert (rows.groups, rows.groups_without_signal, rows.rollouts, rows.rollouts_failed) == (4, 3, 7, 2)
     assert rows.trained_tokens == 2
@@ -147,7 +147,7 @@ def test_a_group_whose_scores_are_the_same_sum_in_another_order_leaves_the_batch
         group(rollout("a", 0.1 + 0.2 + 0.3), rollout("b", 0.3 + 0.2 + 0.1)),
         group(rollout("c", 1.0, group="h"), rollout("d", 0.0, group="h"), name="h"),
     ]
-    rows = samples(groups, advantage="reinforce++")
+    rows = build_samples(groups, advantage="reinforce++")
     assert {row.rollout_id for row in rows} == {"c", "d"}
     assert rows.groups_without_signal == 1
     assert rows[0].advantages == pytest.approx(np.sqrt(0.5), rel=1e-5)
@@ -155,13 +155,13 @@ def test_a_group_whose_scores_are_the_same_sum_in_another_order_leaves_the_batch
 
 def test_a_batch_counts_trained_tokens_and_rollouts_and_not_responses_and_rows() -> None:
     two = [segment(i, ("context", [1]), ("turn", [2, 3]), ("context", [4]), ("turn", [5])) for i in range(2)]
-    rows = samples([group(rollout("a", 1.0, *two), rollout("b", 0.0))])
+    rows = build_samples([group(rollout("a", 1.0, *two), rollout("b", 0.0))])
     assert (len(rows), sum(len(row.response_ids) for row in rows)) == (3, 9)
     assert (rows.rollouts_trained, rows.trained_tokens) == (2, 7)
 
 
 def test_no_groups_are_no_samples() -> None:
-    rows = samples([])
+    rows = build_samples([])
     assert len(rows) == 0
     assert set(rows.metrics().values()) == {0.0}
 
@@ -169,17 +169,17 @@ def test_no_groups_are_no_samples() -> None:
 def test_a_rollout_id_that_appears_twice_is_an_error() -> None:
     for other in (group(rollout("a", 1.0, group="h"), name="h"), group(rollout("a", 1.0))):
         with pytest.raises(ValueError, match="rollout 'a': appears 2 times"):
-            samples([group(rollout("a", 1.0)), other])
+            build_samples([group(rollout("a", 1.0)), other])
 
 
 def test_a_sample_is_a_view_of_its_segment() -> None:
-    rows = samples([group(rollout("a", 1.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
+    rows = build_samples([group(rollout("a", 1.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
     for mine, theirs in [(rows[1].prompt_ids, TWO_TURNS.token_ids), (rows[1].logprobs, TWO_TURNS.logprobs)]:
         assert np.shares_memory(mine, theirs)
 
 
 def test_a_batch_of_samples_is_a_sequence() -> None:
-    rows = samples([group(rollout("a", 1.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
+    rows = build_samples([group(rollout("a", 1.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
     assert [row.step for row in rows] == [0, 1, 0]
     assert [row.step for row in rows[:2]] == [0, 1]
 
@@ -249,7 +249,7 @@ def test_merging_steps_gives_what_cutting_merged_gives(shape: list[list[tuple[in
         for i, turns in enumerate(shape)
     ]
     groups = [group(rollout("a", 1.0, *segments), rollout("b", 0.0))]
-    stepped, merged = samples(groups, merge=False), samples(groups)
+    stepped, merged = build_samples(groups, merge=False), build_samples(groups)
     for mine, theirs in zip(merge(stepped), merged, strict=True):
         for name in ("prompt_ids", "response_ids", "loss_mask", "logprobs", "advantages"):
             np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
@@ -262,7 +262,7 @@ def test_merging_steps_gives_what_cutting_merged_gives(shape: list[list[tuple[in
 
 
 def test_a_sample_batch_cannot_be_changed() -> None:
-    rows = samples([group(rollout("a", 1.0), rollout("b", 0.0))])
+    rows = build_samples([group(rollout("a", 1.0), rollout("b", 0.0))])
     assert replace(rows, groups=5).groups == 5
     with pytest.raises(AttributeError):
         rows.groups = 5  # type: ignore[misc]

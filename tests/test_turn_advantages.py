@@ -7,8 +7,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from agentgym.samples import Credit, Estimator, advantages, samples, turn_advantages
-from agentgym.scheduling.group_state import GroupPlay
+from agentgym.samples import AdvantageLevel, Estimator, advantages, build_samples, turn_advantages
+from agentgym.scheduling.group_state import GroupState
 from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
 
 
@@ -83,17 +83,17 @@ def test_totals_that_tie_do_not_blow_up_what_the_turns_are_worth(estimator: Esti
 
 def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
     group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 0, 0, 1)))
-    by_turn = samples([group], credit="turns", merge=False)
+    by_turn = build_samples([group], advantage_level="turn", merge=False)
     assert [row.advantages.tolist() for row in by_turn] == [[0], [-0.5], [0], [0.5]]
     assert by_turn.groups_without_signal == 0
-    by_outcome = samples([group], credit="outcome")
+    by_outcome = build_samples([group], advantage_level="outcome")
     assert (len(by_outcome), by_outcome.groups_without_signal) == (0, 1)
 
 
 def test_a_group_whose_turns_are_the_same_leaves_the_batch_under_both_credits() -> None:
     group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 1e-8, 1, 0)))
-    for credit in get_args(Credit):
-        rows = samples([group], credit=credit)
+    for advantage_level in get_args(AdvantageLevel):
+        rows = build_samples([group], advantage_level=advantage_level)
         assert (len(rows), rows.groups_without_signal) == (0, 1)
 
 
@@ -109,9 +109,9 @@ def test_a_group_in_play_judges_its_signal_as_the_samples_do(by_turn: bool) -> N
     ]
     task = Task(id="g", prompt=({"role": "user", "content": "?"},))
     for pair in pairs:
-        group: GroupPlay[Task] = GroupPlay(task, n=2, seed=0, number=0, by_turn=by_turn)
+        group: GroupState[Task] = GroupState(task, n=2, seed=0, number=0, by_turn=by_turn)
         group.ended.update(enumerate(pair))
-        rows = samples([Group(group_id="g", rollouts=pair)], credit="turns" if by_turn else "outcome")
+        rows = build_samples([Group(group_id="g", rollouts=pair)], advantage_level="turn" if by_turn else "outcome")
         assert group.signal == (rows.groups_without_signal == 0)
 
 
@@ -150,7 +150,7 @@ def estimate(baseline: str) -> float:
         if baseline == "ours":
             mine = worth(*pair)[0]
         elif baseline == "samples":
-            rows = samples([Group(group_id="g", rollouts=pair)], credit="turns", merge=False)
+            rows = build_samples([Group(group_id="g", rollouts=pair)], advantage_level="turn", merge=False)
             trained = {row.step: float(row.advantages[0]) for row in rows if row.rollout_id == "a"}
             mine = [trained.get(t, 0.0) for t in range(n)]
         else:  # the mean over those that reached the turn
@@ -177,11 +177,11 @@ def test_a_mean_over_those_that_reached_the_turn_would_be_biased() -> None:
 
 def test_each_turn_of_a_sample_has_its_own_advantage() -> None:
     group = Group(group_id="g", rollouts=(played("a", 4, 1, 2), played("b", 1, 2)))
-    apart = samples([group], credit="turns", merge=False)
+    apart = build_samples([group], advantage_level="turn", merge=False)
     assert [row.advantages.tolist() for row in apart] == [[2.0], [2.5], [-2.0]]
-    merged = samples([group], credit="turns")
+    merged = build_samples([group], advantage_level="turn")
     assert merged[0].advantages.tolist() == [2.0, 0.0, 2.5]
-    assert samples([group], credit="outcome")[0].advantages.tolist() == [2.0, 0.0, 2.0]
+    assert build_samples([group], advantage_level="outcome")[0].advantages.tolist() == [2.0, 0.0, 2.0]
 
 
 def test_the_last_sample_is_that_of_the_turn_that_came_last() -> None:
@@ -208,13 +208,13 @@ def test_the_last_sample_is_that_of_the_turn_that_came_last() -> None:
         for index, number in ((0, 1), (1, 0))
     )
     both = Rollout(rollout_id="x", group_id="g", segments=(late, early), reward=0.0, stop_reason="done")
-    rows = samples([Group(group_id="g", rollouts=(one, both))])
+    rows = build_samples([Group(group_id="g", rollouts=(one, both))])
     assert [row.is_last for row in rows if row.rollout_id == "x"] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
-    [({"credit": "steps"}, "credit: 'steps' is none of"), ({"credit": "turns"}, "rollout 'a': two turns have one")],
+    [({"credit": "steps"}, "credit: 'steps' is none of"), ({"credit": "turn"}, "rollout 'a': two turns have one")],
 )
 def test_credit_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
     a, b = played("a", 1, 0, 0), played("b", 0, 0)
@@ -222,4 +222,4 @@ def test_credit_that_means_nothing_is_refused(change: dict[str, str], error: str
     same = replace(segment, turns=tuple(replace(turn, number=0) for turn in segment.turns))
     group = Group(group_id="g", rollouts=(replace(a, segments=(same,)), b))
     with pytest.raises(ValueError, match=f"^{error}"):
-        samples([group], **change)  # type: ignore[arg-type]
+        build_samples([group], **change)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from agentgym.chat.fitting import check_messages, first_rendered, fits, history_forms, is_malformed, readable
 from agentgym.chat.template import Template
-from agentgym.chat.template_deltas import Deltas, after_nth, ids_behind
+from agentgym.chat.template_deltas import TemplateDeltaCache, after_nth, ids_behind
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.messages import Message
 
@@ -32,7 +32,7 @@ class Chat:
         self.messages = list(messages)
         self._shown = list(messages)
         """The messages in the form that the template takes."""
-        self._deltas = _deltas.setdefault(tokenizer, Deltas())
+        self._deltas = _deltas.setdefault(tokenizer, TemplateDeltaCache())
         self._template = _template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
         """The words which the template looks for that stood in the messages, with the roles of these."""
@@ -211,7 +211,7 @@ _QUESTION = Message(role="user", content="?")
 _OPENINGS = 64
 _openings: "WeakKeyDictionary[ChatTokenizer, dict[str, tuple[str, list[Message], list[int]]]]" = WeakKeyDictionary()
 """First prompts, rendered and encoded: the rollouts of a group begin alike."""
-_deltas: "WeakKeyDictionary[ChatTokenizer, Deltas]" = WeakKeyDictionary()
+_deltas: "WeakKeyDictionary[ChatTokenizer, TemplateDeltaCache]" = WeakKeyDictionary()
 _templates: "WeakKeyDictionary[ChatTokenizer, Template]" = WeakKeyDictionary()
 
 

@@ -187,7 +187,7 @@ HARMONY: dict[str, Any] = {
 A call's recipient stands behind its channel, or in the role before it; the opening ends within the role.
 """
 
-FAMILIES: Mapping[str, dict[str, Any]] = {
+RESPONSE_FORMATS: Mapping[str, dict[str, Any]] = {
     "harmony": HARMONY,
     "qwen_coder": QWEN_CODER,
     "glm": GLM,
@@ -212,7 +212,7 @@ MARKS: Mapping[str, tuple[str, ...]] = {
 """What the chat template of a family writes, every one of them."""
 
 
-def family_of(chat_template: str) -> str | None:
+def response_format_of(chat_template: str) -> str | None:
     """The family whose marks a chat template writes; None where it is none of these."""
     return next((name for name, marks in MARKS.items() if all(mark in chat_template for mark in marks)), None)
 
@@ -230,7 +230,7 @@ def completed(family: str | None, text: str, message: Message) -> Message:
     """The message with what its family needs besides; a call that was cut off is malformed and keeps its text."""
     if family == "mistral_list":
         _take_ids(text, message)
-    elif family in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(FAMILIES[family], text):
+    elif family in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(RESPONSE_FORMATS[family], text):
         return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
     elif family == "harmony" and text.strip() and message.keys() <= {"role", "content"} and not message["content"]:
         return Message(role="assistant", content=text)

@@ -33,7 +33,7 @@ _KNOWN = 1024
 
 
 @dataclass(slots=True)
-class Skeleton:
+class MessageTemplate:
     """The pieces around the slots, one more than there are slots."""
 
     pieces: tuple[str, ...]
@@ -51,10 +51,10 @@ class Skeleton:
 
 
 @dataclass(slots=True)
-class Known:
+class KnownTemplate:
     """What is known of one shape of turn."""
 
-    skeleton: Skeleton | None
+    skeleton: MessageTemplate | None
     """None: contents do not pass through unchanged."""
     short: bool
     """Whether a render behind one question shows the same as that of the whole chat."""
@@ -75,11 +75,11 @@ class Known:
         self.short = self.short and short(new) == added
 
 
-class Deltas:
+class TemplateDeltaCache:
     """What is known of one tokenizer's template, by the shape of a turn."""
 
     def __init__(self) -> None:
-        self.known: dict[Hashable, Known] = {}
+        self.known: dict[Hashable, KnownTemplate] = {}
 
     def recall(self, shape: Hashable, new: Sequence[Message], short: Tail) -> str | None:
         """What is added behind a turn of this shape; None where it must be rendered whole, and then `learn`ed."""
@@ -92,12 +92,12 @@ class Deltas:
         if known is not None:
             known.prove(new, short, added)
         elif len(self.known) < _KNOWN:
-            skeleton = None if added is None else _skeleton(new, whole)
-            self.known[shape] = Known(skeleton, added is not None and short(new) == added)
+            skeleton = None if added is None else _message_template(new, whole)
+            self.known[shape] = KnownTemplate(skeleton, added is not None and short(new) == added)
             self.known[shape].prove(new, short, added)
 
 
-def _skeleton(new: Sequence[Message], tail: Tail) -> Skeleton | None:
+def _message_template(new: Sequence[Message], tail: Tail) -> MessageTemplate | None:
     """The skeleton of what is added for messages like these; None where contents do not pass through unchanged."""
     slots = tuple((i, field) for i, message in enumerate(new) for field in _FIELDS if message.get(field))
     made = _cut(slots, new, tail)
@@ -107,7 +107,7 @@ def _skeleton(new: Sequence[Message], tail: Tail) -> Skeleton | None:
     return made if made.fill(other) == tail(other) else None
 
 
-def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Tail) -> Skeleton | None:
+def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Tail) -> MessageTemplate | None:
     """Pieces and slots, read off a render in which every slot holds a mark of its own."""
     text = tail(_filled(new, slots, "Qzx{}xzQ"))
     if text is None:
@@ -122,7 +122,7 @@ def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Tail) -> Skeleto
             return None
         else:  # not shown: the rest is still to be cut
             text = piece
-    made = Skeleton((*pieces, text), tuple(shown))
+    made = MessageTemplate((*pieces, text), tuple(shown))
     return None if any("Qzx" in piece for piece in made.pieces) else made
 
 

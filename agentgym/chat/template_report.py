@@ -34,7 +34,7 @@ _CALLED = Message(
 _SEEN = Message(role="tool", content="noted", name="note", tool_call_id="call00100")
 
 
-class Trait(NamedTuple):
+class TemplateCheck(NamedTuple):
     """One thing a template does or does not do, and what follows where it does not."""
 
     name: str
@@ -42,7 +42,7 @@ class Trait(NamedTuple):
     detail: str
 
 
-def examine(tokenizer: ChatTokenizer) -> Iterator[Trait]:
+def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
     """What it keeps of a growing conversation, and whether a tool call comes back as it was written."""
     yield _trait("appends text", lambda: _appends(tokenizer, [_SAID, _AGAIN, _SAID, _AGAIN], []))
     yield _trait("appends tools", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
@@ -51,7 +51,7 @@ def examine(tokenizer: ChatTokenizer) -> Iterator[Trait]:
     yield _trait("tool calls", lambda: _round_trip(tokenizer))
 
 
-def _trait(name: str, ask: Callable[[], str]) -> Trait:
+def _trait(name: str, ask: Callable[[], str]) -> TemplateCheck:
     """The answer is what is wrong, "" for nothing; a template that refuses is wrong too."""
     try:
         wrong = ask()
@@ -59,7 +59,7 @@ def _trait(name: str, ask: Callable[[], str]) -> Trait:
         wrong = str(found)
     except Exception as error:  # Templates raise what they like.
         wrong = f"the template refuses: {type(error).__name__}: {error}"
-    return Trait(name, not wrong, wrong)
+    return TemplateCheck(name, not wrong, wrong)
 
 
 def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from agentgym.chat.encoding import Decoder, Pieces
 from agentgym.chat.marks import BREAK, Letters, Marks
 from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
-from agentgym.chat.response_formats import FAMILIES, HERMES, completed, family_of, may_call
+from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, may_call, response_format_of
 from agentgym.chat.template import sought_words, template_variables
 from agentgym.chat.template_deltas import PLAIN
 from agentgym.messages import Message
@@ -63,12 +63,12 @@ class HuggingFaceTokenizer:
         # The layer below: the wrappers around it cost more than they do, once a turn.
         self.backend = tokenizer.backend_tokenizer
         source = tokenizer.get_chat_template()
-        self.family = family_of(source)
+        self.family = response_format_of(source)
         template = response_template or getattr(tokenizer, "response_template", None)
         if template is None and self.family is not None:
-            template = FAMILIES[self.family]
+            template = RESPONSE_FORMATS[self.family]
         self.response_template = None if template is None else load_response_template(template)
-        self._family_reads = template is FAMILIES.get(self.family or "")
+        self._family_reads = template is RESPONSE_FORMATS.get(self.family or "")
         self._pieces, self._letters = Pieces(self.backend), Letters(self.backend)
         self.cuts_at_marks = self._pieces.pattern is not None
         self._decoder = Decoder(self.backend)

@@ -78,7 +78,7 @@ def model_findings(model: str) -> Iterator[Finding]:
     except ImportError as error:
         raise EngineError("doctor --model needs transformers: pip install 'agentgym[train]'") from error
 
-    from agentgym.chat.template_report import examine
+    from agentgym.chat.template_report import check_template
     from agentgym.chat.tokenizer import HuggingFaceTokenizer
 
     why_not = None if Path(model).is_dir() else why_no_hub()
@@ -96,7 +96,7 @@ def model_findings(model: str) -> Iterator[Finding]:
     yield Finding(
         name="family", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"
     )
-    for trait in examine(tokenizer):
+    for trait in check_template(tokenizer):
         yield Finding(name=trait.name, ok=trait.ok, detail=trait.detail, otherwise="no")
 
 

@@ -40,7 +40,7 @@ def raw(text: str) -> str:
 Reply: TypeAlias = Message | str
 
 
-Policy: TypeAlias = Callable[[str], Reply]
+ReplyPolicy: TypeAlias = Callable[[str], Reply]
 """From the whole text before the assistant's turn to what the assistant answers."""
 
 
@@ -88,7 +88,7 @@ class Scripted:
 
     def __init__(
         self,
-        replies: Sequence[Reply] | Policy,
+        replies: Sequence[Reply] | ReplyPolicy,
         *,
         tokenizer: ChatTokenizer | None = None,
         end: str = "<|im_end|>",

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agentgym.boxes import Boxes
-from agentgym.engines.scripted import Policy, Reply, Scripted, raw
+from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, raw
 from agentgym.env_checks.comparing import compare, compare_state, shared_state
 from agentgym.env_checks.declared import check_class, check_tasks
 from agentgym.env_checks.findings import Finding, report
 from agentgym.env_checks.hidden import check_hidden
 from agentgym.env_checks.leaks import LeakWatch
-from agentgym.env_checks.plays import RESET, SCORE, Once, Play, Repeating, Stage
+from agentgym.env_checks.plays import RESET, SCORE, Collector, Once, Repeating, Stage
 from agentgym.env_checks.stalls import StallWatch
 from agentgym.environments.env import Env
 from agentgym.errors import SandboxError
@@ -32,8 +32,8 @@ class Settings:
 
     cls: type[Env[Any]]
     task: Task
-    oracle: Sequence[Reply] | Policy
-    noop: Sequence[Reply] | Policy
+    oracle: Sequence[Reply] | ReplyPolicy
+    noop: Sequence[Reply] | ReplyPolicy
     boxes: Boxes | None
     threshold: float
     idle_is_right: bool
@@ -142,7 +142,7 @@ async def _boxes(cls: type[Env[Any]], boxes: Boxes | None) -> AsyncIterator[tupl
         yield found, reason
 
 
-def _check_oracle(settings: Settings, play: Play, no_box: str) -> Iterator[Finding]:
+def _check_oracle(settings: Settings, play: Collector, no_box: str) -> Iterator[Finding]:
     failed = [
         str(message["content"]).removeprefix("error: ")
         for turn in play.turns
@@ -172,7 +172,7 @@ def _check_failure(text: str, no_box: str) -> Iterator[Finding]:
         yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's play", no_box or change)
 
 
-async def _again(settings: Settings, stage: Stage, first: Play) -> tuple[list[Finding], Play]:
+async def _again(settings: Settings, stage: Stage, first: Collector) -> tuple[list[Finding], Collector]:
     """The oracle's play once more: nothing differs, nothing is shared, nothing blocks, and the score stays as it is."""
     before = shared_state(stage.cls)
     with StallWatch(settings.cls, settings.block_limit_s) as stalls:
@@ -185,7 +185,7 @@ async def _again(settings: Settings, stage: Stage, first: Play) -> tuple[list[Fi
     return [*findings, *stalls.findings()], second
 
 
-async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], Play]:
+async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], Collector]:
     play = await stage.run(Repeating(settings.noop))
     if play.bad_rewards:
         return [], play  # it is said of the reward itself
@@ -201,7 +201,7 @@ async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], 
     return [], play
 
 
-async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Finding], Play]:
+async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Finding], Collector]:
     engine = Once([BROKEN_CALL])
     play = await stage.run(engine)
     if engine.went_on:
@@ -215,7 +215,7 @@ async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Fin
     return [], play
 
 
-async def _check_cancel(settings: Settings, stage: Stage, oracle: Play) -> list[Finding]:
+async def _check_cancel(settings: Settings, stage: Stage, oracle: Collector) -> list[Finding]:
     """Cancelled at the engine, and at the first wait of reset and of each tool and reward that waits, it ends."""
     waiting = await stage.cancel_while_sampling()
     plays = [waiting]
@@ -232,7 +232,7 @@ async def _check_cancel(settings: Settings, stage: Stage, oracle: Play) -> list[
     return [*findings, *_check_closed(plays)]
 
 
-def _waits(oracle: Play) -> list[tuple[int, str]]:
+def _waits(oracle: Collector) -> list[tuple[int, str]]:
     """The turns of the oracle's play that wait, each tool and reward once."""
     found = {RESET: "reset() or setup()"} if oracle.waited_in_reset else {}
     for number, turn in enumerate(oracle.turns):
@@ -243,7 +243,7 @@ def _waits(oracle: Play) -> list[tuple[int, str]]:
     return list(found.items())
 
 
-def _check_rewards(settings: Settings, plays: Sequence[Play]) -> Iterator[Finding]:
+def _check_rewards(settings: Settings, plays: Sequence[Collector]) -> Iterator[Finding]:
     for play in plays:
         for name, wrong in play.bad_rewards.items():
             named = name if name == "step()" else f"reward {name!r}"
@@ -255,7 +255,7 @@ def _check_rewards(settings: Settings, plays: Sequence[Play]) -> Iterator[Findin
             )
 
 
-def _check_closed(plays: Sequence[Play]) -> Iterator[Finding]:
+def _check_closed(plays: Sequence[Collector]) -> Iterator[Finding]:
     for play in plays:
         if play.closed != 1:
             yield Finding(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentgym.env_checks.findings import Finding
-from agentgym.env_checks.plays import Play
+from agentgym.env_checks.plays import Collector
 from agentgym.environments.env import Env
 from agentgym.messages import Message
 
@@ -14,7 +14,7 @@ ANYWAY = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds
 SEED = "draw from random.Random(seed) with the seed that reset(seed=...) is given"
 
 
-def compare(first: Play, second: Play) -> list[Finding]:
+def compare(first: Collector, second: Collector) -> list[Finding]:
     """The first thing in which two plays of one seed and one script differ; rewards only where all else is the same."""
     if _texts(first.prompt) != _texts(second.prompt):
         wrong = f"the same seed gave another first prompt{_shown(first.prompt, second.prompt)}"
@@ -39,7 +39,7 @@ def _answers(first: Sequence[Message], second: Sequence[Message]) -> Iterator[Fi
     yield Finding("seed", f"step() gave {len(first)} messages, and {len(second)} for the same seed", SEED)
 
 
-def _rewards(first: Play, second: Play) -> Iterator[Finding]:
+def _rewards(first: Collector, second: Collector) -> Iterator[Finding]:
     if first.rollout is None or second.rollout is None or first.reward == second.reward:
         return
     before, after = first.rollout.rewards, second.rollout.rewards

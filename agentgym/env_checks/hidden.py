@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agentgym.env_checks.findings import Finding
-from agentgym.env_checks.plays import Play
+from agentgym.env_checks.plays import Collector
 from agentgym.messages import Message
 from agentgym.types import Task
 
@@ -17,7 +17,7 @@ LONG = 8
 CHANGE = "keep it out of what tools return and raise, and out of files that the box can read"
 
 
-def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[Play]) -> list[Finding]:
+def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[Collector]) -> list[Finding]:
     """A secret that the model reads before it wrote it itself, one finding for each secret and place.
 
     `secrets` may be in no message at all. A check or solution in a field of the task may be in none either, an answer
@@ -44,7 +44,7 @@ def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, str(value)
 
 
-def _place(play: Play, secret: str, *, anywhere: bool) -> str | None:
+def _place(play: Collector, secret: str, *, anywhere: bool) -> str | None:
     """Where the model first reads the secret; None where it does not, or had written it before."""
     if anywhere and any(_holds(str(message["content"]), secret) for message in play.prompt):
         return "the first prompt"

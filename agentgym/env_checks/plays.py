@@ -37,7 +37,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Play:
+class Collector:
     """One observed rollout. `cancel_in` is the turn, or RESET or SCORE, at whose first wait it is cancelled."""
 
     cancel_in: int | None = None
@@ -133,14 +133,14 @@ class Stage:
 
     def __init__(self, cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> None:
         self.task, self.boxes = task, boxes
-        self.play = Play()
+        self.play = Collector()
         self.cls = _observed(cls, self)
         self.offers_tools = False
         """Whether the env of the last play showed tools to the model."""
 
-    async def run(self, engine: Scripted, *, cancel_in: int | None = None, score_twice: bool = False) -> Play:
+    async def run(self, engine: Scripted, *, cancel_in: int | None = None, score_twice: bool = False) -> Collector:
         """One rollout from its start to its end; whatever it raises is the play's `error`."""
-        play = self.play = Play(cancel_in=cancel_in, score_twice=score_twice)
+        play = self.play = Collector(cancel_in=cancel_in, score_twice=score_twice)
         playing = asyncio.create_task(rollout(self.cls, self.task, engine, boxes=self.boxes, seed=7))
         cancelled = asyncio.create_task(play.cancelled.wait())
         try:
@@ -152,9 +152,9 @@ class Stage:
             await _stop(playing)
         return play
 
-    async def cancel_while_sampling(self) -> Play:
+    async def cancel_while_sampling(self) -> Collector:
         """A rollout that is cancelled while it waits for the engine."""
-        play, engine = Play(), Waiting()
+        play, engine = Collector(), Waiting()
         self.play = play
         playing = asyncio.create_task(rollout(self.cls, self.task, engine, boxes=self.boxes, seed=7))
         asked = asyncio.create_task(engine.asked.wait())
@@ -240,12 +240,12 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
     return observed
 
 
-def _where_of_score(play: Play) -> str:
+def _where_of_score(play: Collector) -> str:
     """What a reader calls the code that scores."""
     return f"reward {play.rewards_running[-1]!r}" if play.rewards_running else "score()"
 
 
-def _where(play: Play) -> str:
+def _where(play: Collector) -> str:
     """What a reader calls the code that runs in this turn."""
     if play.rewards_running:
         return _where_of_score(play)
@@ -277,7 +277,7 @@ def _observed_reward(cls: type[Env[Any]], name: str, stage: Stage) -> Iterator[A
 
 
 @contextmanager
-def _running(play: Play, name: str) -> Iterator[None]:
+def _running(play: Collector, name: str) -> Iterator[None]:
     play.rewards_running.append(name)
     try:
         yield
@@ -285,7 +285,7 @@ def _running(play: Play, name: str) -> Iterator[None]:
         play.rewards_running.remove(name)
 
 
-def _check_value(play: Play, name: str, value: Any) -> None:
+def _check_value(play: Collector, name: str, value: Any) -> None:
     """Note a reward that is no finite number."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from agentgym.boxes import Box, Sandbox
 from agentgym.environments.context_policies import Compact, Window
-from agentgym.environments.forks import ForkKind, Forks, Kid
+from agentgym.environments.forks import ForkedAgent, ForkKind, ForkManager
 from agentgym.environments.limits import Limits
 from agentgym.errors import EnvError
 from agentgym.messages import Message
@@ -77,7 +77,7 @@ class Env(Generic[TaskT]):
         self.tool_failures: Counter[str] = Counter()
         """By tool: how often its own code raised, ran out of time or returned what nobody can read."""
         self._box: Box | None = None
-        self._forks: Forks | None = None
+        self._forks: ForkManager | None = None
         self._threads = Threads()
 
     @classmethod
@@ -141,14 +141,14 @@ class Env(Generic[TaskT]):
         tools: Sequence[Callable[..., Any] | str] | None = None,
         box: bool = False,
         turns: int | None = None,
-    ) -> AbstractAsyncContextManager[Kid]:
+    ) -> AbstractAsyncContextManager[ForkedAgent]:
         """A second conversation under this rollout, its limits and its reward: `async with self.fork(..) as kid`.
 
         A "subagent" starts from `messages` alone, with `tools` (methods of this env, none by default). A "fork" goes
         on from this conversation as if it had been answered with `messages`; it keeps the tools, and its shared
         prefix is trained in the parent only. With `box` it has a branch of the box. `turns` is a limit of its own.
 
-        The kid's tools run on a shallow copy of this env: what they assign to `self` stays with the kid, what they
+        The forked agent's tools run on a shallow copy of this env: what they assign to `self` stays with it, what they
         change in place is shared.
         """
         if self._forks is None:

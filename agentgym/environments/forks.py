@@ -9,7 +9,7 @@ from agentgym.messages import Message
 ForkKind: TypeAlias = Literal["fork", "subagent"]
 
 
-class Kid(Protocol):
+class ForkedAgent(Protocol):
     """A fork or a sub-agent of a running rollout: a conversation of its own, under the same limits.
 
     Its turns are trained with the rollout's one reward; where a limit ends it, `stop_reason` says which.
@@ -38,12 +38,12 @@ class Kid(Protocol):
         """One assistant message; None where a limit ended it."""
         ...
 
-    def tell(self, messages: Sequence[Message]) -> None:
+    def reply(self, messages: Sequence[Message]) -> None:
         """Answer its last turn; an overflowing answer is cut, and the next `turn` is None."""
         ...
 
 
-class Forks(Protocol):
+class ForkManager(Protocol):
     """What a runner gives an env so that it can fork."""
 
     def fork(
@@ -55,6 +55,6 @@ class Forks(Protocol):
         tools: Sequence[str] | None,
         box: bool,
         turns: int | None,
-    ) -> AbstractAsyncContextManager[Kid]:
-        """A kid of the conversation this belongs to."""
+    ) -> AbstractAsyncContextManager[ForkedAgent]:
+        """A forked agent of the conversation this belongs to."""
         ...

@@ -61,21 +61,21 @@ class ToolEnv(Env[TaskT]):
         if not calls:
             self.answer = action["content"]
             return _end([], StopReason.ANSWER)
-        messages, stop = await self.obey(calls)
+        messages, stop = await self.call_tools(calls)
         if stop is not None:
             return _end(messages, stop)
         return StepResult(messages, 0.0, False, False, {})
 
-    async def obey(
-        self, calls: Sequence[ToolCall], offered: Collection[str] | None = None
+    async def call_tools(
+        self, calls: Sequence[ToolCall], allowed_tools: Collection[str] | None = None
     ) -> tuple[list[Message], str | None]:
         """Make the calls one after the other; their tool messages, and the reason where one of them stopped it.
 
-        `offered` names the tools there are for this caller; None for all.
+        `allowed_tools` names the tools there are for this caller; None for all.
         """
         messages: list[Message] = []
         for call in calls:
-            result = await self._run(call, offered)
+            result = await self._run(call, allowed_tools)
             messages.append(_tool_message(call, result))
             if result.stop is not None:
                 return messages, result.stop
@@ -89,9 +89,9 @@ class ToolEnv(Env[TaskT]):
             for name, weight in rewards_of(cls).items()
         }
 
-    async def _run(self, call: ToolCall, offered: Collection[str] | None) -> ToolResult:
+    async def _run(self, call: ToolCall, allowed_tools: Collection[str] | None) -> ToolResult:
         function = call["function"]
-        result = await dispatch(self, function["name"], function["arguments"], offered=offered)
+        result = await dispatch(self, function["name"], function["arguments"], allowed_tools=allowed_tools)
         self.metrics["tool_calls"] += not result.malformed
         self.metrics["tool_errors"] += result.error
         if result.error and not result.malformed:  # of a malformed call the name is the model's invention

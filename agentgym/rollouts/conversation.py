@@ -1,6 +1,6 @@
 """One line of conversation in a rollout: it samples, is answered, and opens its next segment when it must.
 
-The root is a strand, and so is every fork and sub-agent; all of them write to one record and draw on its limits.
+The root is a conversation, and so is every fork and sub-agent; all of them write to one record and draw on its limits.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ SUMMARY_SHARE = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
-    """What the strands of one rollout share: the engine, the limits, and an account of what was used."""
+class RolloutState:
+    """What the conversations of one rollout share: the engine, the limits, and an account of what was used."""
 
     name: str
     """Of the env, for errors."""
@@ -104,48 +104,48 @@ class Record:
             raise failed
 
 
-class Strand:
+class Conversation:
     """A conversation and the segment it writes to; `name` is its place in the tree, "" for the root."""
 
     def __init__(
-        self, record: Record, chat: Chat, first: Sequence[Message], name: str = "", turns: int | None = None
+        self, state: RolloutState, chat: Chat, first: Sequence[Message], name: str = "", turns: int | None = None
     ) -> None:
-        self.record, self.chat, self.first, self.name = record, chat, list(first), name
+        self.state, self.chat, self.first, self.name = state, chat, list(first), name
         self.turns_left = turns
-        self.opened = self.kids = 0
+        self.opened = self.forks = 0
         self.reply: tuple[list[int], Message] | None = None
         """The last turn, while it is unanswered."""
         self.segment: OpenSegment
 
     def open(self, kind: SegmentKind, token_ids: Sequence[int], parent: int | None) -> None:
         """Begin a segment with ids that are not trained."""
-        limits = self.record.limits
+        limits = self.state.limits
         self.segment = OpenSegment(
-            index=len(self.record.segments),
+            index=len(self.state.segments),
             parent=parent,
             kind=kind,
-            session=f"{self.record.rollout_id}/{self.name}{self.opened}",
-            context_tokens=min(limits.context_tokens, self.record.engine.context_tokens),
+            session=f"{self.state.rollout_id}/{self.name}{self.opened}",
+            context_tokens=min(limits.context_tokens, self.state.engine.context_tokens),
         )
         self.opened += 1
-        self.kids = 0
+        self.forks = 0
         self.segment.extend(token_ids)
-        self.record.segments.append(self.segment)
+        self.state.segments.append(self.segment)
 
     async def sample(self, *, counts: bool = True) -> Message | StopReason:
         """One turn into the open segment; StopReason where none could be finished.
 
         The turn counts from when it is asked for, and a cancelled one does not count: so the limits hold for all
-        strands of a rollout, also for those that play at once.
+        conversations of a rollout, also for those that play at once.
         """
-        record, segment = self.record, self.segment
-        out = record.out_of(segment.room)
+        state, segment = self.state, self.segment
+        out = state.out_of(segment.room)
         if out is not None:
             return out
         self._count(counts)
         start, sampled = time.perf_counter(), False
         try:
-            budget = await record.take(segment.room)
+            budget = await state.take(segment.room)
             if not budget:
                 return StopReason.TOKENS
             completion, ids = await self._generate(budget)
@@ -155,43 +155,43 @@ class Strand:
                 self._count(-counts)
         message = self.chat.parse(ids, stopped=completion.finish_reason == "stop")
         # Whatever was parsed: a malformed call was sampled too, and must be trained on.
-        segment.append(completion, ids, message, seconds=time.perf_counter() - start, number=record.answers)
-        record.answers += 1
+        segment.append(completion, ids, message, seconds=time.perf_counter() - start, number=state.answers)
+        state.answers += 1
         if completion.finish_reason == "length":
-            return record.out_of(segment.room) or StopReason.LENGTH
+            return state.out_of(segment.room) or StopReason.LENGTH
         self.reply = (ids, message)
         return message
 
     def _count(self, turns: int) -> None:
-        self.record.turns += turns
+        self.state.turns += turns
         if self.turns_left is not None:
             self.turns_left -= turns
 
     async def _generate(self, budget: int) -> tuple[Completion, list[int]]:
         """What the engine samples next, and its ids as a list."""
-        record, segment, used = self.record, self.segment, 0
+        state, segment, used = self.state, self.segment, 0
         try:
             with boundary(EngineError, "generate"):
-                completion = await record.engine.generate(
+                completion = await state.engine.generate(
                     segment.token_ids,
                     session=segment.session,
                     max_tokens=budget,
-                    sampling=record.sampling,
+                    sampling=state.sampling,
                     seed=self._seed(),
                 )
                 ids = _checked(completion, budget)
             used = len(ids)
         finally:
-            record.give_back(budget, used)
+            state.give_back(budget, used)
         return completion, ids
 
     def out_of_turns(self) -> bool:
-        """Whether the rollout, or this strand of it, has had all its turns."""
-        return self.record.turns >= self.record.limits.turns or self.turns_left == 0
+        """Whether the rollout, or this conversation of it, has had all its turns."""
+        return self.state.turns >= self.state.limits.turns or self.turns_left == 0
 
     async def answer(self, new: Sequence[Message]) -> StopReason | None:
         """Go on from the last turn with its answer; StopReason where no further turn can be sampled."""
-        policy = self.record.context
+        policy = self.state.context
         if policy is None:
             return self.extend(new)
         chat, reply = self.chat.branch(), self.reply
@@ -220,7 +220,7 @@ class Strand:
     @property
     def _summary_room(self) -> int:
         """Ids that are kept free for a summary."""
-        return self.record.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
+        return self.state.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
 
     def carried(self, new: Sequence[Message]) -> tuple[Chat, list[int]]:
         """This conversation as if it had been answered with `new`: for a fork, which leaves it as it is."""
@@ -228,14 +228,14 @@ class Strand:
         if self.reply is None:
             chat = Chat(chat.tokenizer, chat.tools, [*chat.messages, *new])
             return chat, chat.prompt_ids()
-        with boundary(EnvError, f"{self.record.name}: the messages of fork"):
+        with boundary(EnvError, f"{self.state.name}: the messages of fork"):
             delta = chat.extend(*self.reply, new)
         return chat, chat.prompt_ids() if delta is None else [*self.segment.token_ids, *delta]
 
     def _move(self, new: Sequence[Message], what: str) -> list[int] | None:
         assert self.reply is not None
         reply, self.reply = self.reply, None
-        with boundary(EnvError, f"{self.record.name}: {what}"):
+        with boundary(EnvError, f"{self.state.name}: {what}"):
             return self.chat.extend(*reply, new, room=self.segment.room)
 
     def _rerender(self) -> StopReason | None:
@@ -243,10 +243,10 @@ class Strand:
         prompt, segment = self.chat.prompt_ids(), self.segment
         match = reconcile(segment, prompt)
         if match.drift is Drift.FORK:
-            self.record.count("rerenders")
+            self.state.count("rerenders")
             self.open("rerender", prompt, segment.index)
         elif match.drift is Drift.REALIGN:
-            self.record.count("realigned")
+            self.state.count("realigned")
             segment.realign(match.shared, prompt[match.shared :])
         else:
             segment.extend(prompt[match.shared :])
@@ -266,7 +266,7 @@ class Strand:
             self.chat, self.reply = chat, reply
             delta = self._move([ask], what)
             carried = [self.chat.messages[-2], *new]
-            self.record.count("answers_carried")
+            self.state.count("answers_carried")
         ended = self._append(delta)
         if ended is not None:
             return ended
@@ -274,10 +274,10 @@ class Strand:
         summary = await self.sample(counts=False)
         if isinstance(summary, StopReason):
             return summary
-        with boundary(EnvError, f"{self.record.name}: keep"):
+        with boundary(EnvError, f"{self.state.name}: keep"):
             kept = policy.keep(self.first, since, summary["content"])
-        self.record.count("compactions")
-        return self._restart("compaction", [*read_messages(kept, f"{self.record.name}: keep"), *carried])
+        self.state.count("compactions")
+        return self._restart("compaction", [*read_messages(kept, f"{self.state.name}: keep"), *carried])
 
     def _slide(self, policy: Window, delta: list[int] | None) -> StopReason | None:
         """Go on from the first prompt and the last turns; in this segment where that is all there is."""
@@ -285,20 +285,20 @@ class Strand:
         last = last_turns(since, policy.keep)
         if len(last) == len(since):
             return self._append(delta)
-        self.record.count("slides")
+        self.state.count("slides")
         return self._restart("rerender", [*self.first, *last])
 
     def _restart(self, kind: SegmentKind, messages: Sequence[Message]) -> StopReason | None:
         self.reply = None
         self.chat = Chat(self.chat.tokenizer, self.chat.tools, messages)
-        with boundary(EnvError, f"{self.record.name}: the messages kept"):
+        with boundary(EnvError, f"{self.state.name}: the messages kept"):
             prompt = self.chat.prompt_ids()
         self.open(kind, prompt, self.segment.index)
         return StopReason.CONTEXT if self.segment.room <= 0 else None
 
     def _seed(self) -> int:
         """A seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
-        name = f"{self.record.seed}/{self.segment.session}/{len(self.segment.turns)}"
+        name = f"{self.state.seed}/{self.segment.session}/{len(self.segment.turns)}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
 
 

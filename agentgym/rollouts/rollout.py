@@ -14,8 +14,8 @@ from agentgym.environments.env import Env, TaskT, threads_ended
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
-from agentgym.rollouts.conversation import Record, Strand
-from agentgym.rollouts.forks import Forker
+from agentgym.rollouts.conversation import Conversation, RolloutState
+from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.step_result import read_metrics, read_reset, read_rewards, read_step
 from agentgym.time_limits import TimeLimit, time_limit
 from agentgym.types import Rollout, Sampling, StopReason
@@ -62,7 +62,7 @@ class Episode:
         self.closed = False
         self.cancellations = 0
         """Of the running task, when the attempt began."""
-        self.record = Record(
+        self.state = RolloutState(
             name=self.name,
             rollout_id=rollout_id,
             engine=engine,
@@ -81,12 +81,12 @@ class Episode:
         """The whole attempt, from the lease of its box to its return."""
         start = time.perf_counter()
         digest: str | None = None
-        record, running = self.record, asyncio.current_task()
+        state, running = self.state, asyncio.current_task()
         assert running is not None
         self.cancellations = running.cancelling()
         try:
             async with AsyncExitStack() as stack:
-                self._at_exit(stack, EngineError, "release", lambda: record.release(f"{record.rollout_id}/"))
+                self._at_exit(stack, EngineError, "release", lambda: state.release(f"{state.rollout_id}/"))
                 with boundary(EnvError, f"{self.name}(task)"):
                     env = self.cls(self.task)
                 self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
@@ -102,19 +102,19 @@ class Episode:
             said = "; ".join([str(failure), *getattr(failure, "__notes__", ())])
             stop_reason, error = StopReason.ERROR, f"{type(failure).__name__}: {said}"
             self.may_be_retried = not self.touched and isinstance(failure, EngineError | SandboxError)
-        record.metrics["seconds"] = time.perf_counter() - start
-        record.metrics["turns"] = record.turns
+        state.metrics["seconds"] = time.perf_counter() - start
+        state.metrics["turns"] = state.turns
         if retry:
-            record.metrics["retries"] = retry
+            state.metrics["retries"] = retry
         return Rollout(
-            rollout_id=record.rollout_id,
+            rollout_id=state.rollout_id,
             group_id=self.task.id,
-            segments=tuple([segment.close() for segment in record.segments]),
+            segments=tuple([segment.close() for segment in state.segments]),
             reward=self.reward if error is None else None,
             rewards=self.rewards,
             stop_reason=stop_reason,
             error=error,
-            metrics=record.metrics,
+            metrics=state.metrics,
             box=digest,
         )
 
@@ -130,32 +130,32 @@ class Episode:
             async with self._within(f"{self.name}.score"):
                 scores = await env.score()
             self._credit(0.0, read_rewards(scores, f"{self.name}.score"))
-        self.record.metrics |= read_metrics(env.metrics, f"{self.name}.metrics")
+        self.state.metrics |= read_metrics(env.metrics, f"{self.name}.metrics")
         return stop_reason
 
     async def _play(self, env: Env[Any], deadline: TimeLimit) -> tuple[str, bool]:
         """Turn after turn; the stop reason, and whether the last step gave the outcome, so that none is asked for."""
         with boundary(EnvError, f"{self.name}.reset"):
-            answer = await env.reset(seed=self.record.seed)
+            answer = await env.reset(seed=self.state.seed)
         first = read_reset(answer, f"{self.name}.reset")
         with boundary(EnvError, f"{self.name}: first prompt"):
-            strand = Strand(self.record, Chat(self.record.engine.tokenizer, env.tools, first), first)
-            strand.open("root", strand.chat.prompt_ids(), None)
-        if strand.segment.room <= 0:
-            limit = strand.segment.context_tokens
-            engines = self.record.engine.context_tokens < self.cls.limits.context_tokens
+            conversation = Conversation(self.state, Chat(self.state.engine.tokenizer, env.tools, first), first)
+            conversation.open("root", conversation.chat.prompt_ids(), None)
+        if conversation.segment.room <= 0:
+            limit = conversation.segment.context_tokens
+            engines = self.state.engine.context_tokens < self.cls.limits.context_tokens
             whose = "the engine's context_tokens" if engines else "limits.context_tokens"
             raise ContextOverflow(f"{self.name}: the first prompt fills the {limit} tokens of {whose}")
-        env._forks = Forker(strand)
-        while not strand.out_of_turns():
-            ended = await self._turn(env, strand, deadline)
+        env._forks = ConversationForks(conversation)
+        while not conversation.out_of_turns():
+            ended = await self._turn(env, conversation, deadline)
             if ended is not None:
                 return ended
         return StopReason.TURNS, False
 
-    async def _turn(self, env: Env[Any], strand: Strand, deadline: TimeLimit) -> tuple[str, bool] | None:
+    async def _turn(self, env: Env[Any], conversation: Conversation, deadline: TimeLimit) -> tuple[str, bool] | None:
         """One turn of the policy and the env's answer; None: the next turn may be sampled."""
-        message = await strand.sample()
+        message = await conversation.sample()
         if isinstance(message, StopReason):
             return message, False
         self.touched = True
@@ -163,15 +163,15 @@ class Episode:
             answer = await env.step(message)
         step = read_step(answer, f"{self.name}.step")
         self._credit(step.reward, step.rewards)
-        strand.segment.credit(step.reward)
+        conversation.segment.credit(step.reward)
         if step.terminated or step.truncated:
             return step.stop_reason, bool(step.rewards)
-        if strand.out_of_turns():
+        if conversation.out_of_turns():
             return StopReason.TURNS, False
         if deadline.expired():  # a tool has swallowed it, by a bare `except`
             return StopReason.SECONDS, False
         self._raise_if_cancelled()
-        ended = await strand.answer(step.messages)
+        ended = await conversation.answer(step.messages)
         return None if ended is None else (ended, False)
 
     def _raise_if_cancelled(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Self, TypeVar
 
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.transformers.engine import LocalConfig
-from agentgym.run.config import Run
+from agentgym.run.config import RunConfig
 from agentgym.run.log import strict
-from agentgym.run.loop import learn, new_folder
+from agentgym.run.loop import new_folder, train_policy
 from agentgym.run.resume import CHECKPOINTS
 from agentgym.run.settings import SETTINGS
 from agentgym.train.checkpoint import last_step
@@ -26,7 +26,7 @@ from agentgym.train.checkpoint import last_step
 T = TypeVar("T")
 
 
-def main(recipe: type[Run]) -> None:
+def main(recipe: type[RunConfig]) -> None:
     """Run a recipe from the command line; a stop at any moment keeps the last finished step and says how to go on.
 
     The last line on stdout is the summary as JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one
@@ -40,7 +40,7 @@ def main(recipe: type[Run]) -> None:
         stop.folder = run.resume or run.out
         importlib.import_module("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
         try:
-            summary = asyncio.run(stop.cancels(learn(run)))
+            summary = asyncio.run(stop.cancels(train_policy(run)))
         except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way
             if stop.number is None:
                 raise
@@ -50,7 +50,7 @@ def main(recipe: type[Run]) -> None:
         print(json.dumps(strict(summary), allow_nan=False))  # noqa: T201  the recipe's result
 
 
-def settings(recipe: type[Run], arguments: Sequence[str]) -> Run:
+def settings(recipe: type[RunConfig], arguments: Sequence[str]) -> RunConfig:
     """The recipe with what the command line says; the engine is read first, for it decides which flags there are."""
     import tyro
 

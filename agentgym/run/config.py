@@ -9,7 +9,7 @@ from pydantic import Field
 from agentgym.engines.sglang.engine import SGLangConfig
 from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.run.settings import check_fields
-from agentgym.samples import Credit, Estimator
+from agentgym.samples import AdvantageLevel, Estimator
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.train.config import TrainConfig
@@ -20,7 +20,7 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunConfig:
     """One training run, every setting in one place and checked; a recipe is a Run with its values spelled out."""
 
     recipe: str
@@ -59,7 +59,7 @@ class Run:
     """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
-    credit: Credit = "outcome"
+    advantage_level: AdvantageLevel = "outcome"
     """Whether all tokens of a rollout have its advantage, or each turn that of what came after it."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
@@ -69,7 +69,7 @@ class Run:
     """Largest difference of trainer and engine log-probabilities after a sync, in nats."""
 
     def __post_init__(self) -> None:
-        check_fields(self, Run)
+        check_fields(self, RunConfig)
         self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
         if self.train.dora and isinstance(self.engine, SGLangConfig):
             raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")

@@ -11,11 +11,11 @@ from agentgym.engines.base import Engine
 from agentgym.environments.env import Env
 from agentgym.environments.task_rows import as_tasks
 from agentgym.run.evaluation import Evaluation
-from agentgym.scheduling.accounting import Account, raise_if_all_failed
+from agentgym.scheduling.accounting import BatchStats, raise_if_all_failed
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import Groups, play_groups
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.scheduling.task_sampler import Draw, Place, handed_on
+from agentgym.scheduling.task_sampler import Draw, Place, merge_states
 from agentgym.types import Sampling
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for 
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class Collector:
     """What rollouts are played with; under torchrun each process has one, and plays its share."""
 
     env: type[Env[Any]]
@@ -63,10 +63,10 @@ class Play:
         seed: int = 0,
         places: Sequence[Place] = (),
         by_turn: bool = False,
-    ) -> AsyncIterator["Rollouts"]:
+    ) -> AsyncIterator["DistributedScheduler"]:
         """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`.
 
-        `places` are what `Rollouts.places` gave in a run that was stopped: this one goes on from there.
+        `places` are what `DistributedScheduler.places` gave in a run that was stopped: this one goes on from there.
         """
         rank, world = self.trainer.rank, self.trainer.world
         draw: Draw[Any] = Draw(
@@ -89,11 +89,11 @@ class Play:
             concurrency=self.concurrency,
             sampling=self.sampling,
             seed=seed,
-            left=handed_on(places, rank),
+            left=merge_states(places, rank),
             by_turn=by_turn,
         )
         async with scheduler:
-            yield Rollouts(scheduler, draw, self.trainer, len(range(rank, prompts, world)))
+            yield DistributedScheduler(scheduler, draw, self.trainer, len(range(rank, prompts, world)))
 
     async def evaluate(self, count: int) -> float:
         """Mean reward over the first `count` held-out tasks, one rollout each."""
@@ -102,7 +102,7 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollouts:
+class DistributedScheduler:
     """The scheduler of each process as one."""
 
     scheduler: Scheduler[Any]
@@ -114,10 +114,12 @@ class Rollouts:
     async def collect(self, *, to_come: int | None = None) -> Groups:
         """The next batch; every process gets all of its groups, in the order of their tasks."""
         mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
-        shares = self.trainer.gather([(mine.groups, mine.account)])
+        shares = self.trainer.gather([(mine.groups, mine.batch_stats)])
         rows = zip_longest(*(groups for groups, _ in shares))
-        accounts = [account for _, account in shares if account is not None]
-        whole = Groups([group for row in rows for group in row if group is not None], sum(accounts, start=Account()))
+        batch_stats_of_ranks = [batch_stats for _, batch_stats in shares if batch_stats is not None]
+        whole = Groups(
+            [group for row in rows for group in row if group is not None], sum(batch_stats_of_ranks, start=BatchStats())
+        )
         raise_if_all_failed(whole)
         return whole
 

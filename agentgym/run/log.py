@@ -25,7 +25,7 @@ HELD_OUT = "eval/reward"
 """The held-out score, in a line of its own beside the steps'."""
 
 
-class Log:
+class MetricsLogger:
     """A run's figures: one JSON line a step in metrics.jsonl, and a progress bar on stderr.
 
     Where stderr is no terminal there is a line a step. Figures that are not finite are null in metrics.jsonl, and
@@ -53,7 +53,7 @@ class Log:
             disable=not shown or self._lines,
         )
 
-    def __enter__(self) -> "Log":
+    def __enter__(self) -> "MetricsLogger":
         if self._shown:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / "metrics.jsonl"

@@ -6,8 +6,8 @@ A run is `learn(run)`; its parts are functions of their own, for a loop you writ
     async with play.schedule(8, n=8, seed=seed) as rollouts:
         for step in range(steps):
             groups = await rollouts.collect()
-            stats = await trainer.step(samples(groups, advantage="dr_grpo"))
-            await sync(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
+            stats = await trainer.step(build_samples(groups, advantage="dr_grpo"))
+            await sync_weights(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from agentgym.environments.registry import find_env
 from agentgym.errors import EngineError
 from agentgym.extras import needs_extra
 from agentgym.models import find_model
-from agentgym.run.config import Run
-from agentgym.run.distributed_rollouts import Play
-from agentgym.run.log import Log, Sink, strict
+from agentgym.run.config import RunConfig
+from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.log import MetricsLogger, Sink, strict
 from agentgym.run.preflight import refuse_early
 from agentgym.run.report import Report
-from agentgym.run.resume import Saver, begin
-from agentgym.samples import samples
+from agentgym.run.resume import CheckpointManager, load_run_state
+from agentgym.samples import build_samples
 from agentgym.sandboxes.choose import AnyBox
 from agentgym.scheduling.task_sampler import Place
 from agentgym.types import Sampling
@@ -45,12 +45,12 @@ if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for 
     from agentgym.train.trainer import Trainer
 
 SUMMARY = "summary.json"
-"""In the run's folder: what `learn` returns."""
+"""In the run's folder: what `train_policy` returns."""
 PROBE = 256
 """Ids that trainer and engine both score after each sync, at most: a server may draw once behind each of them."""
 
 
-async def sync(
+async def sync_weights(
     trainer: "Trainer", engine: Engine, version: int, probe: Sequence[int], sampling: Sampling, tolerance: float
 ) -> float:
     """Give the engine the trainer's adapter, and prove on the `probe` ids that it took it; the difference in nats."""
@@ -64,7 +64,7 @@ async def sync(
     return gap
 
 
-async def learn(run: Run, *, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
+async def train_policy(run: RunConfig, *, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
     """Train an adapter on an env; the summary, which is also the run's summary.json.
 
     In the run's folder there are settings.json from the start, metrics.jsonl as it goes, a checkpoint every
@@ -78,7 +78,7 @@ async def learn(run: Run, *, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
         raise stopped.with_traceback(None) from None
 
 
-async def _learn(run: Run, sinks: Sequence[Sink]) -> dict[str, Any]:
+async def _learn(run: RunConfig, sinks: Sequence[Sink]) -> dict[str, Any]:
     start = time.perf_counter()
     env = find_env(run.env)
     folder = run.resume or run.out or new_folder(run.recipe)
@@ -92,22 +92,24 @@ async def _learn(run: Run, sinks: Sequence[Sink]) -> dict[str, Any]:
     report = Report()
     async with AsyncExitStack() as stack:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
-        progress = begin(trainer, folder, resume=run.resume is not None)
+        progress = load_run_state(trainer, folder, resume=run.resume is not None)
         shown = trainer.rank == 0
-        log = stack.enter_context(Log(folder, steps=run.steps, shown=shown, done=progress.step, sinks=sinks))
+        log = stack.enter_context(MetricsLogger(folder, steps=run.steps, shown=shown, done=progress.step, sinks=sinks))
         log.note("loading")
         engine = await stack.enter_async_context(open_engine(run, log.note))
         slots = run.engine.slots
         sandbox = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else env.sandbox
         boxes = await stack.enter_async_context(sandbox.open(slots)) if sandbox else None
-        play = Play(env, engine, trainer, boxes, run.sampling, concurrency=slots)
+        collector = Collector(env, engine, trainer, boxes, run.sampling, concurrency=slots)
         if progress.step:
-            await sync(trainer, engine, progress.step, progress.probe, run.sampling, run.probe_tolerance)
+            await sync_weights(trainer, engine, progress.step, progress.probe, run.sampling, run.probe_tolerance)
         else:
-            progress = replace(progress, eval_before=await _evaluate(run, play, log, 0))
-        async with Saver(trainer, log, progress, steps=run.steps, every=run.save_every, keep=run.keep) as saver:
-            await _train(run, play, log, saver, report)
-        after = await _evaluate(run, play, log, run.steps)
+            progress = replace(progress, eval_before=await _evaluate(run, collector, log, 0))
+        async with CheckpointManager(
+            trainer, log, progress, steps=run.steps, every=run.save_every, keep=run.keep
+        ) as saver:
+            await _train(run, collector, log, saver, report)
+        after = await _evaluate(run, collector, log, run.steps)
     summary = {
         "recipe": run.recipe,
         **log.summary(),
@@ -127,7 +129,7 @@ async def _learn(run: Run, sinks: Sequence[Sink]) -> dict[str, Any]:
     return summary
 
 
-def open_engine(run: Run, progress: Callable[[str], None]) -> AbstractAsyncContextManager[Engine]:
+def open_engine(run: RunConfig, progress: Callable[[str], None]) -> AbstractAsyncContextManager[Engine]:
     """The engine that the run asks for, to be opened by `async with`; a server that starts tells `progress`."""
     if isinstance(run.engine, LocalConfig):
         return LocalEngine(run.model, run.engine)
@@ -136,37 +138,41 @@ def open_engine(run: Run, progress: Callable[[str], None]) -> AbstractAsyncConte
     return SGLangEngine(find_model(run.model), config, progress=lambda said: progress(f"server: {said[:40]}"))
 
 
-async def _train(run: Run, play: Play, log: Log, saver: Saver, report: Report) -> None:
+async def _train(
+    run: RunConfig, collector: Collector, log: MetricsLogger, saver: CheckpointManager, report: Report
+) -> None:
     begun = saver.progress
     probe = begun.probe
-    async with play.schedule(
+    async with collector.schedule(
         run.prompts,
         n=run.group_size,
         oversample=run.oversample,
         staleness=run.staleness,
         seed=run.seed,
         places=[Place(**place) for place in begun.places],
-        by_turn=run.credit == "turns",
+        by_turn=run.advantage_level == "turn",
     ) as rollouts:
         for step in range(begun.step, run.steps):
             log.note("rollouts")
             groups = await rollouts.collect(to_come=run.steps - step - 1)
             report.add(groups)
-            batch = samples(groups, advantage=run.advantage, merge=run.merge, credit=run.credit)
+            batch = build_samples(groups, advantage=run.advantage, merge=run.merge, advantage_level=run.advantage_level)
             log.note("training")
-            stats = await play.trainer.step(batch)
+            stats = await collector.trainer.step(batch)
             probe = probe or next(s.token_ids[:PROBE].tolist() for r in groups.rollouts for s in r.segments)
-            gap = await sync(play.trainer, play.engine, step + 1, probe, run.sampling, run.probe_tolerance)
+            gap = await sync_weights(
+                collector.trainer, collector.engine, step + 1, probe, run.sampling, run.probe_tolerance
+            )
             log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
             await saver.done(replace(begun, step=step + 1, probe=probe, places=[asdict(p) for p in rollouts.places()]))
 
 
-async def _evaluate(run: Run, play: Play, log: Log, done: int) -> float | None:
+async def _evaluate(run: RunConfig, collector: Collector, log: MetricsLogger, done: int) -> float | None:
     """The held-out score after `done` steps, in the log; None where the run asks for none."""
     if not run.eval_tasks:
         return None
     log.note("held-out evaluation")
-    reward = round(await play.evaluate(run.eval_tasks), 4)
+    reward = round(await collector.evaluate(run.eval_tasks), 4)
     log.held_out(done, reward)
     return reward
 

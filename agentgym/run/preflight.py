@@ -9,10 +9,10 @@ from agentgym.run.resume import refuse_second_run
 from agentgym.run.settings import refuse_changes, write_settings
 
 if TYPE_CHECKING:
-    from agentgym.run.config import Run
+    from agentgym.run.config import RunConfig
 
 
-def refuse_early(run: "Run", env: type[Env[Any]], folder: Path) -> None:
+def refuse_early(run: "RunConfig", env: type[Env[Any]], folder: Path) -> None:
     """Refuse what no model is needed for, and write the run's settings; the folder is the first process's."""
     _refuse_without_tasks(run, env)
     if int(os.environ.get("RANK", "0")):
@@ -24,7 +24,7 @@ def refuse_early(run: "Run", env: type[Env[Any]], folder: Path) -> None:
     write_settings(folder, run)
 
 
-def _refuse_without_tasks(run: "Run", env: type[Env[Any]]) -> None:
+def _refuse_without_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
     wanted = {"train": run.prompts if run.steps else 0, "test": min(run.eval_tasks, 1)}
     for split, least in wanted.items():
         if not least:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from agentgym.run.log import Log
+from agentgym.run.log import MetricsLogger
 from agentgym.train.checkpoint import has_checkpoints, write_checkpoint
 from agentgym.types import Adapter
 
@@ -20,7 +20,7 @@ CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunState:
     """Where a run stands between two steps; plain values, as they are kept."""
 
     step: int = 0
@@ -36,36 +36,38 @@ def refuse_second_run(folder: Path) -> None:
         raise ValueError(f"out: {folder} holds a run's checkpoints; resume that run, or name another folder")
 
 
-def begin(trainer: "Trainer", folder: Path, *, resume: bool) -> Progress:
+def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunState:
     """Where the run in `folder` starts: after its last whole checkpoint, or at its beginning where it has none.
 
     Raises ValueError where it has checkpoints and none of them is whole.
     """
     checkpoints = folder / CHECKPOINTS
     if not resume or not trainer.first(lambda: has_checkpoints(checkpoints)):
-        return Progress()
+        return RunState()
     step, saved = trainer.resume(checkpoints)
-    return Progress(step=step, **saved["progress"])
+    return RunState(step=step, **saved["progress"])
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """The last finished step, in this process's memory."""
 
-    progress: Progress
+    progress: RunState
     state: Mapping[str, Any]
     """The trainer's, copied."""
     adapter: Adapter
 
 
-class Saver:
+class CheckpointManager:
     """Keeps a run so that it can be gone on with, whenever it is stopped; open while it trains.
 
     The state after each finished step stays in memory until the next one is finished, so a stop in the middle of a
     step loses that step alone. Writing it takes no other process.
     """
 
-    def __init__(self, trainer: "Trainer", log: Log, progress: Progress, *, steps: int, every: int, keep: int) -> None:
+    def __init__(
+        self, trainer: "Trainer", log: MetricsLogger, progress: RunState, *, steps: int, every: int, keep: int
+    ) -> None:
         self.progress = progress
         self._trainer, self._log = trainer, log
         self._steps, self._every, self._keep = steps, every, keep
@@ -73,14 +75,14 @@ class Saver:
         self._written = progress.step
         self._writing = threading.Lock()
 
-    async def done(self, progress: Progress) -> None:
+    async def done(self, progress: RunState) -> None:
         """A step is done, and kept when this returns, on disk where a checkpoint is due; also when it is cancelled."""
         await _to_its_end(self._hold, progress)
         self.progress = progress
         if progress.step == self._steps or (self._every and progress.step % self._every == 0):
             await _to_its_end(self._trainer.first, self._write)
 
-    def _hold(self, progress: Progress) -> None:
+    def _hold(self, progress: RunState) -> None:
         self._kept = _Kept(progress, self._trainer.state(), self._trainer.adapter())
 
     def _write(self) -> None:

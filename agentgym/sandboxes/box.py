@@ -14,7 +14,7 @@ from agentgym.boxes import ExecResult, HostFunction, Status
 from agentgym.errors import SandboxError, WireError
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.host_files import MAX_FILES, MAX_TREE, HostFile, is_name, load_tree, store_tree
-from agentgym.sandboxes.link import LOST, MAX_FILE, TRUNK, Link, NotAFile
+from agentgym.sandboxes.link import MAX_FILE, SANDBOX_LOST, TRUNK, Link, NotAFile
 from agentgym.sandboxes.wire import Frame, Wire
 
 PROTOCOL = 1
@@ -183,11 +183,11 @@ class RemoteBox:
             frame = await self.link.call("reset", b"", timeout_s)
         except (OSError, ValueError) as error:
             self.link.cut(f"it could not be reset: {error}")
-            raise SandboxError(f"{LOST}: {self.broken}") from error
+            raise SandboxError(f"{SANDBOX_LOST}: {self.broken}") from error
         if frame.envelope.get("clean") is not True:
             why = frame.envelope.get("why")
             self.link.cut(f"something of the last episode could not be removed{f': {why}' if why else ''}")
-            raise SandboxError(f"{LOST}: {self.broken}")
+            raise SandboxError(f"{SANDBOX_LOST}: {self.broken}")
 
     @property
     def broken(self) -> str | None:
@@ -227,7 +227,9 @@ class RemoteBox:
         for name in names:
             if not is_name(name.removesuffix("/")):
                 self.cut()
-                raise SandboxError(f"{LOST}: the box gave an answer that makes no sense: {name!r} is not a name")
+                raise SandboxError(
+                    f"{SANDBOX_LOST}: the box gave an answer that makes no sense: {name!r} is not a name"
+                )
         return names
 
     async def _fetch(self, path: str, name: str, limit: int, deadline: float) -> HostFile:
@@ -299,8 +301,8 @@ def _result(frame: Frame, box: RemoteBox) -> ExecResult:
         result = _parse(frame)
     except (KeyError, TypeError, WireError) as error:
         box.cut()
-        raise SandboxError(f"{LOST}: the box gave an answer that makes no sense: {error!r}") from error
-    box.link.worn |= result.status in ("oom", "protocol")
+        raise SandboxError(f"{SANDBOX_LOST}: the box gave an answer that makes no sense: {error!r}") from error
+    box.link.needs_replacement |= result.status in ("oom", "protocol")
     return result
 
 

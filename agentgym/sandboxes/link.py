@@ -15,7 +15,7 @@ from agentgym.sandboxes.wire import Frame, Wire
 
 TRUNK = 0
 """The session that a box starts with; forks get the others."""
-LOST = "sandbox_lost"
+SANDBOX_LOST = "sandbox_lost"
 """How the text of a SandboxError begins where an episode's box is gone, or could not be had."""
 MAX_FILE = 16 << 20
 MAX_ASKS = 1000
@@ -38,9 +38,9 @@ class Link:
         self._lock = asyncio.Lock()
         self._ending: list[int] = []
         self._broken: str | None = None
-        self.worn = False
+        self.needs_replacement = False
         """The box still works, but went through something after which a new one is the safer one."""
-        self.born = self.used = asyncio.get_running_loop().time()
+        self.created_at = self.used = asyncio.get_running_loop().time()
         """When it was opened, and when the last call began or ended, on the loop's clock."""
 
     @property
@@ -64,7 +64,7 @@ class Link:
             raise RuntimeError("a host function cannot call the box whose code waits for it")
         async with self._lock:
             if self.broken:
-                raise SandboxError(f"{LOST}: {self.broken}")
+                raise SandboxError(f"{SANDBOX_LOST}: {self.broken}")
             call = 0
             try:
                 if self._ending:
@@ -75,7 +75,7 @@ class Link:
                 frame = await self._answer(call, now + patience_s, serve)
             except (WireError, TimeoutError) as error:
                 self.cut(str(error))
-                raise SandboxError(f"{LOST}: {error}") from error
+                raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
             except BaseException:
                 # The call goes on in there: end it. Its answer is passed over by the next call.
                 with suppress(WireError):
@@ -199,7 +199,7 @@ def _raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) ->
     """OSError by its number, so that a missing file is FileNotFoundError; ValueError for what the box refuses."""
     text, number = envelope.get("error"), envelope.get("errno")
     if envelope.get("gone") is True:
-        raise SandboxError(f"{LOST}: the branch was closed, or ended with its episode")
+        raise SandboxError(f"{SANDBOX_LOST}: the branch was closed, or ended with its episode")
     if not isinstance(text, str):
         return
     if isinstance(number, int):

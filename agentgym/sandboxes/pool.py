@@ -10,7 +10,7 @@ from agentgym.boxes import Box
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.faults import exhausted, is_exhausted
-from agentgym.sandboxes.link import LOST
+from agentgym.sandboxes.link import SANDBOX_LOST
 
 EPISODES_PER_BOX = 200
 IDLE_S = 600.0
@@ -72,7 +72,7 @@ class Pool:
             for box in boxes:
                 ends.create_task(box.close())
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """End boxes that nobody has used for long, that died, and those of leases without a call."""
         now = asyncio.get_running_loop().time()
         for box in list(self._idle):
@@ -108,7 +108,7 @@ class Pool:
             return await self._start()
         except Exception as error:
             why = exhausted() if is_exhausted(error) else str(error) or type(error).__name__
-            raise SandboxError(f"{LOST}: starting a box: {why}") from error
+            raise SandboxError(f"{SANDBOX_LOST}: starting a box: {why}") from error
 
     async def _take_back(self, box: RemoteBox) -> None:
         try:
@@ -121,12 +121,12 @@ class Pool:
 
     async def _clean(self, box: RemoteBox) -> bool:
         """Whether it may be leased again."""
-        if self._closed or box.broken or box.link.worn or box not in self._episodes:
+        if self._closed or box.broken or box.link.needs_replacement or box not in self._episodes:
             return False
         self._episodes[box] += 1
         clock = asyncio.get_running_loop().time
         began = clock()
-        if self._episodes[box] >= EPISODES_PER_BOX or began - box.link.born > LIFE_S:
+        if self._episodes[box] >= EPISODES_PER_BOX or began - box.link.created_at > LIFE_S:
             return False
         try:
             await box.reset()
@@ -170,6 +170,6 @@ async def open_pool(
 async def _tend(pool: Pool, sweep: Callable[[], Awaitable[None]] | None) -> None:
     while True:
         await asyncio.sleep(TEND_S)
-        await pool.tend()
+        await pool.maintain()
         if sweep is not None:
             await sweep()

@@ -12,7 +12,7 @@ from agentgym.types import Group, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class LifecycleCounts:
     """Of one kind of thing: started + resumed = finished + dropped + carried + failed."""
 
     started: int = 0
@@ -31,17 +31,17 @@ class Counts:
         if self.started + self.resumed != ended or min(getattr(self, f.name) for f in fields(self)) < 0:
             raise ValueError(f"counts: started + resumed must be finished + dropped + carried + failed, got {self}")
 
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+    def __add__(self, other: "LifecycleCounts") -> "LifecycleCounts":
+        return LifecycleCounts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class BatchStats:
     """What became of everything that was in play for one batch; accounts of several processes add up."""
 
-    rollouts: Counts = Counts()
-    groups: Counts = Counts()
-    requests: Counts = Counts()
+    rollouts: LifecycleCounts = LifecycleCounts()
+    groups: LifecycleCounts = LifecycleCounts()
+    requests: LifecycleCounts = LifecycleCounts()
     without_signal: int = 0
     """Groups that were dropped because their scores are equal, and replaced."""
     kept_tokens: int = 0
@@ -63,8 +63,8 @@ class Account:
     stalest: int = 0
     """The largest of those."""
 
-    def __add__(self, other: "Account") -> "Account":
-        return Account(
+    def __add__(self, other: "BatchStats") -> "BatchStats":
+        return BatchStats(
             rollouts=self.rollouts + other.rollouts,
             groups=self.groups + other.groups,
             requests=self.requests + other.requests,
@@ -104,9 +104,9 @@ _SUMS = ("without_signal", "kept_tokens", "dropped_tokens", "kept_s", "cut", "cu
 class Groups(Sequence[Group]):
     """Finished groups in the order of their tasks, and what they came to in numbers."""
 
-    def __init__(self, groups: Sequence[Group], account: Account | None = None) -> None:
+    def __init__(self, groups: Sequence[Group], batch_stats: BatchStats | None = None) -> None:
         self.groups = tuple(groups)
-        self.account = account
+        self.batch_stats = batch_stats
         unique([group.group_id for group in self.groups])
 
     def __len__(self) -> int:
@@ -130,8 +130,8 @@ class Groups(Sequence[Group]):
         scored = [r for r in rollouts if r.reward is not None]
         counts = {"started": len(rollouts), "finished": len(scored), "failed": len(rollouts) - len(scored)}
         numbers = {f"rollouts/{name}": float(count) for name, count in counts.items()}
-        if self.account is not None:
-            numbers = self.account.metrics()
+        if self.batch_stats is not None:
+            numbers = self.batch_stats.metrics()
         return numbers | _means(scored) if scored else numbers
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.base import Engine
 from agentgym.errors import EngineError
-from agentgym.scheduling.accounting import Counts
+from agentgym.scheduling.accounting import LifecycleCounts
 from agentgym.time_limits import off_the_clock
 from agentgym.types import Adapter, Completion, Floats, Sampling
 
 
 @dataclass(slots=True, eq=False)
-class Meter:
+class RolloutUsage:
     """What one rollout has asked of the engine, its branches and sub-agents included."""
 
     tokens: int = 0
@@ -41,11 +41,11 @@ class Meter:
         return end - self.began - self.held_s
 
 
-playing: ContextVar[Meter] = ContextVar("playing")
+current_usage: ContextVar[RolloutUsage] = ContextVar("playing")
 """The meter of the rollout that this task, or the task that started it, plays."""
 
 
-class Turnstile:
+class EngineGate:
     """An `Engine` in front of another one: shut, it lets running turns finish and holds the next ones.
 
     A held rollout keeps its env, its box and its session, and its time limits stand still.
@@ -64,16 +64,16 @@ class Turnstile:
         """Hold the turns that come from now on."""
         self._open.clear()
 
-    def drop(self, meter: Meter) -> None:
+    def drop(self, usage: RolloutUsage) -> None:
         """Count the requests of a rollout that is being cancelled, before their cancellation has come through."""
-        meter.dropped, meter.stopped = True, asyncio.get_running_loop().time()
-        self._seen["dropped"] += meter.running
+        usage.dropped, usage.stopped = True, asyncio.get_running_loop().time()
+        self._seen["dropped"] += usage.running
 
-    def counts(self) -> Counts:
+    def counts(self) -> LifecycleCounts:
         """Of requests, since the last call: what is in flight is carried to the next."""
         carried = self._in_flight()
         seen, self._seen = self._seen, Counter(resumed=carried)
-        return Counts(**seen, carried=carried)
+        return LifecycleCounts(**seen, carried=carried)
 
     def _in_flight(self) -> int:
         seen = self._seen
@@ -98,15 +98,15 @@ class Turnstile:
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        meter = playing.get()
-        if not self._open.is_set() and not meter.dropped:
-            await self._pass(meter)
-        if meter.dropped:  # it went on although it was cancelled: nobody will open the door for it
+        usage = current_usage.get()
+        if not self._open.is_set() and not usage.dropped:
+            await self._pass(usage)
+        if usage.dropped:  # it went on although it was cancelled: nobody will open the door for it
             raise EngineError("the rollout was dropped")
-        if meter.oldest is None:
-            meter.oldest = self.engine.version
+        if usage.oldest is None:
+            usage.oldest = self.engine.version
         self._seen["started"] += 1
-        meter.running += 1
+        usage.running += 1
         outcome = "failed"
         try:
             done = await self.engine.generate(
@@ -117,19 +117,19 @@ class Turnstile:
             outcome = "dropped"
             raise
         finally:
-            meter.running -= 1
-            if not meter.dropped:
+            usage.running -= 1
+            if not usage.dropped:
                 self._seen[outcome] += 1
-        meter.tokens += len(done.token_ids)
+        usage.tokens += len(done.token_ids)
         return done
 
-    async def _pass(self, meter: Meter) -> None:
+    async def _pass(self, usage: RolloutUsage) -> None:
         loop = asyncio.get_running_loop()
         while not self._open.is_set():
             came = loop.time()
             with off_the_clock():
                 await self._open.wait()
-            meter.held_s += loop.time() - came
+            usage.held_s += loop.time() - came
 
     async def release(self, session: str) -> None:
         await self.engine.release(session)

@@ -8,11 +8,11 @@ import numpy as np
 
 from agentgym.environments.env import TaskT
 from agentgym.returns import differ, returns_by_turn
-from agentgym.scheduling.gate import Meter
+from agentgym.scheduling.gate import RolloutUsage
 from agentgym.types import Group, Rollout, StopReason
 
 
-class GroupPlay(Generic[TaskT]):
+class GroupState(Generic[TaskT]):
     """The rollouts of one task; complete with `n` scored ones, or when all have ended."""
 
     def __init__(self, task: TaskT, *, n: int, seed: int, number: int, by_turn: bool = False) -> None:
@@ -21,7 +21,7 @@ class GroupPlay(Generic[TaskT]):
         """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
         self.number = number
         """As how many'th its task was drawn, from 0."""
-        self.meters: list[Meter] = []
+        self.usages: list[RolloutUsage] = []
         self.ended: dict[int, Rollout] = {}
         """By index, in the order of their ends."""
         self.closed = 0
@@ -43,10 +43,10 @@ class GroupPlay(Generic[TaskT]):
             error=why,
         )
 
-    def meter(self) -> Meter:
+    def usage(self) -> RolloutUsage:
         """A meter for the next rollout."""
-        self.meters.append(Meter())
-        return self.meters[-1]
+        self.usages.append(RolloutUsage())
+        return self.usages[-1]
 
     def start(self, job: asyncio.Task[None]) -> None:
         """The next rollout is played by this job."""
@@ -63,24 +63,24 @@ class GroupPlay(Generic[TaskT]):
         return [r for r in self.ended.values() if r.reward is None]
 
     @property
-    def cut(self) -> list[Meter]:
+    def cut(self) -> list[RolloutUsage]:
         """The meters of the rollouts that have not ended."""
-        return [meter for index, meter in enumerate(self.meters) if index not in self.ended]
+        return [usage for index, usage in enumerate(self.usages) if index not in self.ended]
 
     @property
-    def played(self) -> list[Meter]:
+    def played(self) -> list[RolloutUsage]:
         """The meters of the rollouts that have a score."""
-        return [self.meters[index] for index, r in self.ended.items() if r.reward is not None]
+        return [self.usages[index] for index, r in self.ended.items() if r.reward is not None]
 
     @property
     def unended(self) -> int:
         """How many rollouts have not ended, and may still."""
-        return 0 if self.closed else len(self.meters) - len(self.ended)
+        return 0 if self.closed else len(self.usages) - len(self.ended)
 
     @property
     def complete(self) -> bool:
         """Whether it needs no more rollouts, or can have no more."""
-        return len(self.scored) >= self.n or len(self.ended) == len(self.meters)
+        return len(self.scored) >= self.n or len(self.ended) == len(self.usages)
 
     @property
     def signal(self) -> bool:
@@ -95,24 +95,24 @@ class GroupPlay(Generic[TaskT]):
 
     def oldest(self, version: int) -> int:
         """No token of the group is older than this; the `version` of now where nothing was sampled."""
-        return min((meter.oldest for meter in self.meters if meter.oldest is not None), default=version)
+        return min((usage.oldest for usage in self.usages if usage.oldest is not None), default=version)
 
     def oldest_token(self, version: int) -> int:
         """The version of its oldest token."""
         segments = [segment for r in self.scored for segment in r.segments]
         return min((v.version for s in segments for turn in s.turns for v in turn.versions), default=version)
 
-    def close(self, number: int, drop: Callable[[Meter], None]) -> None:
+    def close(self, number: int, drop: Callable[[RolloutUsage], None]) -> None:
         """Nothing more comes in: further rollouts are cancelled."""
         self.cancel(drop)
         self.closed = number
 
-    def cancel(self, drop: Callable[[Meter], None]) -> None:
+    def cancel(self, drop: Callable[[RolloutUsage], None]) -> None:
         """Cancel the jobs that have not ended: each gives its request, its tools and its box back."""
         running = asyncio.current_task()
         for index, job in enumerate(self._jobs):
-            if index not in self.ended and job is not running and not self.meters[index].dropped:
-                drop(self.meters[index])
+            if index not in self.ended and job is not running and not self.usages[index].dropped:
+                drop(self.usages[index])
                 job.cancel()
 
     def finished(self) -> Group:

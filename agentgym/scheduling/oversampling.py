@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Stop: TypeAlias = Literal["all", "target", "deadline"]
+StopRule: TypeAlias = Literal["all", "target", "deadline"]
 
 DEADLINE_SHARE = 0.8
 """The deadline is set when this share of the rollouts is done,"""
@@ -23,7 +23,7 @@ class Oversample:
     """Groups in play beyond those that are wanted."""
     extra_rollouts: int = 0
     """Rollouts in each group beyond its size; the first to be scored are kept."""
-    stop: Stop = "all"
+    stop: StopRule = "all"
     """all: wait for every rollout; target: stop when the wanted groups are whole; deadline: also stop at 1.5 times the
     time after which 80 % of the rollouts were done."""
     carry: int = 0

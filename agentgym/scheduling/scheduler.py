@@ -11,9 +11,9 @@ from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
 from agentgym.rollouts.rollout import rollout
-from agentgym.scheduling.accounting import Account, Counts, Groups
-from agentgym.scheduling.gate import Meter, Turnstile, playing
-from agentgym.scheduling.group_state import GroupPlay
+from agentgym.scheduling.accounting import BatchStats, Groups, LifecycleCounts
+from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage
+from agentgym.scheduling.group_state import GroupState
 from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
 from agentgym.scheduling.task_sampler import Place
 from agentgym.types import Rollout, Sampling
@@ -65,15 +65,15 @@ class Scheduler(Generic[TaskT]):
         self._left = left or Place()
         """By the scheduler whose place this one takes: in the first batch's account, as dropped."""
         self._tasks, self._held = enumerate(tasks), list[tuple[int, TaskT]]()
-        self._turnstile = Turnstile(engine, self._left.requests)
+        self._gate = EngineGate(engine, self._left.requests)
         self._boxes, self._concurrency = boxes, concurrency
         self._places = asyncio.Semaphore(concurrency)
         self._sampling, self._seed, self._on_rollout = sampling, seed, on_rollout
-        self._groups: list[GroupPlay[TaskT]] = []
+        self._groups: list[GroupState[TaskT]] = []
         """In play, the finished ones of them too."""
-        self._dropped: list[GroupPlay[TaskT]] = []
+        self._dropped: list[GroupState[TaskT]] = []
         """Since the last batch."""
-        self._leaving: list[GroupPlay[TaskT]] = []
+        self._leaving: list[GroupState[TaskT]] = []
         """Returned or dropped; some of their rollouts may still be closing."""
         self._target = self._wanted = self._replaced = self._closed = self._drawn = 0
         self._started, self._resumed, self._batches = self._left.started, self._left.resumed, self._left.batches
@@ -94,7 +94,7 @@ class Scheduler(Generic[TaskT]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for group in [*self._groups, *self._leaving]:
-            group.cancel(self._turnstile.drop)
+            group.cancel(self._gate.drop)
         async with self._stack:
             # An error of the block is not one of the jobs: only a cancellation may have come from them.
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
@@ -114,7 +114,7 @@ class Scheduler(Generic[TaskT]):
             self._drop(group)
         ahead = wanted * (self._staleness if to_come is None else min(self._staleness, to_come))
         self._wanted, self._target = wanted, wanted + ahead + self._oversample.extra_groups
-        self._turnstile.open()
+        self._gate.open()
         self._fill()
         if self._oversample.stop == "deadline":
             self._deadline = _Deadline(sum(group.unended for group in self._groups), self._changed)
@@ -136,7 +136,7 @@ class Scheduler(Generic[TaskT]):
             self._deadline.cancel()
             self._deadline = None
         if not self._staleness:
-            self._turnstile.shut()
+            self._gate.shut()
 
     # Starting
 
@@ -146,11 +146,11 @@ class Scheduler(Generic[TaskT]):
             if drawn is None:
                 return
             number, task = drawn
-            group = GroupPlay(task, n=self._n, seed=self._seed + self._batches, number=number, by_turn=self._by_turn)
+            group = GroupState(task, n=self._n, seed=self._seed + self._batches, number=number, by_turn=self._by_turn)
             self._groups.append(group)
             self._started += 1
             for index in range(self._n + self._oversample.extra_rollouts):
-                group.start(self._jobs.create_task(self._play(group, index, group.meter())))
+                group.start(self._jobs.create_task(self._play(group, index, group.usage())))
 
     def _next_task(self) -> tuple[int, TaskT] | None:
         """The next one whose id is free, and its number; None at the end.
@@ -172,35 +172,35 @@ class Scheduler(Generic[TaskT]):
             f"tasks: all of them are in play ({len(taken)}); play fewer groups at once, or have more tasks"
         )
 
-    async def _play(self, group: GroupPlay[TaskT], index: int, meter: Meter) -> None:
+    async def _play(self, group: GroupState[TaskT], index: int, usage: RolloutUsage) -> None:
         try:
-            self._ended(group, index, meter, await self._played(group, index, meter))
+            self._ended(group, index, usage, await self._played(group, index, usage))
         except asyncio.CancelledError:
             if not self._broken:  # Whoever cancelled it without dropping it still waits for its end.
-                self._ended(group, index, meter, group.lost(index, "its task was cancelled from outside"))
+                self._ended(group, index, usage, group.lost(index, "its task was cancelled from outside"))
             raise
         except BaseException:
             self._broken = True
             raise
 
-    async def _played(self, group: GroupPlay[TaskT], index: int, meter: Meter) -> Rollout:
-        playing.set(meter)
+    async def _played(self, group: GroupState[TaskT], index: int, usage: RolloutUsage) -> Rollout:
+        current_usage.set(usage)
         async with self._places:
-            meter.began = asyncio.get_running_loop().time()
+            usage.began = asyncio.get_running_loop().time()
             return await rollout(
                 self._cls,
                 group.task,
-                self._turnstile,
+                self._gate,
                 boxes=self._boxes,
                 sampling=self._sampling,
                 seed=group.seed,
                 rollout_id=group.name(index),
             )
 
-    def _ended(self, group: GroupPlay[TaskT], index: int, meter: Meter, done: Rollout) -> None:
-        if group.closed or meter.dropped:  # it ended while it was being cancelled
+    def _ended(self, group: GroupState[TaskT], index: int, usage: RolloutUsage, done: Rollout) -> None:
+        if group.closed or usage.dropped:  # it ended while it was being cancelled
             return
-        group.ended[index], meter.stopped = done, asyncio.get_running_loop().time()
+        group.ended[index], usage.stopped = done, asyncio.get_running_loop().time()
         if self._on_rollout is not None:
             self._on_rollout(done)
         if self._deadline is not None:
@@ -210,25 +210,25 @@ class Scheduler(Generic[TaskT]):
 
     # Ending
 
-    def _close(self, group: GroupPlay[TaskT]) -> None:
+    def _close(self, group: GroupState[TaskT]) -> None:
         """The group has what it needs: its further rollouts are cancelled, and without signal it is replaced."""
         if self._deadline is not None:
             self._deadline.ended(group.unended)
         self._closed += 1
-        group.close(self._closed, self._turnstile.drop)
+        group.close(self._closed, self._gate.drop)
         if not group.signal and self._replaced < self._oversample.replace:
             self._replaced += 1
             self._drop(group)
             self._fill()
         self._changed.set()
 
-    def _drop(self, group: GroupPlay[TaskT]) -> None:
-        group.cancel(self._turnstile.drop)
+    def _drop(self, group: GroupState[TaskT]) -> None:
+        group.cancel(self._gate.drop)
         self._groups.remove(group)
         self._dropped.append(group)
 
-    def _age(self, group: GroupPlay[TaskT]) -> int:
-        version = self._turnstile.version
+    def _age(self, group: GroupState[TaskT]) -> int:
+        version = self._gate.version
         return version - group.oldest(version)
 
     def _enough(self) -> bool:
@@ -243,7 +243,7 @@ class Scheduler(Generic[TaskT]):
         versions_left = sorted(self._bound - self._age(group) for group in self._groups if group not in taken)
         return not self._bound or all(i < left * self._wanted for i, left in enumerate(versions_left))
 
-    def _next_batch(self) -> set[GroupPlay[TaskT]]:
+    def _next_batch(self) -> set[GroupState[TaskT]]:
         """The finished groups that are the next to be trained on: the oldest, then those that came first."""
         ready = sorted((group for group in self._groups if group.closed), key=lambda g: (-self._age(g), g.closed))
         due = sum(self._bound > 0 and self._age(group) >= self._bound for group in ready)
@@ -257,7 +257,7 @@ class Scheduler(Generic[TaskT]):
         # In the order of their tasks, not of their ends.
         batch = [group for group in self._groups if group in taken]
         self._groups = [group for group in self._groups if group not in taken]
-        groups = Groups([group.finished() for group in batch], self._account(batch))
+        groups = Groups([group.finished() for group in batch], self._batch_stats(batch))
         self._leaving += [*batch, *self._dropped]
         self._dropped, self._left = [], Place()
         self._replaced = self._started = 0
@@ -274,25 +274,25 @@ class Scheduler(Generic[TaskT]):
             batches=self._batches,
             started=self._started,
             resumed=self._resumed,
-            tokens=sum(meter.tokens for group in [*self._groups, *self._dropped] for meter in group.meters),
-            requests=self._turnstile.left(),
+            tokens=sum(usage.tokens for group in [*self._groups, *self._dropped] for usage in group.usages),
+            requests=self._gate.left(),
         )
 
-    def _account(self, batch: Sequence[GroupPlay[TaskT]]) -> Account:
+    def _batch_stats(self, batch: Sequence[GroupState[TaskT]]) -> BatchStats:
         """What became of all that was in play."""
-        carried, dropped, version = self._groups, self._dropped, self._turnstile.version
+        carried, dropped, version = self._groups, self._dropped, self._gate.version
         size = self._n + self._oversample.extra_rollouts
         scored = [r for group in batch for r in group.scored]
         failed = sum(len(group.failed) for group in batch)
         unscored_groups = sum(not group.scored for group in batch)
-        extra = [meter for group in batch for meter in group.cut]
-        lost = [*extra, *(meter for group in dropped for meter in group.meters)]
-        begun = [meter for meter in lost if meter.began is not None]
+        extra = [usage for group in batch for usage in group.cut]
+        lost = [*extra, *(usage for group in dropped for usage in group.usages)]
+        begun = [usage for usage in lost if usage.began is not None]
         left = self._left.started + self._left.resumed
         seen = [r.reward for group in [*batch, *dropped] for r in group.scored if r.reward is not None]
         ages = [version - group.oldest_token(version) for group in batch]
-        return Account(
-            rollouts=Counts(
+        return BatchStats(
+            rollouts=LifecycleCounts(
                 started=self._started * size,
                 resumed=self._resumed * size,
                 finished=len(scored),
@@ -300,7 +300,7 @@ class Scheduler(Generic[TaskT]):
                 carried=len(carried) * size,
                 failed=failed,
             ),
-            groups=Counts(
+            groups=LifecycleCounts(
                 started=self._started,
                 resumed=self._resumed,
                 finished=len(batch) - unscored_groups,
@@ -308,13 +308,13 @@ class Scheduler(Generic[TaskT]):
                 carried=len(carried),
                 failed=unscored_groups,
             ),
-            requests=self._turnstile.counts(),
+            requests=self._gate.counts(),
             without_signal=self._replaced,
-            kept_tokens=sum(meter.tokens for group in batch for meter in group.played),
-            dropped_tokens=sum(meter.tokens for meter in lost) + self._left.tokens,
-            kept_s=sum(meter.seconds for group in batch for meter in group.played),
+            kept_tokens=sum(usage.tokens for group in batch for usage in group.played),
+            dropped_tokens=sum(usage.tokens for usage in lost) + self._left.tokens,
+            kept_s=sum(usage.seconds for group in batch for usage in group.played),
             cut=len(begun),
-            cut_s=sum(meter.seconds for meter in begun),
+            cut_s=sum(usage.seconds for usage in begun),
             scored=len(seen),
             score=sum(seen),
             staleness=sum(ages),

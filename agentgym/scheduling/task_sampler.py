@@ -63,7 +63,7 @@ class Place:
     """What became of the engine's requests since the last batch; those in flight count as dropped."""
 
 
-def handed_on(places: Sequence[Place], rank: int) -> Place:
+def merge_states(places: Sequence[Place], rank: int) -> Place:
     """What a process's scheduler takes over from those of a stopped run: the first one, all that they had in play."""
     batches = max((place.batches for place in places), default=0)
     if rank:

@@ -161,26 +161,26 @@ def _kept(key: str, inner: Any) -> Any:
 
 
 async def dispatch(
-    owner: object, name: str, arguments: Mapping[str, Any] | str, *, offered: Collection[str] | None = None
+    owner: object, name: str, arguments: Mapping[str, Any] | str, *, allowed_tools: Collection[str] | None = None
 ) -> ToolResult:
     """Call `owner`'s tool; whatever the model got wrong comes back as text it can act on.
 
-    `arguments` is a mapping, or the raw text where the model's call was no valid JSON. `offered` names the tools that
-    there are for this caller; None for all of them.
+    `arguments` is a mapping, or the raw text where the model's call was no valid JSON. `allowed_tools` names the tools
+    that there are for this caller; None for all of them.
     """
     start = time.perf_counter()
-    result = await _dispatch(owner, name, arguments, offered)
+    result = await _dispatch(owner, name, arguments, allowed_tools)
     result.seconds = time.perf_counter() - start
     return result
 
 
 async def _dispatch(
-    owner: object, name: str, arguments: Mapping[str, Any] | str, offered: Collection[str] | None
+    owner: object, name: str, arguments: Mapping[str, Any] | str, allowed_tools: Collection[str] | None
 ) -> ToolResult:
     cls: type = type(owner)
     tools = tools_of(cls)
-    if offered is not None:
-        tools = {name: made for name, made in tools.items() if name in offered}
+    if allowed_tools is not None:
+        tools = {name: made for name, made in tools.items() if name in allowed_tools}
     try:
         given = _load(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:

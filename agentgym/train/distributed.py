@@ -26,7 +26,7 @@ class Ranks:
         dist.all_gather_object(parts, objects)
         return [item for part in parts for item in part]
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Rank 0's object, on every rank; every rank must call it, and the others' are not looked at."""
         if self.world == 1:
             return value

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentgym.train.batching.batch import Batch, collate
-from agentgym.train.batching.plan import Micro, cost_of, mini_batches, over_budget, plan_step
+from agentgym.train.batching.plan import MicroBatch, cost_of, mini_batches, over_budget, plan_step
 from agentgym.train.checks import ModelLimits
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import Ranks
 from agentgym.train.objective.losses import LossSums, denominator
-from agentgym.train.objective.nonfinite import Trace, culprits, gradient_is_finite, warn_skipped
+from agentgym.train.objective.nonfinite import MicroBatchReport, gradient_is_finite, nonfinite_rollouts, warn_skipped
 from agentgym.train.objective.objective import Objective, refuse_parts, rollout_log_ratios, row_log_ratios
 from agentgym.train.policy.fsdp import open_policy
 from agentgym.train.state import random_state, refuse_other_policy, restore_random, restore_training, training_state
@@ -38,7 +38,7 @@ class _Forward:
     sums: LossSums
     real_tokens: int
     computed_tokens: int
-    trace: Trace
+    trace: MicroBatchReport
 
 
 class Learner:
@@ -92,7 +92,7 @@ class Learner:
                 stacklevel=2,
             )
         if skipped:
-            blamed = sorted({name for step in skipped for name in culprits(_traces(forwards, step))})
+            blamed = sorted({name for step in skipped for name in nonfinite_rollouts(_traces(forwards, step))})
             stats["train/skipped_rollouts"] = float(len(blamed))
             warn_skipped(len(skipped), blamed)
         return stats | {"train/seconds": time.perf_counter() - began}
@@ -131,7 +131,7 @@ class Learner:
         return norm
 
     def _micro_batch(
-        self, step: int, place: int, samples: list[Sample], micro: Micro, objective: Objective
+        self, step: int, place: int, samples: list[Sample], micro: MicroBatch, objective: Objective
     ) -> _Forward:
         """One forward and backward."""
         rows, batch = self._rows(samples, micro)
@@ -145,7 +145,7 @@ class Learner:
             sums=sums,
             real_tokens=0 if micro.masked else batch.inputs.tokens,
             computed_tokens=batch.inputs.input_ids_BT.numel(),
-            trace=Trace(
+            trace=MicroBatchReport(
                 place=place,
                 rollouts=() if micro.masked else tuple(dict.fromkeys(row.rollout_id for row in rows)),
                 loss_is_finite=math.isfinite(sums.loss),
@@ -153,7 +153,7 @@ class Learner:
             ),
         )
 
-    def _rows(self, samples: list[Sample], micro: Micro) -> tuple[list[Sample], Batch]:
+    def _rows(self, samples: list[Sample], micro: MicroBatch) -> tuple[list[Sample], Batch]:
         rows = [samples[i] for i in micro.rows]
         return rows, self._collate(rows, masked=micro.masked)
 
@@ -167,7 +167,7 @@ class Learner:
         with self.policy.without_adapter():
             return self._scores(batch, self.config.temperature)
 
-    def _sequences(self, samples: list[Sample], micros: list[Micro]) -> dict[str, float]:
+    def _sequences(self, samples: list[Sample], micros: list[MicroBatch]) -> dict[str, float]:
         """Log of each rollout's sequence ratio, whichever ranks and micro-batches its samples are in."""
         found = []
         for micro in micros:
@@ -284,7 +284,7 @@ def _figures(forwards: list[_Forward], norms: list[float], config: TrainConfig) 
     return figures
 
 
-def _traces(forwards: list[_Forward], step: int) -> list[Trace]:
+def _traces(forwards: list[_Forward], step: int) -> list[MicroBatchReport]:
     return [forward.trace for forward in forwards if forward.step == step]
 
 

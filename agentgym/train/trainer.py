@@ -188,7 +188,7 @@ class Trainer:
             except Exception as error:
                 failure = error
         said = None if failure is None else f"{type(failure).__name__}: {failure}"
-        answer, why_not = self._call(lambda learner: learner.ranks.share((done, said)))
+        answer, why_not = self._call(lambda learner: learner.ranks.broadcast((done, said)))
         if failure is not None:
             raise failure
         if why_not is not None:

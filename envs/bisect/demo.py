@@ -7,7 +7,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from agentgym.engines.scripted import Policy, Reply, call, raw, say
+from agentgym.engines.scripted import Reply, ReplyPolicy, call, raw, say
 from envs.bisect.env import HIGHEST, BisectTask
 
 _GUESS = re.compile(r'"guess\((\d+)\)"')
@@ -24,7 +24,7 @@ class Sloppiness:
     gives_up: float = 0.05
 
 
-def demonstrate(task: BisectTask, rng: random.Random, sloppiness: Sloppiness | None = None) -> Policy:
+def demonstrate(task: BisectTask, rng: random.Random, sloppiness: Sloppiness | None = None) -> ReplyPolicy:
     """The policy of one rollout, in one style throughout."""
     chances = sloppiness or Sloppiness()
     style = rng.random()

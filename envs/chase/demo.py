@@ -8,7 +8,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from agentgym.engines.scripted import Policy, Reply, call, raw, say
+from agentgym.engines.scripted import Reply, ReplyPolicy, call, raw, say
 from envs.chase.env import Chase, ChaseTask
 
 _FOUND = re.compile(r"see (\d+)|value (\d+)|Start at key (\d+)|Next key: (\d+)|The value is (\d+)")
@@ -24,7 +24,7 @@ class Sloppiness:
     wrong_summary: float = 0.4
 
 
-def demonstrate(task: ChaseTask, rng: random.Random, sloppiness: Sloppiness | None = None) -> Policy:
+def demonstrate(task: ChaseTask, rng: random.Random, sloppiness: Sloppiness | None = None) -> ReplyPolicy:
     """The policy of one rollout: it goes by what the text so far says, and by chance."""
     chances = sloppiness or Sloppiness()
     turns_left = Chase.limits.turns

@@ -62,8 +62,8 @@ class ChaseDelegate(ag.ToolEnv[DelegateTask]):
     async def _delegate(self, key: str) -> str:
         """What a sub-agent found out that starts behind this key."""
         question = ag.Message(role="user", content=f"Start at key {self._next(key)}. What is the value?")
-        async with self.fork("subagent", [question], tools=[self.python], turns=6) as kid:
-            report = _REPORT.fullmatch(await kid.run())
+        async with self.fork("subagent", [question], tools=[self.python], turns=6) as agent:
+            report = _REPORT.fullmatch(await agent.run())
         return repr(f"value {report[1]}" if report else "no value")
 
     def _next(self, key: str) -> str:

@@ -3,7 +3,7 @@
 import re
 
 import agentgym as ag
-from agentgym.engines.scripted import Policy, Reply, Scripted, call, say
+from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, say
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.testing import check_env
 from envs.chase.env import ChaseTask
@@ -25,7 +25,7 @@ class Roomy(ChaseLong):
     limits = ag.Limits(turns=18, seconds=120, context_tokens=1200)
 
 
-def follow(lies: int = 0) -> Policy:
+def follow(lies: int = 0) -> ReplyPolicy:
     """Go by what was said last; the first `lies` summaries are wrong."""
     told = 0
 

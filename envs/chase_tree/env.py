@@ -66,8 +66,8 @@ class ChaseTree(ag.ToolEnv[TreeTask]):
     async def _follow(self, found: str) -> int | None:
         """What the branch reports that was told this."""
         told = ag.Message(role="tool", content=repr(found), name="python")
-        async with self.fork("fork", [told], box=True, turns=4) as kid:
-            report = _REPORT.fullmatch(await kid.run())
+        async with self.fork("fork", [told], box=True, turns=4) as agent:
+            report = _REPORT.fullmatch(await agent.run())
         return None if report is None else int(report[1])
 
     def _get(self, key: object) -> str:

@@ -9,11 +9,11 @@ from fractions import Fraction
 import pytest
 
 import agentgym as ag
-from agentgym.engines.scripted import Policy, Reply, Scripted, call, raw, say
+from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, raw, say
 from agentgym.environments.env import Split
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.testing import check_env
-from envs.python_math.env import FAMILIES, MathTask, PythonMath, is_held_out, make_task, parse_answer
+from envs.python_math.env import RESPONSE_FORMATS, MathTask, PythonMath, is_held_out, make_task, parse_answer
 
 # ------------------------------------------------------------------- every family again, by brute force
 # Called on the numbers in the question, in their order; also sent into the box as source, imports and all.
@@ -74,7 +74,7 @@ def program(task: MathTask) -> str:
     return f"import itertools\nfrom fractions import Fraction\n{source}\nprint({task.family}(*{numbers(task)}))"
 
 
-def solver(task: MathTask) -> Policy:
+def solver(task: MathTask) -> ReplyPolicy:
     """Run the program, then answer with what the tool said."""
 
     def policy(text: str) -> Reply:
@@ -85,7 +85,7 @@ def solver(task: MathTask) -> Policy:
 
 
 def task_of(family: str) -> MathTask:
-    names = [made.__name__ for made in FAMILIES]
+    names = [made.__name__ for made in RESPONSE_FORMATS]
     return PythonMath.tasks("train")[names.index(family)]
 
 
@@ -210,12 +210,12 @@ def test_anything_but_a_number_is_no_answer(text: str) -> None:
 
 
 def test_every_family_has_a_brute_force() -> None:
-    assert sorted(made.__name__ for made in FAMILIES) == sorted(BRUTE)
+    assert sorted(made.__name__ for made in RESPONSE_FORMATS) == sorted(BRUTE)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_brute_force_gives_the_same_answers(split: Split) -> None:
-    for task in PythonMath.tasks(split)[: 40 * len(FAMILIES)]:
+    for task in PythonMath.tasks(split)[: 40 * len(RESPONSE_FORMATS)]:
         assert Fraction(BRUTE[task.family](*numbers(task))) == Fraction(task.answer), task.prompt[0]["content"]
 
 
@@ -236,7 +236,7 @@ def test_the_same_index_gives_the_same_task() -> None:
 
 def test_the_first_tasks_stay_what_they_are() -> None:
     """Held-out scores are compared across versions: the generator must not drift unseen."""
-    answers = [task.answer for task in PythonMath.tasks("test")[: len(FAMILIES)]]
+    answers = [task.answer for task in PythonMath.tasks("test")[: len(RESPONSE_FORMATS)]]
     assert answers == ["60", "566", "368634", "1287", "23/24", "65591", "312/47", "46"]
 
 

@@ -8,20 +8,22 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.samples import Credit
+from agentgym.samples import AdvantageLevel
 from recipes.bisect_turns import BisectTurns
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unsafe boxes")
 async def test_credit_by_turn_trains_the_same_rollouts_to_another_gradient(tmp_path: Path) -> None:
-    async def first_step(credit: Credit) -> dict[str, Any]:
-        small = BisectTurns(steps=1, prompts=4, group_size=4, eval_tasks=0, box="unsafe", out=tmp_path / credit)
-        await ag.learn(replace(small, credit=credit))
-        row: dict[str, Any] = json.loads((tmp_path / credit / "metrics.jsonl").read_text())
+    async def first_step(advantage_level: AdvantageLevel) -> dict[str, Any]:
+        small = BisectTurns(
+            steps=1, prompts=4, group_size=4, eval_tasks=0, box="unsafe", out=tmp_path / advantage_level
+        )
+        await ag.train_policy(replace(small, advantage_level=advantage_level))
+        row: dict[str, Any] = json.loads((tmp_path / advantage_level / "metrics.jsonl").read_text())
         return row
 
-    turns, outcome = await first_step("turns"), await first_step("outcome")
+    turns, outcome = await first_step("turn"), await first_step("outcome")
     assert turns["reward"] == outcome["reward"]
     assert turns["samples/trained_tokens"] == outcome["samples/trained_tokens"] > 0
     assert turns["train/grad_norm"] != pytest.approx(outcome["train/grad_norm"], rel=1e-3)

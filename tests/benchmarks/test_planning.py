@@ -2,14 +2,17 @@
 
 import numpy as np
 
-from agentgym.train.batching.plan import Micro
+from agentgym.train.batching.plan import MicroBatch
 from benchmarks.harness import load_workloads
 from benchmarks.planning import judge, uneven
 
 
 def test_a_lost_sample_an_empty_rank_and_a_slow_one_show() -> None:
     lengths = np.array([300, 100, 100, 100])
-    lopsided = [[Micro(rows=(0,)), Micro(rows=(1,))], [Micro(rows=(2,)), Micro(rows=(2,), masked=True)]]
+    lopsided = [
+        [MicroBatch(rows=(0,)), MicroBatch(rows=(1,))],
+        [MicroBatch(rows=(2,)), MicroBatch(rows=(2,), masked=True)],
+    ]
     figures = judge("plan", lopsided, lengths, 0.0, load_workloads(None))
     assert figures["plan_lost_or_twice"] == 1
     assert figures["plan_masked_rows"] == 1

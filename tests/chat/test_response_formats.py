@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agentgym.chat.response_formats import FAMILIES, MARKS, family_of
+from agentgym.chat.response_formats import MARKS, RESPONSE_FORMATS, response_format_of
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.scripted import ByteTokenizer, say
 from agentgym.messages import Message
@@ -71,7 +71,7 @@ def tokenizer(family: str) -> HuggingFaceTokenizer:
     core.decoder = decoders.ByteLevel()
     made = PreTrainedTokenizerFast(tokenizer_object=core)
     marks = "".join(MARKS[family])
-    anchor = FAMILIES[family]["start_anchor"]
+    anchor = RESPONSE_FORMATS[family]["start_anchor"]
     opening = "{% if add_generation_prompt %}" + anchor + "{% endif %}"
     made.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" + opening + "{# " + marks + " #}"
@@ -83,7 +83,7 @@ def calls(message: Message) -> list[Any]:
     return [call["function"] for call in message.get("tool_calls", ())]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RESPONSE_FORMATS)
 def test_a_call_is_read_with_its_arguments_cast_by_the_schema(family: str) -> None:
     read = tokenizer(family).parse(WRITTEN[family], TOOLS)
     assert calls(read) == [{"name": "look", "arguments": ARGUMENTS}]
@@ -97,7 +97,7 @@ def test_several_calls_are_read_in_their_order(family: str) -> None:
     assert [call["name"] for call in calls(read)] == ["look", "find"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RESPONSE_FORMATS)
 def test_plain_text_is_the_content(family: str) -> None:
     text = "<|channel|>final<|message|>an answer<|return|>" if family == "harmony" else "an answer"
     assert tokenizer(family).parse(text, TOOLS) == say("an answer")
@@ -131,18 +131,18 @@ def test_a_malformed_call_keeps_its_text(family: str) -> None:
     assert isinstance(calls(read)[0]["arguments"], str)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RESPONSE_FORMATS)
 def test_a_template_is_known_by_its_marks(family: str) -> None:
     assert tokenizer(family).family == family
 
 
 def test_a_template_with_other_marks_is_of_no_family() -> None:
-    assert family_of("{{ messages }}") is None
+    assert response_format_of("{{ messages }}") is None
 
 
 def test_what_the_tokenizer_ships_comes_first() -> None:
     made = tokenizer("hermes").tokenizer
-    made.response_template = FAMILIES["glm"]
+    made.response_template = RESPONSE_FORMATS["glm"]
     assert calls(HuggingFaceTokenizer(made).parse(GLM, TOOLS)) == [{"name": "look", "arguments": ARGUMENTS}]
 
 
@@ -241,7 +241,7 @@ def test_what_no_tool_can_be_given_is_a_malformed_call(value: str) -> None:
 def opened_with(family: str, more: str) -> HuggingFaceTokenizer:
     """A tokenizer whose template opens the assistant's turn with more than the family's anchor."""
     made = tokenizer(family).tokenizer
-    anchor = FAMILIES[family]["start_anchor"]
+    anchor = RESPONSE_FORMATS[family]["start_anchor"]
     made.chat_template = made.chat_template.replace(anchor, anchor + more)
     return HuggingFaceTokenizer(made)
 

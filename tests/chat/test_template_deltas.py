@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from agentgym.chat.chat import Chat, _deltas
 from agentgym.chat.encoding import Decoder, Pieces
 from agentgym.chat.parsing import plain_hermes
-from agentgym.chat.template_deltas import Deltas, Known, Skeleton
+from agentgym.chat.template_deltas import KnownTemplate, MessageTemplate, TemplateDeltaCache
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.scripted import call, calls, say
 from agentgym.messages import Message
@@ -64,7 +64,7 @@ def tokenizer(template: str) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(made)
 
 
-class Forgetful(Deltas):
+class Forgetful(TemplateDeltaCache):
     """Renders everything, every time."""
 
     def recall(self, shape: Hashable, new: Sequence[Message], short: Any) -> str | None:
@@ -161,7 +161,7 @@ def test_an_empty_answer_does_not_hide_later_ones() -> None:
 
 def test_a_wrong_skeleton_is_never_used_again() -> None:
     new = [Message(role="tool", content="57")]
-    known = Known(Skeleton(("<", ">"), ((0, "content"),)), short=False)
+    known = KnownTemplate(MessageTemplate(("<", ">"), ((0, "content"),)), short=False)
     known.prove(new, lambda _: None, "<57>")
     assert known.skeleton is not None
     known.prove(new, lambda _: None, "[57]")
@@ -169,7 +169,7 @@ def test_a_wrong_skeleton_is_never_used_again() -> None:
 
 
 def test_the_shapes_that_are_remembered_are_bounded() -> None:
-    deltas = Deltas()
+    deltas = TemplateDeltaCache()
     for n in range(3000):
         deltas.learn(n, [], "x", lambda _: "x", lambda _: "x")
     assert len(deltas.known) == 1024

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.chat.template_report import examine
+from agentgym.chat.template_report import check_template
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.messages import Message
 
@@ -110,7 +110,7 @@ class LeavesItsOpening(ByteTokenizer):
     ids=lambda given: type(given).__name__,
 )
 def test_a_fault_is_found_and_said(tokenizer: ByteTokenizer, faults: dict[str, str]) -> None:
-    traits = list(examine(tokenizer))
+    traits = list(check_template(tokenizer))
     assert [trait.name for trait in traits] == ALL
     assert {trait.name for trait in traits if not trait.ok} == faults.keys()
     assert not any("refuses" in trait.detail for trait in traits if not isinstance(tokenizer, Refuses))

@@ -80,8 +80,8 @@ def ward() -> type[Ward]:
 
 async def begin(env: type[Ward], script: list[Any]) -> tuple["asyncio.Task[ag.Rollout]", Ward]:
     """A rollout that is inside its plain tool."""
-    playing = asyncio.create_task(ag.rollout(env, TASK, Scripted(script)))
-    return playing, await env.entered
+    current_usage = asyncio.create_task(ag.rollout(env, TASK, Scripted(script)))
+    return current_usage, await env.entered
 
 
 async def turns_of_the_loop(count: int = 50) -> None:
@@ -91,24 +91,24 @@ async def turns_of_the_loop(count: int = 50) -> None:
 
 @pytest.mark.parametrize("cancellations", [1, 3])
 async def test_a_cancelled_rollout_is_closed_behind_the_thread_of_its_tool(cancellations: int, no_leaks: None) -> None:
-    playing, env = await begin(ward(), [call("operate"), say("done")])
+    current_usage, env = await begin(ward(), [call("operate"), say("done")])
     for _ in range(cancellations):
-        playing.cancel()
+        current_usage.cancel()
         await turns_of_the_loop()
     assert env.diary == []
     env.free.set()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await current_usage
     assert env.diary == ["work ended", "closed"]
 
 
 async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_leaks: None) -> None:
-    playing, env = await begin(ward(), [call("operate_late"), say("done")])
+    current_usage, env = await begin(ward(), [call("operate_late"), say("done")])
     await env.answered.wait()
     await turns_of_the_loop()
     assert env.diary == []
     env.free.set()
-    assert (await playing).reward == 1.0
+    assert (await current_usage).reward == 1.0
     assert env.diary == ["work ended", "closed"]
 
 
@@ -122,8 +122,8 @@ async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_clo
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(threads, "GRACE_S", 0.02)
-    playing, env = await begin(ward(), [call("operate_late"), say("done")])
-    assert (await playing).reward == 1.0
+    current_usage, env = await begin(ward(), [call("operate_late"), say("done")])
+    assert (await current_usage).reward == 1.0
     assert env.diary == ["closed"]
     said = [record.getMessage() for record in caplog.records if "is closed while" in record.getMessage()]
     assert len(said) == 1
@@ -138,16 +138,16 @@ async def test_the_threads_of_a_kid_are_its_rollouts() -> None:
         async def delegate(self) -> str:
             """Let a sub-agent operate."""
             ask = [ag.Message(role="user", content="Operate.")]
-            async with self.fork("subagent", ask, tools=[self.operate]) as kid:
-                return await kid.run()
+            async with self.fork("subagent", ask, tools=[self.operate]) as agent:
+                return await agent.run()
 
-    playing, env = await begin(Delegating, [call("delegate"), call("operate"), say("done"), say("done")])
-    playing.cancel()
+    current_usage, env = await begin(Delegating, [call("delegate"), call("operate"), say("done"), say("done")])
+    current_usage.cancel()
     await turns_of_the_loop()
     assert env.diary == []
     env.free.set()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await current_usage
     assert env.diary == ["work ended", "closed"]
 
 
@@ -176,11 +176,11 @@ async def test_a_data_base_is_closed_by_nobody_who_still_reads_it() -> None:
 
     for _ in range(40):
         Library.begun = asyncio.Event()
-        playing = asyncio.create_task(ag.rollout(Library, TASK, Scripted([call("query"), say("done")])))
+        current_usage = asyncio.create_task(ag.rollout(Library, TASK, Scripted([call("query"), say("done")])))
         await Library.begun.wait()
-        playing.cancel()
-        await asyncio.wait([playing])
-        assert playing.cancelled()
+        current_usage.cancel()
+        await asyncio.wait([current_usage])
+        assert current_usage.cancelled()
 
 
 async def test_an_env_that_never_called_its_bases_constructor_is_closed_too() -> None:

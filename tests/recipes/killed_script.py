@@ -6,14 +6,14 @@ import sys
 import threading
 
 from agentgym.run.command import main
-from agentgym.run.log import Log
+from agentgym.run.log import MetricsLogger
 from recipes.chase_grpo import ChaseGRPO
 
 SECONDS = float(sys.argv.pop(1))
-note = Log.note
+note = MetricsLogger.note
 
 
-def armed(self: Log, doing: str) -> None:
+def armed(self: MetricsLogger, doing: str) -> None:
     """From the first step on the clock runs; SIGKILL comes wherever the run is by then."""
     if doing == "rollouts" and not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):
         timer = threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
@@ -22,5 +22,5 @@ def armed(self: Log, doing: str) -> None:
     note(self, doing)
 
 
-Log.note = armed  # type: ignore[method-assign]
+MetricsLogger.note = armed  # type: ignore[method-assign]
 main(ChaseGRPO)

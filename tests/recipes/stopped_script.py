@@ -10,7 +10,7 @@ from typing import Any
 
 import agentgym as ag
 from agentgym.run.command import Stop
-from agentgym.run.log import Log
+from agentgym.run.log import MetricsLogger
 from recipes.chase_grpo import ChaseGRPO
 
 MOMENT, SIGNAL = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
@@ -55,14 +55,14 @@ def before(owner: Any, name: str, *, call: int = 0, times: int = 1) -> None:
 
 def noted(moment: str, *, steps: int = 0) -> None:
     """The signal comes when the run begins to do this, with so many steps done."""
-    note = Log.note
+    note = MetricsLogger.note
 
-    def sending(self: Log, doing: str) -> None:
+    def sending(self: MetricsLogger, doing: str) -> None:
         note(self, doing)
         if doing == moment and len(self.rows) == steps:
             send()
 
-    Log.note = sending  # type: ignore[method-assign]
+    MetricsLogger.note = sending  # type: ignore[method-assign]
 
 
 def endless(*_: Any) -> dict[str, float]:

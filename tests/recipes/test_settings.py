@@ -48,7 +48,7 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(
 
 def test_a_recipe_without_a_value_for_a_field_is_told_which() -> None:
     with pytest.raises(SystemExit, match=r"Run: every field .* 'recipe', 'env'"):
-        settings(ag.Run, [])
+        settings(ag.RunConfig, [])
 
 
 def test_a_launched_server_takes_an_adapter_of_the_trainers_rank() -> None:
@@ -70,5 +70,5 @@ def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
 
 
 def test_credit_by_turn_is_a_setting_of_the_run() -> None:
-    assert settings(BisectTurns, []).credit == "turns"
-    assert settings(ChaseGRPO, ["--credit", "turns", "--advantage", "reinforce++"]).credit == "turns"
+    assert settings(BisectTurns, []).advantage_level == "turn"
+    assert settings(ChaseGRPO, ["--credit", "turn", "--advantage", "reinforce++"]).advantage_level == "turn"

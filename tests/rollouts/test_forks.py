@@ -29,17 +29,17 @@ class Desk(ag.ToolEnv[ag.Task]):
     async def ask(self, what: str = "?", turns: int | None = None) -> str:
         """Ask a sub-agent."""
         question = Message(role="user", content=what)
-        async with self.fork("subagent", [question], tools=[self.look, "ask"], turns=turns) as kid:
-            text = await kid.run()
-        return f"{kid.stop_reason}: {text}"
+        async with self.fork("subagent", [question], tools=[self.look, "ask"], turns=turns) as agent:
+            text = await agent.run()
+        return f"{agent.stop_reason}: {text}"
 
     @ag.tool
     async def split(self) -> str:
         """Try two ways."""
         texts = []
         for way in ("left", "right"):
-            async with self.fork("fork", [Message(role="tool", content=way, name="split")]) as kid:
-                texts.append(await kid.run())
+            async with self.fork("fork", [Message(role="tool", content=way, name="split")]) as agent:
+                texts.append(await agent.run())
         return ", ".join(texts)
 
     @ag.reward
@@ -66,10 +66,10 @@ def limited(**limits: Any) -> type[Desk]:
 async def test_a_sub_agent_has_a_context_of_its_own_and_answers_as_a_tool_does() -> None:
     played = await play([call("ask", what="Well?"), call("look"), say("found"), say("done")])
     assert shape(played) == [("root", None), ("subagent", 0)]
-    root, kid = played.segments
-    assert wrote(kid)[1:] == ["found"]
+    root, agent = played.segments
+    assert wrote(agent)[1:] == ["found"]
     assert "answer: found" in DECODE(root.token_ids.tolist())
-    opened = DECODE(kid.token_ids[: kid.turns[0].start].tolist())
+    opened = DECODE(agent.token_ids[: agent.turns[0].start].tolist())
     assert "Well?" in opened
     assert "Go." not in opened
     assert (played.reward, played.metrics["subagents"], played.metrics["turns"]) == (1.0, 1, 4)
@@ -80,8 +80,8 @@ async def test_a_sub_agent_sees_only_its_tools() -> None:
         @ag.tool
         async def ask_alone(self) -> str:
             """Ask a sub-agent without tools."""
-            async with self.fork("subagent", [Message(role="user", content="?")]) as kid:
-                return await kid.run()
+            async with self.fork("subagent", [Message(role="user", content="?")]) as agent:
+                return await agent.run()
 
     played = await play([call("ask_alone"), call("look"), say("no"), say("done")], Narrow)
     assert "<|im_start|>tools" not in DECODE(played.segments[1].token_ids.tolist())
@@ -93,11 +93,11 @@ async def test_fork_trains_the_shared_prefix_once() -> None:
     root, left, right = played.segments
     assert shape(played) == [("root", None), ("fork", 0), ("fork", 0)]
     shared = root.turns[1].stop
-    for kid, way, text in ((left, "left", "a"), (right, "right", "b")):
-        assert kid.token_ids[:shared].tolist() == root.token_ids[:shared].tolist()
-        assert not kid.sampled[:shared].any()
-        assert way in DECODE(kid.token_ids[shared : kid.turns[0].start].tolist())
-        assert wrote(kid) == [text]
+    for agent, way, text in ((left, "left", "a"), (right, "right", "b")):
+        assert agent.token_ids[:shared].tolist() == root.token_ids[:shared].tolist()
+        assert not agent.sampled[:shared].any()
+        assert way in DECODE(agent.token_ids[shared : agent.turns[0].start].tolist())
+        assert wrote(agent) == [text]
     total = sum(int(s.sampled.sum()) for s in played.segments)
     assert total == played.sampled_tokens == sum(t.stop - t.start for s in played.segments for t in s.turns)
 
@@ -108,7 +108,7 @@ async def test_sub_agents_nest_to_any_depth_under_one_rollout() -> None:
     played = await play(script)
     assert shape(played) == [("root", None), *[("subagent", n) for n in range(depth)]]
     assert played.reward == 1.0
-    batch = ag.samples([Group(group_id="t", rollouts=(played, await play_other()))])
+    batch = ag.build_samples([Group(group_id="t", rollouts=(played, await play_other()))])
     mine = [row for row in batch if row.rollout_id == "t/0"]
     assert sum(row.weight for row in mine) == pytest.approx(1.0)
     assert sum(row.is_last for row in mine) == 1
@@ -178,9 +178,9 @@ async def test_a_fork_may_have_a_branch_of_the_box(boxes: FakeBoxes) -> None:
         async def split(self) -> str:
             """Change a branch of the box."""
             await self.box.write({"here": "before"})
-            async with self.fork("fork", [Message(role="tool", content="go on", name="split")], box=True) as kid:
-                await kid.env.box.write({"here": "changed"})
-                await kid.run()
+            async with self.fork("fork", [Message(role="tool", content="go on", name="split")], box=True) as agent:
+                await agent.env.box.write({"here": "changed"})
+                await agent.run()
             return (await self.box.read("here")).decode()
 
     played = await play([call("split"), say("kid"), say("done")], Boxed, boxes=boxes)
@@ -212,8 +212,8 @@ async def test_forks_may_run_at_once_and_draw_as_if_they_had_not() -> None:
             return "both"
 
         async def go(self, way: str) -> None:
-            async with self.fork("fork", [Message(role="tool", content=way, name="split")]) as kid:
-                await kid.run()
+            async with self.fork("fork", [Message(role="tool", content=way, name="split")]) as agent:
+                await agent.run()
 
     second = asyncio.Event()
     played = await play(Slow([call("split"), say("r"), say("l"), say("done")]), Both)
@@ -269,11 +269,11 @@ async def test_a_cancelled_kid_leaves_no_session(no_leaks: None) -> None:
             return await super().generate(token_ids, **given)
 
     engine = Waiting([call("ask")])
-    playing = asyncio.create_task(play(engine))
+    current_usage = asyncio.create_task(play(engine))
     await asked.wait()
-    playing.cancel()
+    current_usage.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await current_usage
     assert engine._played == {}
 
 

@@ -33,9 +33,9 @@ class Boss(ag.ToolEnv[ag.Task]):
         return " ".join(job.result() for job in jobs)
 
     async def one(self, number: int) -> str:
-        async with self.fork("subagent", [Message(role="user", content=f"SUB {number}")]) as kid:
-            text = await kid.run()
-        return f"{kid.stop_reason}:{len(text)}"
+        async with self.fork("subagent", [Message(role="user", content=f"SUB {number}")]) as agent:
+            text = await agent.run()
+        return f"{agent.stop_reason}:{len(text)}"
 
     @ag.reward
     def one_point(self) -> float:
@@ -121,8 +121,8 @@ async def test_a_summary_is_no_turn_of_a_kid() -> None:
         async def ask(self) -> str:
             """Ask a sub-agent that has two turns."""
             ask = [Message(role="user", content="SUB")]
-            async with self.fork("subagent", ask, tools=[self.look], turns=2) as kid:
-                return await kid.run()
+            async with self.fork("subagent", ask, tools=[self.look], turns=2) as agent:
+                return await agent.run()
 
     played = await ag.rollout(
         Asks, TASK, Scripted([call("ask"), call("look"), say("summary"), say("kid"), say("summary"), say("done")])
@@ -136,16 +136,16 @@ async def test_what_is_told_twice_before_a_turn_is_read_in_that_order() -> None:
         @ag.tool
         async def ask(self) -> str:
             """Tell a sub-agent two things."""
-            async with self.fork("subagent", [Message(role="user", content="SUB")]) as kid:
-                await kid.turn()
-                kid.tell([Message(role="user", content="first word")])
-                kid.tell([Message(role="user", content="second word")])
-                await kid.turn()
-                return DECODE(kid.strand.segment.token_ids)  # type: ignore[attr-defined]
+            async with self.fork("subagent", [Message(role="user", content="SUB")]) as agent:
+                await agent.turn()
+                agent.reply([Message(role="user", content="first word")])
+                agent.reply([Message(role="user", content="second word")])
+                await agent.turn()
+                return DECODE(agent.conversation.segment.token_ids)  # type: ignore[attr-defined]
 
     played = await ag.rollout(Tells, TASK, Scripted([call("ask"), say("yes"), say("ok"), say("done")]))
-    kid = DECODE(played.segments[1].token_ids.tolist())
-    assert kid.index("yes") < kid.index("first word") < kid.index("second word") < kid.index("ok")
+    agent = DECODE(played.segments[1].token_ids.tolist())
+    assert agent.index("yes") < agent.index("first word") < agent.index("second word") < agent.index("ok")
 
 
 async def test_a_kid_that_a_tool_has_stopped_samples_no_more() -> None:
@@ -161,8 +161,8 @@ async def test_a_kid_that_a_tool_has_stopped_samples_no_more() -> None:
         async def ask(self) -> str:
             """Ask a sub-agent that stops itself."""
             ask = [Message(role="user", content="SUB")]
-            async with self.fork("subagent", ask, tools=[self.halt]) as kid:
-                seen.extend([await kid.run(), kid.stop_reason, await kid.turn()])
+            async with self.fork("subagent", ask, tools=[self.halt]) as agent:
+                seen.extend([await agent.run(), agent.stop_reason, await agent.turn()])
             return ""
 
     await ag.rollout(Stops, TASK, Scripted([call("ask"), call("halt"), say("done")]))
@@ -216,10 +216,10 @@ class Research(Boss):
         return job.result()
 
     async def twice(self) -> str:
-        async with self.fork("subagent", [Message(role="user", content="SUB")]) as kid:
-            await kid.turn()
-            kid.tell([Message(role="user", content="go on")])
-            return await kid.run()
+        async with self.fork("subagent", [Message(role="user", content="SUB")]) as agent:
+            await agent.turn()
+            agent.reply([Message(role="user", content="go on")])
+            return await agent.run()
 
 
 def held_at_the_door(seconds: float) -> Groups:

@@ -127,8 +127,8 @@ async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_an
     async with Scheduler(Selfish, tasks("bad", "good"), Scripted(SCRIPT), n=1, on_rollout=seen.append) as scheduler:
         groups = await scheduler.collect(2)
     assert [r.error for r in groups.rollouts] == ["its task was cancelled from outside", None]
-    assert groups.account is not None
-    assert (groups.account.rollouts.failed, groups.account.rollouts.finished, len(seen)) == (1, 1, 2)
+    assert groups.batch_stats is not None
+    assert (groups.batch_stats.rollouts.failed, groups.batch_stats.rollouts.finished, len(seen)) == (1, 1, 2)
 
 
 class Guarded(Desk):
@@ -159,11 +159,11 @@ async def test_a_tool_that_swallows_a_cancellation_does_not_keep_the_rollout_ali
             reached.set()
             return await super().see()
 
-    playing = asyncio.create_task(ag.rollout(Patient, tasks("t")[0], Scripted(lambda text: call("look"))))
+    current_usage = asyncio.create_task(ag.rollout(Patient, tasks("t")[0], Scripted(lambda text: call("look"))))
     await reached.wait()
-    playing.cancel()
+    current_usage.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await current_usage
 
 
 async def test_a_close_that_hangs_ends_at_the_limit() -> None:
@@ -198,11 +198,11 @@ class Forking(Desk):
 
 async def test_a_cancellation_in_a_release_leaves_no_other_session_behind() -> None:
     engine = Releasing([call("look"), say("so far"), say("done")], asyncio.Event().wait)
-    playing = asyncio.create_task(ag.rollout(Forking, tasks("t")[0], engine))
+    current_usage = asyncio.create_task(ag.rollout(Forking, tasks("t")[0], engine))
     await engine.reached.wait()
-    playing.cancel()
+    current_usage.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await current_usage
     assert engine.released == ["t/0/1"]
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from agentgym.run.log import Log
+from agentgym.run.log import MetricsLogger
 
 
 def test_a_figure_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
     def refuse(constant: str) -> Any:
         pytest.fail(f"{constant} is no JSON")
 
-    with Log(tmp_path, steps=2) as log:
+    with MetricsLogger(tmp_path, steps=2) as log:
         log(0, {"reward": 1.0, "train/loss": float("nan"), "train/kl": float("inf")})
         log(1, {"reward": 1.0, "train/loss": 0.5})
     first, second = (

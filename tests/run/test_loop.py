@@ -15,9 +15,9 @@ from agentgym.engines.scripted import Scripted, say
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError, EngineError
-from agentgym.run.distributed_rollouts import Play, Rollouts
-from agentgym.run.log import Log
-from agentgym.run.loop import sync
+from agentgym.run.distributed_rollouts import Collector, DistributedScheduler
+from agentgym.run.log import MetricsLogger
+from agentgym.run.loop import sync_weights
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import play_groups
@@ -32,11 +32,11 @@ SAMPLING = Sampling(temperature=0.7, max_tokens=40)
 
 
 @pytest.fixture
-async def play() -> AsyncIterator[Play]:
+async def play() -> AsyncIterator[Collector]:
     """Chase with compaction on the tiny model: several turns and segments, sixteen rollouts at once."""
     config = TrainConfig(temperature=0.7, lr=2e-3, device="cpu")
     async with Trainer(MODEL, config) as trainer, LocalEngine(MODEL, LocalConfig(slots=16)) as engine:
-        yield Play(ChaseCompaction, engine, trainer, FakeBoxes(), SAMPLING)
+        yield Collector(ChaseCompaction, engine, trainer, FakeBoxes(), SAMPLING)
 
 
 class Seven(Chase):
@@ -56,20 +56,20 @@ def largest_gap(trainer: Trainer, rollout: ag.Rollout) -> float:
     return float(max(gaps))
 
 
-async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(play: Play) -> None:
+async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(play: Collector) -> None:
     tasks = ChaseCompaction.tasks("train")[:8]
     before = await play.collect(list(tasks), n=4, seed=0)
     assert any(len(r.segments) > 1 for r in before.rollouts)
     assert max(largest_gap(play.trainer, r) for r in before.rollouts) < 1e-4
-    await play.trainer.step(ag.samples(before))
+    await play.trainer.step(ag.build_samples(before))
     probe = before.rollouts[0].segments[0].token_ids.tolist()
-    await sync(play.trainer, play.engine, 1, probe, SAMPLING, tolerance=1e-4)
+    await sync_weights(play.trainer, play.engine, 1, probe, SAMPLING, tolerance=1e-4)
     after = await play.collect(list(tasks), n=4, seed=1)
     assert max(largest_gap(play.trainer, r) for r in after.rollouts) < 1e-4
     assert {v.version for r in after.rollouts for s in r.segments for t in s.turns for v in t.versions} == {1}
 
 
-async def test_the_same_seed_gives_the_same_rollouts(play: Play) -> None:
+async def test_the_same_seed_gives_the_same_rollouts(play: Collector) -> None:
     tasks = list(ChaseCompaction.tasks("train")[:4])
     first, again = [await play.collect(tasks, n=4, seed=3) for _ in range(2)]
     other = await play.collect(tasks, n=4, seed=4)
@@ -78,31 +78,31 @@ async def test_the_same_seed_gives_the_same_rollouts(play: Play) -> None:
     assert ids[0] != ids[2]
 
 
-async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play: Play) -> None:
+async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play: Collector) -> None:
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
     norms = []
     for merge in (True, False):
         config = replace(play.trainer.config, normalise="rollout")
         with Trainer(MODEL, config) as trainer:
-            norms.append(trainer.train(ag.samples(groups, merge=merge))["train/grad_norm"])
+            norms.append(trainer.train(ag.build_samples(groups, merge=merge))["train/grad_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     assert norms[0] > 0
 
 
-async def test_a_lost_adapter_is_an_error(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lose(self: LocalEngine, adapter: Adapter | None, *, version: int) -> None:
         """An engine that says yes and changes nothing."""
 
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
-    await play.trainer.step(ag.samples(groups))
+    await play.trainer.step(ag.build_samples(groups))
     monkeypatch.setattr(LocalEngine, "load_adapter", lose)
     with pytest.raises(EngineError, match="does not sample from the policy"):
-        await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+        await sync_weights(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
 
 
-async def test_a_saved_adapter_is_read_back_into_an_engine(play: Play, tmp_path: Path) -> None:
+async def test_a_saved_adapter_is_read_back_into_an_engine(play: Collector, tmp_path: Path) -> None:
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
-    await play.trainer.step(ag.samples(groups))
+    await play.trainer.step(ag.build_samples(groups))
     play.trainer.save(tmp_path / "adapter")
     await play.engine.load_adapter(ag.read_adapter(tmp_path / "adapter"), version=1)
     ids = groups.rollouts[0].segments[0].token_ids.tolist()
@@ -112,16 +112,18 @@ async def test_a_saved_adapter_is_read_back_into_an_engine(play: Play, tmp_path:
         ag.read_adapter(tmp_path)
 
 
-async def test_log_probabilities_that_are_no_numbers_are_an_error(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_probabilities_that_are_no_numbers_are_an_error(
+    play: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def unknown(self: LocalEngine, token_ids: list[int], *, sampling: Sampling) -> Floats:
         return np.full(len(token_ids) - 1, np.nan, np.float32)
 
     monkeypatch.setattr(LocalEngine, "score", unknown)
     with pytest.raises(EngineError, match="up to nan nats off"):
-        await sync(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+        await sync_weights(play.trainer, play.engine, 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
 
 
-async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_bound(play: Play) -> None:
+async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_bound(play: Collector) -> None:
     versions: list[set[int]] = []
     async with play.schedule(4, n=4, staleness=1) as rollouts:
         for step in range(5):
@@ -129,14 +131,14 @@ async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_boun
             turns = [t for r in groups.rollouts for s in r.segments for t in s.turns]
             versions.append({v.version for turn in turns for v in turn.versions})
             assert step - min(versions[-1]) == groups.metrics()["staleness/max"] <= 1
-            await play.trainer.step(ag.samples(groups))
+            await play.trainer.step(ag.build_samples(groups))
             probe = groups.rollouts[0].segments[0].token_ids.tolist()
-            assert await sync(play.trainer, play.engine, step + 1, probe, SAMPLING, tolerance=1e-4) < 1e-4
+            assert await sync_weights(play.trainer, play.engine, step + 1, probe, SAMPLING, tolerance=1e-4) < 1e-4
             assert groups.metrics()["requests/dropped"] == groups.metrics()["rollouts/failed"] == 0
     assert any(min(seen) == step - 1 for step, seen in enumerate(versions))  # played while the step before trained
 
 
-async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Play) -> None:
+async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> None:
     seen: list[set[int]] = []
     settings = Oversample(stop="target", extra_groups=2, carry=3)
     async with play.schedule(2, n=4, oversample=settings) as rollouts:
@@ -146,8 +148,8 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Play) -> None:
                 turns = [t for r in group.rollouts for s in r.segments for t in s.turns]
                 seen.append({v.version for turn in turns for v in turn.versions})
                 assert step - min(seen[-1]) <= 3
-            await play.trainer.step(ag.samples(groups))
-            await sync(play.trainer, play.engine, step + 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+            await play.trainer.step(ag.build_samples(groups))
+            await sync_weights(play.trainer, play.engine, step + 1, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
     assert any(len(versions) > 1 for versions in seen)
 
 
@@ -162,7 +164,7 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Play) -> None:
 )
 def test_a_run_refuses_what_does_not_fit_together(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
-        ag.Run(recipe="r", env="chase", model=MODEL, **changes)
+        ag.RunConfig(recipe="r", env="chase", model=MODEL, **changes)
 
 
 def test_batches_are_of_the_seed_and_repeat_no_task() -> None:
@@ -193,14 +195,14 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
 
 
 def test_a_step_is_on_disk_when_it_is_logged(tmp_path: Path) -> None:
-    with Log(tmp_path / "run", steps=2) as log:
+    with MetricsLogger(tmp_path / "run", steps=2) as log:
         log(0, {"reward": 0.5, "rollouts/started": 4, "rollouts/finished": 3, "rollout/tool_calls": 2.0})
         assert '"step": 0' in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert log.summary() == {"reward_first": 0.5, "reward_last": 0.5, "steps": 1, "rollouts": 4, "tool_calls": 6}
 
 
 class Share:
-    """What `Play` asks of a trainer where two processes collect: this one's share, and what the other one has."""
+    """What `Collector` asks of a trainer where two processes collect: this one's share, and what the other one has."""
 
     rank, world = 0, 2
 
@@ -229,11 +231,11 @@ def named(*names: str) -> list[ag.Task]:
 async def test_a_share_of_a_batch_may_fail_altogether_and_the_whole_batch_may_not(other: str) -> None:
     theirs = await play_groups(Halves, named(other), Scripted([say("1")]), n=2)
     trainer: Any = Share(lambda mine: [(theirs.groups, None)] if isinstance(mine[0], tuple) else list(theirs))
-    play = Play(Halves, Scripted([say("1")]), trainer, None, ag.Sampling())
+    play = Collector(Halves, Scripted([say("1")]), trainer, None, ag.Sampling())
     judged = nullcontext() if other == "sound" else pytest.raises(AgentGymError, match="all 4 rollouts failed")
     with judged:
         groups = await play.collect(named("bad", other), n=2, seed=0)
         assert [len(group.scored) for group in groups] == [0, 2]
     async with Scheduler(Halves, named("bad"), Scripted([say("1")]), n=2) as scheduler:
         with nullcontext() if other == "sound" else pytest.raises(AgentGymError, match="all 4 rollouts failed"):
-            await Rollouts(scheduler, cast("Any", None), trainer, wanted=1).collect()
+            await DistributedScheduler(scheduler, cast("Any", None), trainer, wanted=1).collect()

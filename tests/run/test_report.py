@@ -13,7 +13,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.environments.env import Split
-from agentgym.run.log import Log
+from agentgym.run.log import MetricsLogger
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ class Taskless(ag.ToolEnv[ag.Task]):
     """Nothing to train on."""
 
 
-SETTINGS = ag.Run(
+SETTINGS = ag.RunConfig(
     recipe="constant",
     env=f"{__name__}:Constant",
     model="tiny",
@@ -72,7 +72,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 async def test_a_run_that_learned_nothing_says_so_and_why(
     tmp_path: Path, made: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary = await ag.learn(replace(SETTINGS, env=made("Constant"), out=tmp_path))
+    summary = await ag.train_policy(replace(SETTINGS, env=made("Constant"), out=tmp_path))
     assert summary["optimizer_steps"] == 0
     assert summary["groups_without_signal"] > 0
     assert summary["failed"] == sum(summary["failures"].values()) > 0
@@ -88,7 +88,7 @@ async def test_a_run_that_learned_nothing_says_so_and_why(
 async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Callable[[str], str]) -> None:
     seen: list[tuple[int, dict[str, float]]] = []
     run = replace(SETTINGS, env=made("Constant"), out=tmp_path)
-    summary = await ag.learn(run, sinks=[lambda step, figures: seen.append((step, dict(figures)))])
+    summary = await ag.train_policy(run, sinks=[lambda step, figures: seen.append((step, dict(figures)))])
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     held_out = [row for row in rows if "eval/reward" in row]
     assert held_out == [
@@ -103,23 +103,23 @@ async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
 ) -> None:
     run = replace(SETTINGS, env=made("Taskless"), model="no/such-model", out=tmp_path)
     with pytest.raises(ValueError, match=r"^env: Taskless says nothing of its tasks; give it `@classmethod"):
-        await ag.learn(run)
+        await ag.train_policy(run)
     with pytest.raises(ValueError, match=r"^prompts: .* has 40 tasks, at least 99"):
-        await ag.learn(replace(run, env=made("Constant"), prompts=99))
+        await ag.train_policy(replace(run, env=made("Constant"), prompts=99))
 
 
 def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) -> None:
     def refuse(name: str) -> Any:
         raise AssertionError(name)
 
-    with Log(tmp_path, steps=1) as log:
+    with MetricsLogger(tmp_path, steps=1) as log:
         log(0, {"reward": 0.5, "train/loss": float("nan"), "train/grad_norm": float("inf")})
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
     assert row == {"step": 0, "reward": 0.5, "train/loss": None, "train/grad_norm": None, "figures_not_finite": 2}
 
 
 def test_stderr_that_is_a_file_has_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Log(tmp_path, steps=2) as log:
+    with MetricsLogger(tmp_path, steps=2) as log:
         for step in range(2):
             log.note("rollouts")
             log(step, {"reward": 0.5})
@@ -133,7 +133,7 @@ from dataclasses import dataclass, field
 import agentgym as ag
 
 @dataclass(frozen=True, kw_only=True)
-class Adding(ag.Run):
+class Adding(ag.RunConfig):
     recipe: str = "adding"
     env: str = "my_env:Adder"
     model: str = "tiny"

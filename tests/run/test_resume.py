@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 import agentgym as ag
 from agentgym.environments.env import Split
-from agentgym.run.log import Log
-from agentgym.run.loop import learn
+from agentgym.run.log import MetricsLogger
+from agentgym.run.loop import train_policy
 from agentgym.run.settings import refuse_changes, write_settings
 from agentgym.train.learner import Learner
 
@@ -36,7 +36,7 @@ def interrupted(self, doing):
     if doing == "training" and len(self.rows) == 1:
         os.kill(os.getpid(), signal.SIGINT)
 Log.note = interrupted
-asyncio.run(ag.learn(replace(SETTINGS, out=sys.argv[1], eval_tasks=0)))
+asyncio.run(ag.train_policy(replace(SETTINGS, out=sys.argv[1], eval_tasks=0)))
 """
 CLOCKS = {"train/seconds", "rollout/seconds", "oversample/length_bias"}
 """What a log holds of wall time."""
@@ -74,7 +74,7 @@ class Terse(ag.ToolEnv[ag.Task]):
 
 
 # One rollout at a time: then float noise is the same too.
-SETTINGS = ag.Run(
+SETTINGS = ag.RunConfig(
     recipe="terse",
     env="terse",
     model=MODEL,
@@ -90,7 +90,7 @@ SETTINGS = ag.Run(
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> ag.Run:
+def run(tmp_path: Path) -> ag.RunConfig:
     return replace(SETTINGS, out=tmp_path / "run")
 
 
@@ -98,7 +98,7 @@ def run(tmp_path: Path) -> ag.Run:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The run that nobody stopped: its folder and its summary."""
     out = tmp_path_factory.mktemp("whole")
-    return out, asyncio.run(learn(replace(SETTINGS, out=out)))
+    return out, asyncio.run(train_policy(replace(SETTINGS, out=out)))
 
 
 def figures(folder: Path) -> list[dict[str, float]]:
@@ -111,22 +111,22 @@ def adapter(folder: Path) -> dict[str, Any]:
     return dict(load_file(folder / "adapter" / "adapter_model.safetensors"))
 
 
-def resumed(run: ag.Run, **changes: Any) -> ag.Run:
+def resumed(run: ag.RunConfig, **changes: Any) -> ag.RunConfig:
     return replace(run, out=None, resume=run.out, **changes)
 
 
-def folder(run: ag.Run) -> Path:
+def folder(run: ag.RunConfig) -> Path:
     assert run.out is not None
     return run.out
 
 
-def steps(run: ag.Run) -> list[str]:
+def steps(run: ag.RunConfig) -> list[str]:
     return sorted(path.name for path in (folder(run) / "checkpoints").iterdir())
 
 
-async def stop(run: ag.Run, rollouts: int) -> None:
+async def stop(run: ag.RunConfig, rollouts: int) -> None:
     """Interrupt the run, as Ctrl-C does, when this many rollouts have begun."""
-    job = asyncio.create_task(learn(run))
+    job = asyncio.create_task(train_policy(run))
     begun = iter(range(rollouts))
 
     def one_more() -> None:
@@ -141,9 +141,9 @@ async def stop(run: ag.Run, rollouts: int) -> None:
         Terse.on_reset = None
 
 
-async def test_a_run_in_two_parts_is_the_run_in_one(run: ag.Run, whole: tuple[Path, dict[str, Any]]) -> None:
-    await learn(replace(run, steps=2))
-    parts = await learn(resumed(run))
+async def test_a_run_in_two_parts_is_the_run_in_one(run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]) -> None:
+    await train_policy(replace(run, steps=2))
+    parts = await train_policy(resumed(run))
     assert figures(folder(run)) == figures(whole[0])
     assert [row["step"] for row in figures(folder(run))] == [0, 1, 2, 3]
     theirs = adapter(whole[0])
@@ -154,30 +154,30 @@ async def test_a_run_in_two_parts_is_the_run_in_one(run: ag.Run, whole: tuple[Pa
 
 
 async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_air(
-    run: ag.Run, whole: tuple[Path, dict[str, Any]]
+    run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     await stop(run, 2 + 3 * 6 + 2)  # the evaluation, three steps, and two rollouts of the fourth
     assert steps(run) == ["step-000002", "step-000003"]
-    await learn(resumed(run))
+    await train_policy(resumed(run))
     assert figures(folder(run)) == figures(whole[0])
 
 
 async def test_a_truncated_checkpoint_is_named_and_the_run_goes_on_from_the_one_before_it(
-    run: ag.Run, whole: tuple[Path, dict[str, Any]]
+    run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]
 ) -> None:
-    await learn(run)
+    await train_policy(run)
     assert steps(run) == ["step-000002", "step-000004"]
     state = folder(run) / "checkpoints" / "step-000004" / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.warns(UserWarning, match=r"step-000004 is not used: state\.pt has \d+ bytes of \d+"):
-        await learn(resumed(run))
+        await train_policy(resumed(run))
     assert figures(folder(run)) == figures(whole[0])
 
 
-async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run: ag.Run) -> None:
+async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run: ag.RunConfig) -> None:
     ahead = replace(run, staleness=1, save_every=1, eval_tasks=0, engine=ag.LocalConfig(slots=4))
-    await learn(replace(ahead, steps=2))
-    await learn(resumed(ahead, steps=5))
+    await train_policy(replace(ahead, steps=2))
+    await train_policy(resumed(ahead, steps=5))
     rows = figures(folder(run))
     for kind in ("rollouts", "groups", "requests"):
         of = {n: [row[f"{kind}/{n}"] for row in rows] for n in ("started", "resumed", "finished", "dropped", "failed")}
@@ -187,21 +187,21 @@ async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run:
     assert [row["rollouts/finished"] for row in rows] == [6] * 5
 
 
-async def test_only_as_many_checkpoints_as_asked_for_stay(run: ag.Run) -> None:
-    await learn(replace(run, save_every=1, keep=3, eval_tasks=0))
+async def test_only_as_many_checkpoints_as_asked_for_stay(run: ag.RunConfig) -> None:
+    await train_policy(replace(run, save_every=1, keep=3, eval_tasks=0))
     assert steps(run) == ["step-000002", "step-000003", "step-000004"]
 
 
-async def test_without_an_interval_the_last_step_alone_is_kept(run: ag.Run) -> None:
-    await learn(replace(run, steps=2, save_every=0, eval_tasks=0))
+async def test_without_an_interval_the_last_step_alone_is_kept(run: ag.RunConfig) -> None:
+    await train_policy(replace(run, steps=2, save_every=0, eval_tasks=0))
     assert steps(run) == ["step-000002"]
 
 
-async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run) -> None:
-    await learn(replace(run, steps=1, eval_tasks=0))
+async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.RunConfig) -> None:
+    await train_policy(replace(run, steps=1, eval_tasks=0))
     changed = resumed(run, seed=1, train=replace(run.train, lora_alpha=64, rslora=True))
     with pytest.raises(ValueError, match=r"^resume: ") as refused:
-        await learn(changed)
+        await train_policy(changed)
     for said in (
         "seed: the run has 0, not 1",
         "train.lora_alpha: the run has 32, not 64",
@@ -210,20 +210,20 @@ async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run
     ):
         assert said in str(refused.value)
     with pytest.raises(ValueError, match=r"^out: .* holds a run's checkpoints; resume that run"):
-        await learn(run)
+        await train_policy(run)
 
 
-async def test_a_folder_of_no_run_is_a_clear_error(run: ag.Run) -> None:
+async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig) -> None:
     with pytest.raises(ValueError, match=r"^resume: .* is no folder of a run, its settings\.json"):
-        await learn(resumed(run))
+        await train_policy(resumed(run))
 
 
 async def test_a_run_that_was_stopped_before_its_first_step_was_done_begins_again(
-    run: ag.Run, whole: tuple[Path, dict[str, Any]]
+    run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     await stop(run, 2 + 3)  # the evaluation, and half of the first step
     assert not (folder(run) / "checkpoints").exists()
-    await learn(resumed(run))
+    await train_policy(resumed(run))
     assert figures(folder(run)) == figures(whole[0])
 
 
@@ -246,7 +246,7 @@ def test_what_makes_another_policy_is_refused_by_name(tmp_path: Path, changes: d
 
 
 async def test_a_step_that_is_being_trained_when_the_stop_comes_is_lost_alone(
-    run: ag.Run, whole: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    run: ag.RunConfig, whole: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job: asyncio.Task[Any] | None = None
     train, calls = Learner.train, iter(range(9))
@@ -258,16 +258,18 @@ async def test_a_step_that_is_being_trained_when_the_stop_comes_is_lost_alone(
         return train(self, samples)
 
     monkeypatch.setattr(Learner, "train", stopped)
-    job = asyncio.create_task(learn(replace(run, save_every=0)))
+    job = asyncio.create_task(train_policy(replace(run, save_every=0)))
     with pytest.raises(asyncio.CancelledError):
         await job
     assert steps(run) == ["step-000001"]
     assert adapter(folder(run))
-    await learn(resumed(run))
+    await train_policy(resumed(run))
     assert figures(folder(run)) == figures(whole[0])
 
 
-async def test_a_run_that_fails_keeps_its_last_finished_step(run: ag.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_fails_keeps_its_last_finished_step(
+    run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train, calls = Learner.train, iter(range(9))
 
     def broken(self: Learner, samples: Any) -> dict[str, float]:
@@ -277,7 +279,7 @@ async def test_a_run_that_fails_keeps_its_last_finished_step(run: ag.Run, monkey
 
     monkeypatch.setattr(Learner, "train", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
-        await learn(replace(run, save_every=0))
+        await train_policy(replace(run, save_every=0))
     assert steps(run) == ["step-000001"]
 
 
@@ -309,19 +311,19 @@ def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) ->
         ("engine", {"engine": 3}),
     ],
 )
-def test_settings_that_mean_nothing_are_refused_by_name(run: ag.Run, field: str, changes: dict[str, Any]) -> None:
+def test_settings_that_mean_nothing_are_refused_by_name(run: ag.RunConfig, field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{field}"):
         replace(run, **changes)
 
 
-def test_a_folder_may_be_given_as_text(run: ag.Run) -> None:
+def test_a_folder_may_be_given_as_text(run: ag.RunConfig) -> None:
     assert replace(run, out="runs/x").out == Path("runs/x")  # type: ignore[arg-type]  # as users write it
 
 
 def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "reward": step / 10, "rollouts/started": 2}) for step in range(4)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 4, "rew')  # it died while writing
-    with Log(tmp_path, steps=5, done=3) as log:
+    with MetricsLogger(tmp_path, steps=5, done=3) as log:
         assert [row["reward"] for row in log.rows] == [0.0, 0.1, 0.2]
         log(3, {"reward": 0.5, "rollouts/started": 2})
     assert [json.loads(line)["reward"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
@@ -333,5 +335,5 @@ def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None
 
 
 def test_steps_that_are_missing_in_the_log_are_named(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="has 0 of the 2 steps"), Log(tmp_path, steps=5, done=2) as log:
+    with pytest.warns(UserWarning, match="has 0 of the 2 steps"), MetricsLogger(tmp_path, steps=5, done=2) as log:
         assert log.rows == []

@@ -23,7 +23,7 @@ from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker import Docker
 from agentgym.sandboxes.docker_client import connect
-from agentgym.sandboxes.link import LOST
+from agentgym.sandboxes.link import SANDBOX_LOST
 from tests.sandboxes.conftest import wait_for_end
 from tests.sandboxes.engines import Engine, started
 
@@ -52,7 +52,7 @@ async def work(boxes, name):
         try:
             await episode(boxes, name + str(number))
         except SandboxError as error:
-            print("lost" if str(error).startswith("{LOST}: ") else "unlabelled", flush=True)
+            print("lost" if str(error).startswith("{SANDBOX_LOST}: ") else "unlabelled", flush=True)
         else:
             print("finished", flush=True)
 
@@ -174,7 +174,7 @@ class Chaos:
         elif error is None:
             self.done["finished"] += 1
         elif isinstance(error, SandboxError):
-            self.done["lost" if str(error).startswith(f"{LOST}: ") else "unlabelled"] += 1
+            self.done["lost" if str(error).startswith(f"{SANDBOX_LOST}: ") else "unlabelled"] += 1
         else:
             self.done["wrong"] += 1
             self.wrong.append(error)

@@ -251,14 +251,14 @@ async def test_idle_boxes_and_leases_without_a_call_are_ended(monkeypatch: pytes
                 idle = box
             await settled(boxes)
             assert isinstance(idle, RemoteBox)
-            await boxes.tend()
+            await boxes.maintain()
             assert idle.broken is None
             monkeypatch.setattr(pools, "IDLE_S", -1.0)
-            await boxes.tend()
+            await boxes.maintain()
             assert idle.broken
             assert (await kept.python("1")).ok
             monkeypatch.setattr(pools, "LEASE_S", -1.0)
-            await boxes.tend()
+            await boxes.maintain()
             with pytest.raises(SandboxError, match="sandbox_lost: its lease"):
                 await kept.python("1")
         monkeypatch.setattr(pools, "LEASE_S", 60.0)

@@ -299,7 +299,7 @@ async def test_an_idle_box_keeps_its_place_until_it_is_gone(monkeypatch: pytest.
         while boxes._returning:
             await asyncio.wait(boxes._returning)
         monkeypatch.setattr(pools, "IDLE_S", -1.0)
-        tending = asyncio.create_task(boxes.tend())
+        tending = asyncio.create_task(boxes.maintain())
         await ending.wait()
 
         async def lease() -> None:

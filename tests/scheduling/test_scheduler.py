@@ -13,7 +13,7 @@ from agentgym.engines.scripted import Scripted, call, raw, say
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.errors import AgentGymError
 from agentgym.sandboxes.fake import FakeBoxes
-from agentgym.scheduling.accounting import Account, Counts, Groups, raise_if_all_failed
+from agentgym.scheduling.accounting import BatchStats, Groups, LifecycleCounts, raise_if_all_failed
 from agentgym.scheduling.oversampling import Oversample, share_of
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types import Completion
@@ -70,9 +70,9 @@ def ids(groups: Groups) -> list[str]:
     return [group.group_id for group in groups]
 
 
-def account(groups: Groups) -> Account:
-    assert groups.account is not None
-    return groups.account
+def batch_stats(groups: Groups) -> BatchStats:
+    assert groups.batch_stats is not None
+    return groups.batch_stats
 
 
 def cut(**settings: Any) -> Oversample:
@@ -127,9 +127,9 @@ def test_shares_are_rounded_before_they_are_cut() -> None:
 
 def test_counts_that_do_not_add_up_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="counts"):
-        Counts(started=3, finished=1, dropped=1)
+        LifecycleCounts(started=3, finished=1, dropped=1)
     with pytest.raises(ValueError, match="counts"):
-        Counts(started=1, finished=2, dropped=-1)
+        LifecycleCounts(started=1, finished=2, dropped=-1)
 
 
 # Cutting
@@ -142,8 +142,8 @@ async def test_a_batch_stops_at_its_target_and_drops_the_rest(wanted: int, extra
     async with Scheduler(Say, tasks(), engine, n=1, oversample=cut(extra_groups=extra), concurrency=200) as scheduler:
         groups = await scheduler.collect(wanted)
         assert ids(groups) == [f"t{i}" for i in range(extra, extra + wanted)]
-        counts = Counts(started=wanted + extra, finished=wanted, dropped=extra)
-        assert (account(groups).rollouts, account(groups).groups, account(groups).requests) == (counts,) * 3
+        counts = LifecycleCounts(started=wanted + extra, finished=wanted, dropped=extra)
+        assert (batch_stats(groups).rollouts, batch_stats(groups).groups, batch_stats(groups).requests) == (counts,) * 3
         await settle()
         assert engine.cancelled == stuck
 
@@ -155,7 +155,7 @@ async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_o
         await settle()
         assert engine.cancelled == {"t0/0", "t0/3", "t1/0", "t1/3"}
     assert [[r.rollout_id[-1] for r in group.rollouts] for group in groups] == [["1", "2", "4"]] * 2
-    assert account(groups).rollouts == Counts(started=10, finished=6, dropped=4)
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=10, finished=6, dropped=4)
 
 
 async def test_a_failed_rollout_does_not_make_a_group_whole_where_another_can() -> None:
@@ -168,7 +168,7 @@ async def test_a_failed_rollout_does_not_make_a_group_whole_where_another_can() 
     async with Scheduler(Bad, tasks(), Scripted([say("1")]), n=2, oversample=cut(extra_rollouts=1)) as scheduler:
         groups = await scheduler.collect(1)
     assert [r.reward for r in groups.rollouts] == [None, 1.0, 1.0]
-    assert account(groups).rollouts == Counts(started=3, finished=2, failed=1)
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=3, finished=2, failed=1)
 
 
 async def test_groups_that_can_not_become_whole_end_the_batch_all_the_same() -> None:
@@ -179,8 +179,8 @@ async def test_groups_that_can_not_become_whole_end_the_batch_all_the_same() -> 
 
     async with Scheduler(Bad, tasks(), Scripted([say("1")]), n=2) as scheduler:
         groups = await scheduler.collect(2)
-    assert account(groups).groups == Counts(started=2, finished=1, failed=1)
-    assert account(groups).rollouts == Counts(started=4, finished=2, failed=2)
+    assert batch_stats(groups).groups == LifecycleCounts(started=2, finished=1, failed=1)
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=4, finished=2, failed=2)
 
 
 async def test_a_cut_reaches_the_engine_the_tool_and_the_box(boxes: FakeBoxes) -> None:
@@ -213,7 +213,7 @@ async def test_a_cut_reaches_the_engine_the_tool_and_the_box(boxes: FakeBoxes) -
         await settle()
         assert (ids(groups), cancelled, engine.cancelled) == (["t2"], ["t0"], {"t1/0"})
         assert (boxes.leased, sorted(closed)) == ([], ["t0", "t1", "t2"])
-        assert account(groups).requests == Counts(started=3, finished=2, dropped=1)
+        assert batch_stats(groups).requests == LifecycleCounts(started=3, finished=2, dropped=1)
 
 
 async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
@@ -230,7 +230,7 @@ async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
     ):
         for _ in range(3):
             groups = await scheduler.collect(1)
-            counts = account(groups)
+            counts = batch_stats(groups)
             assert counts.rollouts.dropped == 3
             # A request may have ended in the same tick as the one that made the batch whole.
             assert counts.requests.finished + counts.requests.dropped == 4
@@ -259,7 +259,7 @@ def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
 
     seconds, groups = run_in_virtual_time(play())
     assert seconds == pytest.approx(12.0)  # 8 of 10 are done after 8 seconds
-    assert account(groups).rollouts == Counts(started=10, finished=9, dropped=1)
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=10, finished=9, dropped=1)
 
 
 def test_the_kept_ones_being_shorter_is_measured() -> None:
@@ -297,9 +297,9 @@ async def test_what_is_cut_goes_on_with_its_box_and_its_segment_under_the_next_p
     ) as scheduler:
         first = await scheduler.collect(1)
         assert ids(first) == ["t1"]
-        assert account(first).rollouts == Counts(started=4, finished=2, carried=2)
-        assert account(first).groups == Counts(started=2, finished=1, carried=1)
-        assert account(first).requests == Counts(started=11, finished=10, carried=1)
+        assert batch_stats(first).rollouts == LifecycleCounts(started=4, finished=2, carried=2)
+        assert batch_stats(first).groups == LifecycleCounts(started=2, finished=1, carried=1)
+        assert batch_stats(first).requests == LifecycleCounts(started=11, finished=10, carried=1)
         (box,) = boxes.leased
         engine.let.set()
         await settle()
@@ -307,7 +307,7 @@ async def test_what_is_cut_goes_on_with_its_box_and_its_segment_under_the_next_p
         await engine.load_adapter(None, version=1)
         second = await scheduler.collect(1)
         assert ids(second) == ["t0"]
-        assert account(second).rollouts == Counts(started=2, resumed=2, finished=2, carried=2)
+        assert batch_stats(second).rollouts == LifecycleCounts(started=2, resumed=2, finished=2, carried=2)
         assert box not in boxes.leased
     (segment,) = second.rollouts[1].segments
     assert [v.version for turn in segment.turns for v in turn.versions] == [0, 0, 1]
@@ -333,7 +333,7 @@ async def test_a_group_that_is_older_than_the_bound_is_dropped() -> None:
         await engine.load_adapter(None, version=2)
         second = await scheduler.collect(1)
         assert ids(second) == ["t2"]
-        assert account(second).groups == Counts(started=2, resumed=1, finished=1, dropped=1, carried=1)
+        assert batch_stats(second).groups == LifecycleCounts(started=2, resumed=1, finished=1, dropped=1, carried=1)
 
 
 def test_a_rollouts_time_limit_stands_still_while_it_waits_for_the_next_batch() -> None:
@@ -407,8 +407,8 @@ async def test_groups_without_signal_are_replaced_and_counted() -> None:
     async with Scheduler(Say, tasks(), Signals(), n=2, oversample=Oversample(replace=10)) as scheduler:
         groups = await scheduler.collect(3)
     assert ids(groups) == ["t1", "t3", "t5"]
-    assert account(groups).groups == Counts(started=6, finished=3, dropped=3)
-    assert account(groups).rollouts == Counts(started=12, finished=6, dropped=6)
+    assert batch_stats(groups).groups == LifecycleCounts(started=6, finished=3, dropped=3)
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=12, finished=6, dropped=6)
     numbers = groups.metrics()
     assert (numbers["reward"], numbers["oversample/reward_of_all"]) == (0.5, 0.75)
     assert numbers["groups/without_signal_replaced"] == 3
@@ -417,9 +417,9 @@ async def test_groups_without_signal_are_replaced_and_counted() -> None:
 async def test_no_more_groups_are_replaced_than_the_bound_and_the_next_batch_has_a_bound_of_its_own() -> None:
     async with Scheduler(Say, tasks(), Signals(), n=2, oversample=Oversample(replace=1)) as scheduler:
         first, second = [await scheduler.collect(3) for _ in range(2)]
-    assert [account(g).without_signal for g in (first, second)] == [1, 1]
+    assert [batch_stats(g).without_signal for g in (first, second)] == [1, 1]
     assert (ids(first), ids(second)) == (["t1", "t2", "t3"], ["t5", "t6", "t7"])
-    assert account(second).groups == Counts(started=4, finished=3, dropped=1)
+    assert batch_stats(second).groups == LifecycleCounts(started=4, finished=3, dropped=1)
 
 
 # Overlap
@@ -480,7 +480,7 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
             assert engine.version - min(versions) == groups.metrics()["staleness/max"] <= staleness
             stalest = max(stalest, engine.version - min(versions))
             seen += ids(groups)
-            assert (len(groups), account(groups).rollouts.dropped) == (2, 0)
+            assert (len(groups), batch_stats(groups).rollouts.dropped) == (2, 0)
             for _ in range(dice.randrange(100)):
                 await asyncio.sleep(0)
             await engine.load_adapter(None, version=version)
@@ -491,8 +491,8 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
 async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
     async with Scheduler(Say, tasks(), Scripted([say("1")]), n=1, staleness=2) as scheduler:
         batches = [await scheduler.collect(2, to_come=to_come) for to_come in (3, 2, 1, 0)]
-    assert [account(groups).rollouts.started for groups in batches] == [6, 2, 0, 0]
-    assert [account(groups).rollouts.carried for groups in batches] == [4, 4, 2, 0]
+    assert [batch_stats(groups).rollouts.started for groups in batches] == [6, 2, 0, 0]
+    assert [batch_stats(groups).rollouts.carried for groups in batches] == [4, 4, 2, 0]
 
 
 # Tasks
@@ -566,13 +566,13 @@ async def test_under_faults_everything_that_was_started_is_in_one_count(name: st
             groups = await scheduler.collect(4)
             seen += ids(groups)
             for kind in ("rollouts", "groups", "requests"):
-                counts = getattr(account(groups), kind)
+                counts = getattr(batch_stats(groups), kind)
                 for field in ("started", "finished", "dropped", "failed"):
                     totals[f"{kind} {field}"] = totals.get(f"{kind} {field}", 0) + getattr(counts, field)
                 totals[f"{kind} carried"] = counts.carried
             finished = sum(len(group.scored) for group in groups)
-            assert account(groups).rollouts.finished == finished
-            assert account(groups).rollouts.failed == len(groups.rollouts) - finished
+            assert batch_stats(groups).rollouts.finished == finished
+            assert batch_stats(groups).rollouts.failed == len(groups.rollouts) - finished
             await engine.load_adapter(None, version=version)
         for kind in ("rollouts", "groups", "requests"):
             ended = [totals[f"{kind} {field}"] for field in ("finished", "dropped", "failed", "carried")]
@@ -590,18 +590,18 @@ async def test_what_was_carried_when_a_run_stopped_is_dropped_by_the_next_one_an
     async with Scheduler(Say, tasks(), engine, n=2, oversample=settings) as scheduler:
         first = await scheduler.collect(2)
         place = scheduler.place()
-    assert (account(first).groups.carried, account(first).requests.carried) == (2, 4)
+    assert (batch_stats(first).groups.carried, batch_stats(first).requests.carried) == (2, 4)
     assert (place.drawn, place.unplayed, place.batches) == (4, (1, 3), 1)
     rest = map(task, [1, 3, *range(4, 20)])
     async with Scheduler(Say, rest, Scripted([say("1")]), n=2, oversample=settings, seed=0, left=place) as scheduler:
         second = await scheduler.collect(2)
         third = await scheduler.collect(2)
     assert ids(second) == ["t1", "t3"]
-    assert account(second).groups == Counts(resumed=2, dropped=2, started=4, finished=2, carried=2)
-    assert account(second).rollouts == Counts(resumed=4, dropped=4, started=8, finished=4, carried=4)
-    assert (account(second).requests.resumed, account(second).requests.dropped) == (4, 4)
-    assert account(third).groups.resumed == 2
-    assert account(third).groups.dropped == 0
+    assert batch_stats(second).groups == LifecycleCounts(resumed=2, dropped=2, started=4, finished=2, carried=2)
+    assert batch_stats(second).rollouts == LifecycleCounts(resumed=4, dropped=4, started=8, finished=4, carried=4)
+    assert (batch_stats(second).requests.resumed, batch_stats(second).requests.dropped) == (4, 4)
+    assert batch_stats(third).groups.resumed == 2
+    assert batch_stats(third).groups.dropped == 0
 
 
 async def test_what_was_played_ahead_when_a_run_stopped_is_counted_as_started_and_dropped() -> None:
@@ -609,11 +609,11 @@ async def test_what_was_played_ahead_when_a_run_stopped_is_counted_as_started_an
         first = await scheduler.collect(3)
         await settle()
         place = scheduler.place()
-    assert account(first).groups.carried == 3
+    assert batch_stats(first).groups.carried == 3
     assert place.tokens > 0
     rest = map(task, [*place.unplayed, *range(place.drawn, 100)])
     async with Scheduler(Say, rest, Scripted([say("1")]), n=2, staleness=1, left=place) as scheduler:
-        second = account(await scheduler.collect(3))
+        second = batch_stats(await scheduler.collect(3))
     assert second.groups.resumed + second.groups.started == 3 + 6
     assert (second.groups.finished, second.groups.dropped, second.groups.carried) == (3, 3, 3)
     assert second.dropped_tokens == place.tokens
@@ -673,7 +673,7 @@ async def test_a_rollout_that_ends_while_it_is_being_cancelled_does_not_count() 
         env.let.set()
         await settle()
         assert (ids(groups), seen, env.closing) == (["t0"], ["t0/0"], {"t1"})
-        assert account(groups).rollouts == Counts(started=2, finished=1, dropped=1)
+        assert batch_stats(groups).rollouts == LifecycleCounts(started=2, finished=1, dropped=1)
 
 
 async def test_a_task_is_not_drawn_again_while_its_cancelled_rollout_closes() -> None:
@@ -705,8 +705,8 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                async with self.fork("subagent", [ag.Message(role="user", content="?")]) as kid:
-                    await kid.run()
+                async with self.fork("subagent", [ag.Message(role="user", content="?")]) as agent:
+                    await agent.run()
             return "seen"
 
     class Mixed(Spy):
@@ -718,7 +718,7 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
         groups = await scheduler.collect(1)
         await settle()
     assert (ids(groups), asked) == (["t1"], ["t0/0/0", "t1/0/0"])
-    assert account(groups).requests == Counts(started=2, finished=2)
+    assert batch_stats(groups).requests == LifecycleCounts(started=2, finished=2)
 
 
 def test_the_time_at_the_shut_door_is_no_time_of_play() -> None:
@@ -737,7 +737,7 @@ def test_the_time_at_the_shut_door_is_no_time_of_play() -> None:
 
     groups = run_in_virtual_time(play())
     assert ids(groups) == ["t0"]
-    assert account(groups).kept_s == pytest.approx(8.0)
+    assert batch_stats(groups).kept_s == pytest.approx(8.0)
 
 
 async def test_more_groups_come_than_were_wanted_where_they_would_be_too_old_for_the_next_batch() -> None:
@@ -758,7 +758,7 @@ async def test_a_batch_in_which_all_fail_is_left_to_the_caller_to_judge() -> Non
 
     async with Scheduler(Bad, tasks(), Scripted([]), n=2) as scheduler:
         groups = await scheduler.collect(1)
-    assert account(groups).rollouts == Counts(started=2, failed=2)
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=2, failed=2)
     with pytest.raises(AgentGymError, match=r"^all 2 rollouts failed; the first one: EnvError: Bad.setup: ValueError"):
         raise_if_all_failed(groups)
     raise_if_all_failed(Groups([]))

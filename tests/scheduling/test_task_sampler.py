@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import agentgym as ag
 from agentgym.environments.env import Split
-from agentgym.scheduling.task_sampler import Draw, Place, handed_on
+from agentgym.scheduling.task_sampler import Draw, Place, merge_states
 
 
 def task(number: int) -> ag.Task:
@@ -87,8 +87,8 @@ def test_the_first_process_takes_over_all_that_was_in_play() -> None:
         Place(batches=3, started=1, resumed=2, tokens=10, requests={"started": 4, "dropped": 4}),
         Place(batches=3, resumed=1, tokens=5, requests={"started": 1, "finished": 1}),
     ]
-    first, second = handed_on(places, 0), handed_on(places, 1)
+    first, second = merge_states(places, 0), merge_states(places, 1)
     assert (first.batches, first.started, first.resumed, first.tokens) == (3, 1, 3, 15)
     assert first.requests == {"started": 5, "dropped": 4, "finished": 1}
     assert second == Place(batches=3)
-    assert handed_on((), 0) == Place()
+    assert merge_states((), 0) == Place()

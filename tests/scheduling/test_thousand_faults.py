@@ -78,14 +78,14 @@ class Desk(ag.ToolEnv[ag.Task]):
     @ag.tool
     async def ask(self) -> str:
         """Ask a sub-agent."""
-        async with self.fork("subagent", [Message(role="user", content="?")], tools=["python"], turns=2) as kid:
-            return await kid.run()
+        async with self.fork("subagent", [Message(role="user", content="?")], tools=["python"], turns=2) as agent:
+            return await agent.run()
 
     @ag.tool
     async def split(self) -> str:
         """Fork, with a branch of the box."""
-        async with self.fork("fork", [Message(role="tool", content="on", name="split")], box=True, turns=1) as kid:
-            return await kid.run()
+        async with self.fork("fork", [Message(role="tool", content="on", name="split")], box=True, turns=1) as agent:
+            return await agent.run()
 
     @ag.tool
     async def fail(self) -> str:
@@ -196,7 +196,7 @@ async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() 
     engine = Faulty()
     groups = await ag.run_groups(Desk, Desk.tasks("train"), engine, n=EACH, boxes=FakeBoxes(Dying))
     for merged in (False, True):
-        batch = ag.samples(groups, merge=merged)
+        batch = ag.build_samples(groups, merge=merged)
         assert batch.rollouts == 1000
         assert batch.rollouts_failed == sum(r.reward is None for r in groups.rollouts)
         with_signal = [g for g in groups if len({r.reward for r in g.scored}) > 1]

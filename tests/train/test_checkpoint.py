@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.checkpoint import last_checkpoint, write_checkpoint
 from agentgym.train.policy.adapter_io import write_merged
 from agentgym.train.trainer import TrainConfig, Trainer
@@ -26,7 +26,7 @@ def config() -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def batches(groups_of: Callable[..., list[Group]]) -> list[list[Sample]]:
-    return [list(samples(groups_of(seed))) for seed in (1, 2, 3)]
+    return [list(build_samples(groups_of(seed))) for seed in (1, 2, 3)]
 
 
 Result = tuple[list[dict[str, float]], dict[str, Any]]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.checks import ModelLimits
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
@@ -23,7 +23,7 @@ PLAIN = TrainConfig(lora_rank=4, lora_alpha=8, warmup_steps=0, device="cpu")
 
 @pytest.fixture
 def rows(groups_of: Groups) -> list[Sample]:
-    return list(samples(groups_of(1)))
+    return list(build_samples(groups_of(1)))
 
 
 def tokens(row: Sample, place: int, value: int) -> Sample:

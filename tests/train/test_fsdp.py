@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
 from tests.torchrun import of_each_rank, run_on_ranks
@@ -32,8 +32,12 @@ def config() -> TrainConfig:
 @pytest.fixture(scope="module")
 def batches(groups_of: Callable[..., list[Group]]) -> list[list[Sample]]:
     """Three steps; the last has one sample only, so that one of two ranks has nothing but padding."""
-    last = list(samples(groups_of(9)))
-    return [list(samples(groups_of(7), merge=False)), list(samples(groups_of(8))), [replace(last[0], weight=1.0)]]
+    last = list(build_samples(groups_of(9)))
+    return [
+        list(build_samples(groups_of(7), merge=False)),
+        list(build_samples(groups_of(8))),
+        [replace(last[0], weight=1.0)],
+    ]
 
 
 @pytest.fixture(scope="module")

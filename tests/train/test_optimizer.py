@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.samples import demonstrations, samples
+from agentgym.samples import build_samples, demonstrations
 from agentgym.train.batching.batch import collate
 from agentgym.train.learner import Learner
 from agentgym.train.objective.losses import LossConfig, denominator, policy_loss
@@ -24,7 +24,7 @@ PLAIN = TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-2, warmup_steps=0, grad_cli
 
 @pytest.fixture
 def rows(groups_of: Groups) -> list[Sample]:
-    return list(samples(groups_of(1)))
+    return list(build_samples(groups_of(1)))
 
 
 def learner_of(trainer: Trainer) -> Learner:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from agentgym.engines.transformers.lora import Merger
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.learner import learning_rate
-from agentgym.train.objective.nonfinite import SHOWN, Trace, culprits
+from agentgym.train.objective.nonfinite import SHOWN, MicroBatchReport, nonfinite_rollouts
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
 from tests.torchrun import of_each_rank, run_on_ranks
@@ -40,7 +40,7 @@ def not_finite(row: Sample) -> Sample:
 
 @pytest.fixture(scope="module")
 def batches(groups_of: Groups) -> list[list[Sample]]:
-    return [list(samples(groups_of(7))), list(samples(groups_of(8)))]
+    return [list(build_samples(groups_of(7))), list(build_samples(groups_of(8)))]
 
 
 @pytest.fixture(scope="module")
@@ -222,28 +222,28 @@ def test_a_rate_falls_along_a_line_or_a_cosine_to_a_tenth() -> None:
 # The guard
 
 
-def trace(place: int, *rollouts: str, loss: bool = True, gradient: bool = True) -> Trace:
-    return Trace(place=place, rollouts=rollouts, loss_is_finite=loss, gradient_is_finite=gradient)
+def trace(place: int, *rollouts: str, loss: bool = True, gradient: bool = True) -> MicroBatchReport:
+    return MicroBatchReport(place=place, rollouts=rollouts, loss_is_finite=loss, gradient_is_finite=gradient)
 
 
 def test_a_loss_that_is_not_finite_tells_its_micro_batch_apart() -> None:
     ranks = [trace(0, "a"), trace(1, "b", loss=False, gradient=False), trace(0, "c"), trace(1, "d", gradient=False)]
-    assert culprits(ranks) == ["b"]
+    assert nonfinite_rollouts(ranks) == ["b"]
 
 
 def test_a_gradient_that_is_not_finite_is_of_the_first_place_where_it_was() -> None:
     ranks = [trace(0, "a"), trace(1, "b", gradient=False), trace(2, "c", gradient=False)]
     ranks += [trace(0, "d"), trace(1, "e"), trace(2, gradient=False)]
-    assert culprits(ranks) == ["b", "e"]
-    assert culprits([*ranks, trace(2, "f", loss=False)]) == ["b", "e", "f"]
+    assert nonfinite_rollouts(ranks) == ["b", "e"]
+    assert nonfinite_rollouts([*ranks, trace(2, "f", loss=False)]) == ["b", "e", "f"]
 
 
 def test_where_only_the_norm_is_not_finite_all_are_named() -> None:
-    assert culprits([trace(0, "a"), trace(0, "b")]) == ["a", "b"]
+    assert nonfinite_rollouts([trace(0, "a"), trace(0, "b")]) == ["a", "b"]
 
 
 def test_a_warning_names_some_and_counts_the_rest(tiny_model: Path, groups_of: Groups) -> None:
-    rows = [not_finite(row) for row in samples(groups_of(1, groups=4, size=7))]
+    rows = [not_finite(row) for row in build_samples(groups_of(1, groups=4, size=7))]
     count = len({row.rollout_id for row in rows})
     with (
         Trainer(tiny_model, replace(PLAIN, micro_tokens=None)) as trainer,

@@ -116,4 +116,4 @@ def test_imitation_is_the_same_however_it_is_laid_out(tiny_model: Path, groups_o
 
 def test_a_run_with_rollouts_of_its_own_refuses_to_imitate_them(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match=r"^train\.loss: sft imitates demonstrations"):
-        ag.Run(recipe="r", env="chase", model=tiny_model, train=TrainConfig(loss="sft"))
+        ag.RunConfig(recipe="r", env="chase", model=tiny_model, train=TrainConfig(loss="sft"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.learner import learning_rate
 from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.trainer import TrainConfig, Trainer
@@ -29,7 +29,7 @@ def config() -> TrainConfig:
 def rows(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> list[Sample]:
     """Samples with the log-probabilities that the base model itself gives."""
     with Trainer(tiny_model, config) as trainer:
-        return on_policy(trainer, list(samples(groups_of(1))))
+        return on_policy(trainer, list(build_samples(groups_of(1))))
 
 
 def on_policy(trainer: Trainer, rows: list[Sample]) -> list[Sample]:
@@ -103,7 +103,7 @@ def test_a_mini_batch_of_rollouts_is_one_optimizer_step(
 ) -> None:
     for merged in (True, False):  # however many samples they became
         with Trainer(tiny_model, replace(config, rollouts_per_step=rollouts)) as trainer:
-            stats = trainer.train(samples(groups_of(1), merge=merged))
+            stats = trainer.train(build_samples(groups_of(1), merge=merged))
             assert stats["train/optimizer_steps"] == trainer.optimizer_steps == steps
 
 
@@ -125,7 +125,7 @@ def test_micro_batches_and_merging_do_not_change_the_step(
         cut = replace(config, normalise=normalise, micro_tokens=micro_tokens, balance=balance, grad_clip=1e-3)
         with Trainer(tiny_model, cut) as trainer:
             # Small steps: Adam divides by the gradient's size, and makes noise of zeros large.
-            losses.append(trainer.train(samples(groups_of(2), merge=merged)))
+            losses.append(trainer.train(build_samples(groups_of(2), merge=merged)))
             adapters.append(trainer.adapter().tensors)
     for stats in losses[1:]:
         assert stats["train/loss"] == pytest.approx(losses[0]["train/loss"], rel=1e-5)
@@ -151,7 +151,7 @@ def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
 def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
     with Trainer(tiny_model, config) as trainer:
         before = weights_of(trainer)
-        stats = trainer.train(samples([]))
+        stats = trainer.train(build_samples([]))
         assert (stats["train/optimizer_steps"], stats["train/samples"]) == (0, 0)
         assert same(before, weights_of(trainer))
 

@@ -19,12 +19,12 @@ from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.adapter_files import opened_adapter
 from agentgym.engines.sglang.answers import require_possible
 from agentgym.engines.sglang.config import SGLangConfig
-from agentgym.engines.sglang.fleet import Counts, Fleet, open_servers
-from agentgym.engines.sglang.generation import Piece, Turn, empty
+from agentgym.engines.sglang.fleet import Fleet, FleetCounts, open_servers
+from agentgym.engines.sglang.generation import Generation, Piece, empty
 from agentgym.engines.sglang.model_info import ModelFacts, model_facts, require_vocabulary
 from agentgym.engines.sglang.process import Progress
 from agentgym.engines.sglang.prompts import Prompts, checked
-from agentgym.engines.sglang.server import Ask, NoServer, Policy, Server, ServerFacts, Unavailable
+from agentgym.engines.sglang.server import Ask, NoServer, PolicyVersion, Server, ServerFacts, Unavailable
 from agentgym.errors import EngineError
 from agentgym.process_identity import lent_folder
 from agentgym.types import Adapter, Completion, Floats, Sampling
@@ -62,7 +62,7 @@ class SGLangEngine:
         self._facts: ModelFacts | None = None
         self._served: tuple[ServerFacts, ...] = ()
         self._prompts = Prompts(0)
-        self._turns: dict[str, Turn] = {}
+        self._turns: dict[str, Generation] = {}
         self._name = uuid4().hex
         """Of this engine among all that ask a server: its requests' ids begin with it."""
         self._background: set[asyncio.Task[None]] = set()
@@ -136,7 +136,7 @@ class SGLangEngine:
         return bool(self._served) and all(facts.seeded for facts in self._served)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> FleetCounts:
         """A copy of the counters since the engine opened."""
         return replace(self._fleet.counts)
 
@@ -161,7 +161,7 @@ class SGLangEngine:
         if session in self._turns:
             raise ValueError(f"session: {session!r} is still generating")
         prompt = self._prompts.take(session, token_ids)
-        turn = Turn(prompt=prompt, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        turn = Generation(prompt=prompt, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
         self._turns[session] = turn
         self._fleet.counts.turns += 1
         try:
@@ -241,7 +241,7 @@ class SGLangEngine:
         if stack is not None:
             await stack.aclose()
 
-    async def _sample(self, turn: Turn) -> Completion:
+    async def _sample(self, turn: Generation) -> Completion:
         """Request after request until the turn has ended by itself, or was asked to end."""
         while True:
             policy = self._fleet.policy
@@ -256,7 +256,7 @@ class SGLangEngine:
                 return turn.completion("length", policy.version)
             self._fleet.counts.continued += 1
 
-    async def _piece(self, turn: Turn, policy: Policy) -> Completion:
+    async def _piece(self, turn: Generation, policy: PolicyVersion) -> Completion:
         """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
         attempts = self._fleet.attempts("generate")
         while turn.ending is None and policy is self._fleet.policy:
@@ -273,7 +273,7 @@ class SGLangEngine:
                 await attempts.wait(nobody, turn.ended)
         return empty(policy.version)
 
-    async def _request(self, turn: Turn, policy: Policy, server: Server) -> Completion:
+    async def _request(self, turn: Generation, policy: PolicyVersion, server: Server) -> Completion:
         """Ask one server; while the request is in flight, `turn.piece` is it."""
         facts = self._opened()
         # All ids have one length: a server ends every request whose id begins with the one that is aborted.
@@ -310,7 +310,7 @@ class SGLangEngine:
             if piece.done.is_set():
                 return
 
-    async def _retire(self, policy: Policy, overtaken: Sequence[Piece]) -> None:
+    async def _retire(self, policy: PolicyVersion, overtaken: Sequence[Piece]) -> None:
         """Unload a policy's adapter when nothing is sampled from it any more."""
         for piece in overtaken:
             await piece.done.wait()

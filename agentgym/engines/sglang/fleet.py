@@ -14,7 +14,7 @@ from agentgym.engines.sglang.generation import Attempts
 from agentgym.engines.sglang.model_info import context_limit, served, write_adapter
 from agentgym.engines.sglang.process import NOT_SGLANG, Progress, ServerProcess, free_port
 from agentgym.engines.sglang.router import Router
-from agentgym.engines.sglang.server import NoServer, Policy, Server
+from agentgym.engines.sglang.server import NoServer, PolicyVersion, Server
 from agentgym.errors import EngineError
 from agentgym.types import Adapter
 
@@ -26,7 +26,7 @@ _SOON_S = 0.5
 
 
 @dataclass(slots=True)
-class Counts:
+class FleetCounts:
     """What became of an engine's turns, requests and servers since it opened."""
 
     turns: int = 0
@@ -45,8 +45,8 @@ class Fleet:
     def __init__(self, servers: Sequence[Server], config: SGLangConfig, folder: Path) -> None:
         self.servers, self.config, self._folder = tuple(servers), config, folder
         self.router = Router(servers)
-        self.policy = Policy(None, 0)
-        self.counts = Counts()
+        self.policy = PolicyVersion(None, 0)
+        self.counts = FleetCounts()
         self.closing = asyncio.Event()
         """Set when the engine closes: nothing waits for a server any more."""
         self._updating = asyncio.Lock()
@@ -81,14 +81,14 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------ policies
 
-    async def load(self, adapter: Adapter | None, *, version: int) -> Policy:
+    async def load(self, adapter: Adapter | None, *, version: int) -> PolicyVersion:
         """Make base plus adapter the current policy of all servers, or of none; the policy that it replaced.
 
         Raises ValueError for an adapter that a server does not serve, EngineError where none is left.
         """
         # A name of its own for every load: servers cannot take a name twice, and keep what an old one meant.
         lora = None if adapter is None else f"agentgym-{uuid4().hex[:12]}-v{version}"
-        policy = Policy(lora, version, None if adapter is None else served(adapter))
+        policy = PolicyVersion(lora, version, None if adapter is None else served(adapter))
         async with self._updating:
             try:
                 await self._spread(policy)
@@ -98,7 +98,7 @@ class Fleet:
             old, self.policy = self.policy, policy
         return old
 
-    async def _spread(self, policy: Policy) -> None:
+    async def _spread(self, policy: PolicyVersion) -> None:
         if policy.adapter is not None and self.config.adapters == "disk":
             await asyncio.to_thread(write_adapter, policy.adapter, self._folder_of(policy))
         attempts = self.attempts("load_adapter")
@@ -118,7 +118,7 @@ class Fleet:
                 if self.closing.is_set():
                     raise EngineError("load_adapter: the engine was closed") from nobody
 
-    async def unload(self, policy: Policy) -> None:
+    async def unload(self, policy: PolicyVersion) -> None:
         """Forget a policy's adapter on every server that is there, once the requests that use it have ended."""
         if policy.lora is None:
             return
@@ -138,10 +138,10 @@ class Fleet:
             left = {repr(server): sorted(server.adapters) for server in self.servers if server.adapters}
             _LOG.warning("servers did not unload these adapters within %g s: %s", _UNLOAD_S, left)
 
-    def _folder_of(self, policy: Policy) -> Path:
+    def _folder_of(self, policy: PolicyVersion) -> Path:
         return self._folder / f"{policy.lora}"
 
-    def _source_of(self, policy: Policy) -> Path | None:
+    def _source_of(self, policy: PolicyVersion) -> Path | None:
         return self._folder_of(policy) if self.config.adapters == "disk" else None
 
     # ------------------------------------------------------------------------------------------ health

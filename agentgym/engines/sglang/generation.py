@@ -26,7 +26,7 @@ class Piece:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Turn:
+class Generation:
     """One call of `generate`: a prompt, what was sampled behind it, and under which versions.
 
     ::

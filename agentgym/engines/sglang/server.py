@@ -28,7 +28,7 @@ _COME_BACK = (429, 502, 503, 504)
 """Statuses of a server, or of a gateway before it, that can answer the same request later."""
 
 
-class Policy(NamedTuple):
+class PolicyVersion(NamedTuple):
     """What new tokens are sampled from: the base, with an adapter on it where `lora` names one."""
 
     lora: str | None
@@ -58,7 +58,7 @@ class Ask:
     sampling: Sampling
     seed: int
     stop_ids: tuple[int, ...]
-    policy: Policy
+    policy: PolicyVersion
 
     def body(self) -> bytes:
         """The body of POST /generate; whatever would change the distribution is said, not left to defaults."""
@@ -151,7 +151,7 @@ class Server:
         named = ask.policy.lora is None
         return completion_of(body, ask.policy.version, named=named, ours=self._first_weights)
 
-    async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: Policy) -> Floats:
+    async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: PolicyVersion) -> Floats:
         """Log-probability of each id but the first, as `generate` would report it."""
         if sampling.temperature in (0.0, 1.0):
             return await self._score_prompt(token_ids, policy)
@@ -160,7 +160,7 @@ class Server:
         parts = [await self._score_draws(token_ids, start, sampling, policy) for start in starts]
         return np.concatenate(parts)
 
-    async def _score_prompt(self, token_ids: Sequence[int], policy: Policy) -> Floats:
+    async def _score_prompt(self, token_ids: Sequence[int], policy: PolicyVersion) -> Floats:
         payload = {
             "input_ids": list(token_ids),
             "sampling_params": _sampling(Sampling()) | {"max_new_tokens": 0},
@@ -172,7 +172,9 @@ class Server:
         rows = field_of(body, "meta_info", "input_token_logprobs")
         return scores_of(rows[1:], token_ids[1:])
 
-    async def _score_draws(self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: Policy) -> Floats:
+    async def _score_draws(
+        self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: PolicyVersion
+    ) -> Floats:
         """Of the ids from `start` on: one draw behind each prefix, asked for the id that follows."""
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
@@ -202,7 +204,7 @@ class Server:
         await self._post("/continue_generation", {})
         self.paused = False
 
-    async def load(self, policy: Policy, folder: Path | None) -> None:
+    async def load(self, policy: PolicyVersion, folder: Path | None) -> None:
         """Take a policy's adapter, from `folder` or in the request; ValueError where it does not fit."""
         if policy.lora is None or policy.adapter is None:
             return
@@ -223,7 +225,7 @@ class Server:
             raise ValueError(f"adapter: {self} refused it: {reason_of(answer)}")
         self._loaded.add(policy.lora)
 
-    def holds(self, policy: Policy) -> bool:
+    def holds(self, policy: PolicyVersion) -> bool:
         """Whether a policy can be sampled from here, as far as is known."""
         return policy.lora is None or policy.lora in self._loaded
 

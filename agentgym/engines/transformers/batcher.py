@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentgym.engines.transformers.kv_slots import Donor, Slots
 from agentgym.engines.transformers.lora import Merger
-from agentgym.engines.transformers.model import Policy
+from agentgym.engines.transformers.model import InferenceModel
 from agentgym.errors import EngineError
 from agentgym.types import Adapter, Completion, Ints, Sampling, Version
 
@@ -75,7 +75,7 @@ class Request:
 class Batcher:
     """Answers every submitted request once; no thread and no event loop of its own: `step` while it is `busy`."""
 
-    def __init__(self, policy: Policy, *, slots: int, prefill_tokens: int, stop_ids: frozenset[int]) -> None:
+    def __init__(self, policy: InferenceModel, *, slots: int, prefill_tokens: int, stop_ids: frozenset[int]) -> None:
         self.policy = policy
         self.stats = Stats()
         self.version = 0

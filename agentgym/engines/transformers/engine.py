@@ -203,7 +203,7 @@ class LocalEngine:
         """Everything slow about opening, away from the event loop."""
         with needs_extra():
             from agentgym.engines.transformers.batcher import Batcher
-            from agentgym.engines.transformers.model import Policy, load_model, load_tokenizer, stop_ids
+            from agentgym.engines.transformers.model import InferenceModel, load_model, load_tokenizer, stop_ids
 
         config, model = self._config, self._model
         stops: set[int] = set()
@@ -211,7 +211,7 @@ class LocalEngine:
             self._tokenizer, stops = load_tokenizer(model)
         if isinstance(model, str | Path):
             model = load_model(model, dtype=config.dtype, device=config.device)
-        policy = Policy(model, slots=config.slots, context=config.context_tokens, threads=config.threads)
+        policy = InferenceModel(model, slots=config.slots, context=config.context_tokens, threads=config.threads)
         return Batcher(
             policy,
             slots=config.slots,

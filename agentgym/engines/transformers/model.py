@@ -96,7 +96,7 @@ class SlotCache:
         self._all[:, :, target, :, columns] = self._all[:, :, source, :, columns]
 
 
-class Policy:
+class InferenceModel:
     """A causal language model over slots of KV; its log-probabilities are those of its plain forward.
 
     Takes unmodified transformers models whose layers all attend to the whole context (Qwen2, Qwen3, Llama and their

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.train.batching.prefix_tree import PrefixOrder
+from agentgym.train.batching.prefix_tree import SortedSamples
 from agentgym.types import Ints
 
 Bin = list[int]
@@ -112,7 +112,7 @@ PIECE = 1 / 16
 """Of a token budget: how many tokens are computed twice rather than open another bin."""
 
 
-def tree_bins(order: PrefixOrder, cost: Cost, ranks: int, tokens: int | None) -> list[Bin]:
+def tree_bins(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> list[Bin]:
     """Samples that share prefixes together, cut where little is shared: at most `tokens` unique tokens a bin.
 
     The bins hold places of the order.
@@ -123,7 +123,7 @@ def tree_bins(order: PrefixOrder, cost: Cost, ranks: int, tokens: int | None) ->
     return _parted(bins, lambda part: tree_cost(order, part, cost), _multiple(len(bins), ranks))
 
 
-def tree_cost(order: PrefixOrder, places: Bin, cost: Cost) -> float:
+def tree_cost(order: SortedSamples, places: Bin, cost: Cost) -> float:
     """What the forest of the samples at these places of the order costs: a shared prefix counts once."""
     at = np.sort(places)
     shared = np.where(np.diff(at, prepend=-2) == 1, order.shared[at], 0)
@@ -131,7 +131,7 @@ def tree_cost(order: PrefixOrder, places: Bin, cost: Cost) -> float:
     return float(cost.of((lengths - shared).sum(), (lengths**2 - shared**2).sum()))
 
 
-def _grafted(order: PrefixOrder, tokens: int) -> list[Bin]:
+def _grafted(order: SortedSamples, tokens: int) -> list[Bin]:
     """Places of the order cut into forests, and small forests put together up to the budget."""
     pieces = order.cuts(tokens, worth=int(tokens * PIECE))
     starts = np.cumsum([0] + [len(piece) for piece in pieces])
@@ -140,7 +140,7 @@ def _grafted(order: PrefixOrder, tokens: int) -> list[Bin]:
     return [[place for i in part for place in range(starts[i], starts[i + 1])] for part in bins]
 
 
-def _even_budget(order: PrefixOrder, ranks: int) -> int:
+def _even_budget(order: SortedSamples, ranks: int) -> int:
     """About the smallest budget that makes no more bins than there are ranks."""
     tokens = order.unique_tokens
     if ranks == 1:

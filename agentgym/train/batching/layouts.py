@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentgym.train.batching.prefix_tree import Forest, plant, row_of
+from agentgym.train.batching.prefix_tree import PrefixTree, build_prefix_tree, pack
 from agentgym.train.policy.attention import row_attention
 from agentgym.types import Bools, Ints, Sample
 
@@ -16,7 +16,7 @@ Layout: TypeAlias = Literal["padded", "packed", "tree"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
+class TargetIndex:
     """N log-probabilities to compute, and the M trained tokens of the samples that they belong to.
 
     N = M where no token is shared; under `tree` samples that train the same token in the same context share one::
@@ -32,19 +32,19 @@ class Trained:
     place_M: Tensor
     """int64: which of the N each trained token is, samples in order, tokens from left to right."""
 
-    def on(self, device: torch.device | str) -> "Trained":
+    def on(self, device: torch.device | str) -> "TargetIndex":
         """The same on another device."""
         source, target, place = (t.to(device, non_blocking=True) for t in (self.source_N, self.target_N, self.place_M))
-        return Trained(source_N=source, target_N=target, place_M=place)
+        return TargetIndex(source_N=source, target_N=target, place_M=place)
 
-    def spread(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
+    def scatter_to_samples(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
         """The values in the samples' own places, 0 where nothing is trained; a shared value's gradient is summed."""
         zeros_BR = values_N.new_zeros(loss_mask_BR.shape)
         return zeros_BR.masked_scatter(loss_mask_BR, values_N.index_select(0, self.place_M))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Padded:
+class PaddedInputs:
     """A left-padded block, one row per sample: the last column is real in every row, no token is cut.
 
     T = max over rows of prompt + response (never max + max), R = longest response::
@@ -63,7 +63,7 @@ class Padded:
     """int64."""
     attention_BT: Tensor
     """bool, true where there is a token."""
-    trained: Trained
+    trained: TargetIndex
     tokens: int
     """Real tokens, without the padding."""
 
@@ -80,7 +80,7 @@ class Padded:
             "position_ids": self.positions_BT,
         }
 
-    def on(self, device: torch.device | str) -> "Padded":
+    def on(self, device: torch.device | str) -> "PaddedInputs":
         """The same on another device."""
         return replace(
             self,
@@ -91,7 +91,7 @@ class Padded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row:
+class PackedInputs:
     """One row without padding: samples side by side, or a forest in which each shared prefix stands once.
 
     ::
@@ -109,7 +109,7 @@ class Row:
     """int64: where the token stands in its samples, from 0."""
     end_T: Ints
     """One past the last token that sees this one."""
-    trained: Trained
+    trained: TargetIndex
     tokens: int
     """All of them are real."""
 
@@ -118,7 +118,7 @@ class Row:
         device = self.input_ids_BT.device
         return {"input_ids": self.input_ids_BT, "position_ids": self.positions_BT} | row_attention(self.end_T, device)
 
-    def on(self, device: torch.device | str) -> "Row":
+    def on(self, device: torch.device | str) -> "PackedInputs":
         """The same on another device."""
         return replace(
             self,
@@ -128,7 +128,7 @@ class Row:
         )
 
 
-Inputs: TypeAlias = Padded | Row
+Inputs: TypeAlias = PaddedInputs | PackedInputs
 
 
 def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: bool = False) -> Inputs:
@@ -139,13 +139,13 @@ def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: b
     if layout == "padded":
         return _padded(samples, mask, pad_id)
     if layout == "packed":
-        return _row(row_of(samples), mask)
+        return _row(pack(samples), mask)
     if layout == "tree":
-        return _row(plant(samples), mask)
+        return _row(build_prefix_tree(samples), mask)
     raise ValueError(f"layout: {layout!r} is none of padded, packed, tree")
 
 
-def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> Padded:
+def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs:
     length_B = np.array([len(row) for row in samples])
     response_B = np.array([len(row.response_ids) for row in samples])
     rows, width = len(samples), int(length_B.max())
@@ -156,7 +156,7 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> Padded:
     # Row i's responses end where the row does, and the samples' responses before it are skipped in counting.
     ends = np.arange(1, rows + 1) * width - response_B.cumsum()
     token_M = (np.arange(len(mask)) + ends.repeat(response_B))[mask]
-    return Padded(
+    return PaddedInputs(
         input_ids_BT=torch.from_numpy(ids_BT),
         attention_BT=torch.from_numpy(np.arange(width) >= (width - length_B)[:, None]),
         trained=_trained(token_M - 1, ids_BT.reshape(-1)[token_M], np.arange(len(token_M))),
@@ -164,12 +164,12 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> Padded:
     )
 
 
-def _row(forest: Forest, mask: Bools) -> Row:
+def _row(forest: PrefixTree, mask: Bools) -> PackedInputs:
     node_M = forest.responses[mask]
     trained_T = np.zeros(len(forest), np.bool_)
     trained_T[node_M] = True
     node_N = np.flatnonzero(trained_T)
-    return Row(
+    return PackedInputs(
         input_ids_BT=torch.from_numpy(forest.token_ids_T)[None],
         positions_BT=torch.from_numpy(forest.depth_T)[None],
         end_T=forest.end_T,
@@ -178,7 +178,7 @@ def _row(forest: Forest, mask: Bools) -> Row:
     )
 
 
-def _trained(source_N: Ints, target_N: Ints, place_M: Ints) -> Trained:
-    return Trained(
+def _trained(source_N: Ints, target_N: Ints, place_M: Ints) -> TargetIndex:
+    return TargetIndex(
         source_N=torch.from_numpy(source_N), target_N=torch.from_numpy(target_N), place_M=torch.from_numpy(place_M)
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from agentgym.train.batching.bin_packing import Bin, Cost, Limit, packed_bins, padded_bins, tree_bins, tree_cost
-from agentgym.train.batching.prefix_tree import prefix_order
+from agentgym.train.batching.prefix_tree import sort_samples
 from agentgym.types import Ints, Sample
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LENGTH = Cost()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Micro:
+class MicroBatch:
     """One forward and backward: rows of the mini-batch, never none."""
 
     rows: tuple[int, ...]
@@ -63,7 +63,7 @@ def mini_batches(samples: Sequence[Sample], *, rollouts: int | None = None) -> l
 
 def plan_step(
     samples: Sequence[Sample], *, ranks: int, layout: "Layout" = "padded", micro_tokens: int | None, cost: Cost
-) -> list[list[Micro]]:
+) -> list[list[MicroBatch]]:
     """The micro-batches of each rank for one optimizer step; see `shares`.
 
     Under `tree`, samples that share a prefix are put together: a budget counts each token of a micro-batch once, and
@@ -73,12 +73,12 @@ def plan_step(
         lengths = [len(row) for row in samples]
         return shares(lengths, ranks=ranks, micro_tokens=micro_tokens, layout=layout, cost=cost)
     limit = Limit(tokens=micro_tokens)
-    order = prefix_order(samples)
+    order = sort_samples(samples)
     _check(order.lengths, ranks)
     places = tree_bins(order, cost, ranks, limit.tokens)
     costs = [tree_cost(order, part, cost) for part in places]
     shortest = int(order.rows[order.lengths.argmin()])
-    return deal([order.rows[part].tolist() for part in places], costs, ranks=ranks, spare=shortest)
+    return assign_to_ranks([order.rows[part].tolist() for part in places], costs, ranks=ranks, padding_sample=shortest)
 
 
 def shares(
@@ -89,7 +89,7 @@ def shares(
     micro_rows: int | None = None,
     layout: Literal["padded", "packed"] = "padded",
     cost: Cost = LENGTH,
-) -> list[list[Micro]]:
+) -> list[list[MicroBatch]]:
     """The micro-batches of each rank, equally many on every rank, each row in exactly one of them.
 
     `lengths` are tokens, prompt and response. A micro-batch has at most `micro_rows` rows, or at most `micro_tokens`
@@ -107,11 +107,13 @@ def shares(
     else:
         bins = packed_bins(tokens, cost, ranks, limit)
         load = [float(costs[part].sum()) for part in bins]
-    return deal(bins, load, ranks=ranks, spare=int(tokens.argmin()))
+    return assign_to_ranks(bins, load, ranks=ranks, padding_sample=int(tokens.argmin()))
 
 
-def deal(bins: Sequence[Bin], costs: Sequence[float], *, ranks: int, spare: int) -> list[list[Micro]]:
-    """The bins dealt out to the ranks, costliest first, `ranks` neighbours in cost at a time; `spare` is masked.
+def assign_to_ranks(
+    bins: Sequence[Bin], costs: Sequence[float], *, ranks: int, padding_sample: int
+) -> list[list[MicroBatch]]:
+    """The bins dealt out to the ranks, costliest first, `ranks` of like cost at a time; `padding_sample` is masked.
 
     ::
 
@@ -120,10 +122,10 @@ def deal(bins: Sequence[Bin], costs: Sequence[float], *, ranks: int, spare: int)
                                             rank 2   8  7  .     every other time from the far end; . is masked
     """
     by_cost = sorted(range(len(bins)), key=lambda i: -costs[i])
-    padding = Micro(rows=(spare,), masked=True)
-    plans: list[list[Micro]] = [[] for _ in range(ranks)]
+    padding = MicroBatch(rows=(padding_sample,), masked=True)
+    plans: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for start in range(0, len(by_cost), ranks):
-        dealt = [Micro(rows=tuple(bins[i])) for i in by_cost[start : start + ranks]]
+        dealt = [MicroBatch(rows=tuple(bins[i])) for i in by_cost[start : start + ranks]]
         dealt += [padding] * (ranks - len(dealt))
         for plan, micro in zip(plans, dealt if start // ranks % 2 == 0 else dealt[::-1], strict=True):
             plan.append(micro)

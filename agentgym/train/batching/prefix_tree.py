@@ -10,7 +10,7 @@ from agentgym.types import Ints, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Forest:
+class PrefixTree:
     """T tokens (nodes) in one row, depth first: the context of node q is every k with `k <= q < end_T[k]`.
 
     ::
@@ -37,7 +37,7 @@ class Forest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrefixOrder:
+class SortedSamples:
     """Samples sorted by their tokens: none shares more with an earlier one than with the one just before it.
 
     So the unique tokens of any neighbours are the first one's `lengths`, and `lengths - shared` of the others.
@@ -79,17 +79,17 @@ class PrefixOrder:
         return [self.rows[start:stop] for start, stop in pairwise(reversed(starts))]
 
 
-def prefix_order(samples: Sequence[Sample]) -> PrefixOrder:
+def sort_samples(samples: Sequence[Sample]) -> SortedSamples:
     """The samples sorted by their tokens, and how much neighbours share."""
     return _order([_key(sample) for sample in samples])
 
 
 def unique_tokens(samples: Sequence[Sample]) -> int:
     """How many tokens are left when every shared prefix counts once."""
-    return prefix_order(samples).unique_tokens
+    return sort_samples(samples).unique_tokens
 
 
-def plant(samples: Sequence[Sample]) -> Forest:
+def build_prefix_tree(samples: Sequence[Sample]) -> PrefixTree:
     """The forest of these samples, `unique_tokens(samples)` nodes. Raises ValueError for no samples."""
     if not samples:
         raise ValueError("samples: none to plant; an empty forest has no row")
@@ -103,7 +103,7 @@ def plant(samples: Sequence[Sample]) -> Forest:
     path.turn(0, 0)
     added = order.lengths - order.shared
     suffixes = [np.frombuffer(keys[row], "<u4", offset=4 * n) for row, n in zip(order.rows, order.shared, strict=True)]
-    return Forest(
+    return PrefixTree(
         token_ids_T=np.concatenate(suffixes, dtype=np.int64),
         depth_T=np.arange(path.size) + (order.shared - added.cumsum() + added).repeat(added),
         parent_T=path.parent_T,
@@ -112,7 +112,7 @@ def plant(samples: Sequence[Sample]) -> Forest:
     )
 
 
-def row_of(samples: Sequence[Sample]) -> Forest:
+def pack(samples: Sequence[Sample]) -> PrefixTree:
     """The samples side by side in their order, no token shared. Raises ValueError for no samples."""
     if not samples:
         raise ValueError("samples: none to lay out; an empty row has no shape")
@@ -123,7 +123,7 @@ def row_of(samples: Sequence[Sample]) -> Forest:
     parent_T = place_T - 1
     parent_T[stop_B - length_B] = -1
     prompt_B = np.array([len(sample.prompt_ids) for sample in samples])
-    return Forest(
+    return PrefixTree(
         token_ids_T=np.concatenate([ids for sample in samples for ids in (sample.prompt_ids, sample.response_ids)]),
         depth_T=place_T - start_T,
         parent_T=parent_T,
@@ -189,10 +189,10 @@ def _key(sample: Sample) -> bytes:
     return ids.tobytes()
 
 
-def _order(keys: Sequence[bytes]) -> PrefixOrder:
+def _order(keys: Sequence[bytes]) -> SortedSamples:
     rows = sorted(range(len(keys)), key=keys.__getitem__)
     shared = [_shared(keys[before], keys[row]) for before, row in pairwise(rows)]
-    return PrefixOrder(
+    return SortedSamples(
         rows=np.array(rows, np.int64),
         lengths=np.array([len(keys[row]) // 4 for row in rows], np.int64),
         shared=np.array([0, *shared][: len(rows)], np.int64),

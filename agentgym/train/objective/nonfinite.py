@@ -14,7 +14,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class MicroBatchReport:
     """What a micro-batch left behind, on one rank."""
 
     place: int
@@ -33,7 +33,7 @@ def gradient_is_finite(weights: Iterable[Tensor]) -> bool:
     return math.isfinite(float(torch.nn.utils.get_total_norm(local)))
 
 
-def culprits(traces: Sequence[Trace]) -> list[str]:
+def nonfinite_rollouts(traces: Sequence[MicroBatchReport]) -> list[str]:
     """The rollouts of the micro-batches, over all ranks, whose loss or gradient was not finite.
 
     A gradient that is not finite makes all later sums so: the first place is meant. Ranks reduce theirs together, so

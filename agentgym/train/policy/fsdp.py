@@ -42,7 +42,7 @@ def _from_the_first(path: Path | str, config: TrainConfig, ranks: Ranks, seed: i
             source = _load(path, config, seed)
         except Exception as failure:  # raised on every rank: the others would wait for weights that never come
             error = f"{type(failure).__name__}: {failure}"
-    error, base_fingerprint = ranks.share((error, "" if source is None else source.base_fingerprint))
+    error, base_fingerprint = ranks.broadcast((error, "" if source is None else source.base_fingerprint))
     if error:
         raise ValueError(f"model: the first rank could not load {path}: {error}")
     policy = empty_policy(path, dtype=_dtype(config), shape=_shape(config))

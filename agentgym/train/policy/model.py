@@ -54,10 +54,10 @@ class PolicyModel(nn.Module):
         targets_N = trained.target_N
         if not entropy:
             logprobs_N, _ = token_logprobs(states_NH, head, targets_N, temperature=temperature, entropy=False)
-            logprobs_BR = trained.spread(logprobs_N, loss_mask_BR)
+            logprobs_BR = trained.scatter_to_samples(logprobs_N, loss_mask_BR)
             return logprobs_BR, torch.zeros_like(logprobs_BR)
         logprobs_N, entropy_N = token_logprobs(states_NH, head, targets_N, temperature=temperature)
-        return trained.spread(logprobs_N, loss_mask_BR), trained.spread(entropy_N, loss_mask_BR)
+        return trained.scatter_to_samples(logprobs_N, loss_mask_BR), trained.scatter_to_samples(entropy_N, loss_mask_BR)
 
 
 class AdapterShape(TypedDict):

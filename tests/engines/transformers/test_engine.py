@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from agentgym.engines.base import Engine
 from agentgym.engines.transformers.batcher import Batcher, Request
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
-from agentgym.engines.transformers.model import Policy
+from agentgym.engines.transformers.model import InferenceModel
 from agentgym.errors import EngineError
 from agentgym.types import Adapter, Completion, Floats, Sampling, Version
 
@@ -88,7 +88,7 @@ def engine_over(model: Any, **changes: Any) -> LocalEngine:
 
 
 def batcher_over(model: Any, *, slots: int = 4, prefill_tokens: int = 32, stops: Sequence[int] = ()) -> Batcher:
-    policy = Policy(model, slots=slots, context=CONTEXT, threads=1)
+    policy = InferenceModel(model, slots=slots, context=CONTEXT, threads=1)
     return Batcher(policy, slots=slots, prefill_tokens=prefill_tokens, stop_ids=frozenset(stops))
 
 
@@ -318,7 +318,7 @@ async def test_draws_follow_the_distribution(model: Any, origin: Any) -> None:
     prompt = torch.tensor([ids_of(6)])
     with torch.inference_mode():
         expected = torch.softmax(origin(prompt).logits[0, -1] / 0.7, -1).numpy()
-    policy = Policy(model, slots=1, context=CONTEXT, threads=1)
+    policy = InferenceModel(model, slots=1, context=CONTEXT, threads=1)
     hidden = policy.forward(np.zeros(1, np.int64), prompt.numpy(), np.zeros(1, np.int64), np.full(1, 6))
     uniform = np.array([random.Random(seed).random() for seed in range(4000)], np.float32)
     ids, _ = policy.draw(hidden.expand(4000, -1), np.full(4000, 0.7, np.float32), uniform)

@@ -9,7 +9,7 @@ import transformers
 
 from agentgym.engines.transformers.fast_decoder import dense
 from agentgym.engines.transformers.lora import Merger
-from agentgym.engines.transformers.model import Policy
+from agentgym.engines.transformers.model import InferenceModel
 from agentgym.types import Adapter
 
 CONTEXT = 64
@@ -50,7 +50,7 @@ def logits(model: Any, ids: np.ndarray) -> np.ndarray:
         return np.asarray(model(input_ids=torch.from_numpy(ids), use_cache=False).logits[:, -1])
 
 
-def by_parts(policy: Policy, ids: np.ndarray) -> np.ndarray:
+def by_parts(policy: InferenceModel, ids: np.ndarray) -> np.ndarray:
     """The engine's way: a prefill of most ids, then one id at a time."""
     rows, width = np.arange(len(ids)), ids.shape[1] - 3
     hidden = policy.forward(rows, ids[:, :width], np.zeros(len(ids), np.int64), np.full(len(ids), width))
@@ -69,7 +69,7 @@ def ids() -> np.ndarray:
 def test_hidden_states_are_the_models_own(kind: str, changes: dict[str, Any], ids: np.ndarray) -> None:
     model = build(kind, **changes)
     wanted = logits(model, ids)
-    policy = Policy(model, slots=3, context=CONTEXT, threads=1)
+    policy = InferenceModel(model, slots=3, context=CONTEXT, threads=1)
     assert policy._dense is not None
     np.testing.assert_allclose(by_parts(policy, ids), wanted, atol=2e-4)
     np.testing.assert_allclose(logits(model, ids), wanted, atol=1e-6)  # its weights are parts of others, and the same
@@ -78,7 +78,7 @@ def test_hidden_states_are_the_models_own(kind: str, changes: dict[str, Any], id
 @pytest.mark.parametrize("target", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
 def test_an_adapter_merged_into_the_model_is_seen(target: str, ids: np.ndarray) -> None:
     model = build("Qwen3", head_dim=8)
-    policy = Policy(model, slots=3, context=CONTEXT, threads=1)
+    policy = InferenceModel(model, slots=3, context=CONTEXT, threads=1)
     before = by_parts(policy, ids)
     name = next(name for name, _ in model.named_modules() if name.endswith(target))
     out, into = model.get_submodule(name).weight.shape
@@ -98,7 +98,7 @@ def test_an_adapter_merged_into_the_model_is_seen(target: str, ids: np.ndarray) 
 def test_a_model_that_is_not_known_is_computed_by_its_own_modules(ids: np.ndarray) -> None:
     model = build("Olmo2")
     assert dense(model, CONTEXT) is None
-    policy = Policy(model, slots=3, context=CONTEXT, threads=1)
+    policy = InferenceModel(model, slots=3, context=CONTEXT, threads=1)
     np.testing.assert_allclose(by_parts(policy, ids), logits(model, ids), atol=2e-4)
 
 
@@ -107,6 +107,6 @@ def test_a_known_model_that_computes_something_else_is_found_out(ids: np.ndarray
     mlp = model.model.layers[1].mlp
     forward = mlp.forward
     mlp.forward = lambda hidden: 1.5 * forward(hidden)
-    policy = Policy(model, slots=3, context=CONTEXT, threads=1)
+    policy = InferenceModel(model, slots=3, context=CONTEXT, threads=1)
     assert policy._dense is None
     np.testing.assert_allclose(by_parts(policy, ids), logits(model, ids), atol=2e-4)

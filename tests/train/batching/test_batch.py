@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
-from agentgym.train.batching.layouts import Layout, Padded
+from agentgym.train.batching.layouts import Layout, PaddedInputs
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
 
 
@@ -36,8 +36,8 @@ def row(prompt: list[int] | int, response: list[int] | int, **fields: Any) -> Sa
     return Sample(**(defaults | fields))
 
 
-def block(batch: Batch) -> Padded:
-    assert isinstance(batch.inputs, Padded)
+def block(batch: Batch) -> PaddedInputs:
+    assert isinstance(batch.inputs, PaddedInputs)
     return batch.inputs
 
 
@@ -108,7 +108,7 @@ def steps(name: str, reward: float, sampled: list[int]) -> Rollout:
 @pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
 def test_every_step_of_a_rollout_has_its_advantage_and_not_the_last_ones_mask(layout: Layout) -> None:
     group = Group(group_id="g", rollouts=(steps("A", 2.0, [4, 1]), steps("B", 0.0, [3, 2])))
-    batch = collate(list(samples([group], merge=False)), pad_id=0, layout=layout)
+    batch = collate(list(build_samples([group], merge=False)), pad_id=0, layout=layout)
     assert batch.advantages_BR.tolist() == [[1, 1, 1, 1], [0, 0, 0, 1], [0, -1, -1, -1], [0, 0, -1, -1]]
 
 
@@ -193,7 +193,7 @@ def test_from_segment_to_batch_and_back_the_ids_are_the_same(drawn: list[Segment
         Rollout(rollout_id=str(i), group_id="g", segments=(s,), reward=float(i), stop_reason="done")
         for i, s in enumerate(drawn)
     ]
-    rows = samples([Group(group_id="g", rollouts=tuple(rollouts))], merge=merged)
+    rows = build_samples([Group(group_id="g", rollouts=tuple(rollouts))], merge=merged)
     batch = collate(rows, pad_id=0)
     found: dict[str, tuple[list[int], list[float]]] = {}
     for i, sample in enumerate(rows):
@@ -208,7 +208,7 @@ def test_from_segment_to_batch_and_back_the_ids_are_the_same(drawn: list[Segment
 
 
 def test_random_groups_are_no_wider_than_their_longest_sample(groups_of: Callable[..., list[Group]]) -> None:
-    rows = samples(groups_of(5), merge=False)
+    rows = build_samples(groups_of(5), merge=False)
     batch = collate(rows, pad_id=0)
     assert block(batch).input_ids_BT.shape[1] == max(map(len, rows))
     assert bool(block(batch).attention_BT[:, -1].all())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.trainer import TrainConfig
 from agentgym.types import Group
 from tests.torchrun import run_on_ranks
@@ -40,7 +40,7 @@ def test_ranks_have_the_gradient_of_one_process_in_every_layout(
     ranks: int, tiny_model: Path, grown: Callable[..., list[Group]], tmp_path: Path
 ) -> None:
     groups = grown(5)
-    batches = {merged: list(samples(groups, merge=merged)) for merged in (True, False)}
+    batches = {merged: list(build_samples(groups, merge=merged)) for merged in (True, False)}
     config = TrainConfig(lora_rank=4, lora_alpha=8, normalise="rollout", grad_clip=1e9, micro_tokens=150, device="cpu")
     work = (tiny_model, config, batches)
     expected, gradients = alone((tiny_model, config, {True: batches[True]}))["padded", True]

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.batching.batch import collate
-from agentgym.train.batching.layouts import Layout, Row
+from agentgym.train.batching.layouts import Layout, PackedInputs
 from agentgym.train.batching.prefix_tree import unique_tokens
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
@@ -80,7 +80,7 @@ forests = settings(deadline=None, suppress_health_check=list(HealthCheck), phase
 
 
 def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
-    rows = {merged: samples(groups, merge=merged) for merged in (True, False)}
+    rows = {merged: build_samples(groups, merge=merged) for merged in (True, False)}
     expected, gradient = step(trainers["padded", None], rows[True])
     for (how, trainer), merged in product(trainers.items(), rows):
         stats, got = step(trainer, rows[merged])
@@ -107,7 +107,7 @@ def test_larger_forests_give_the_same_loss_and_gradient_too(
 
 
 def test_a_row_has_no_padding_and_a_tree_each_token_once(trainers: dict[Any, Trainer], grown: Grown) -> None:
-    rows = list(samples(grown(1), merge=False))
+    rows = list(build_samples(grown(1), merge=False))
     stats = {layout: trainers[layout, None].train(rows) for layout in LAYOUTS}
     real, block = sum(map(len, rows)), len(rows) * max(map(len, rows))
     assert stats["padded"]["train/padding"] == pytest.approx(1 - real / block)
@@ -123,7 +123,7 @@ def test_a_score_is_the_same_in_every_layout(trainers: dict[Any, Trainer]) -> No
 
 
 def test_what_two_samples_train_alike_is_computed_once(grown: Grown) -> None:
-    (row, *_) = samples(grown(1))
+    (row, *_) = build_samples(grown(1))
     twin = replace(row, rollout_id="twin")
     batch = collate([row, twin], pad_id=0, layout="tree")
     trained = int(row.loss_mask.sum())
@@ -135,10 +135,10 @@ def test_what_two_samples_train_alike_is_computed_once(grown: Grown) -> None:
 def test_the_gradient_of_a_shared_token_is_the_sum_of_its_samples() -> None:
     batch = collate(three_that_share(), pad_id=0, layout="tree")
     values = torch.tensor([1.0, 2.0, 3.0, 9.0], requires_grad=True)
-    spread = batch.inputs.trained.spread(values, batch.loss_mask_BR)
-    assert spread.tolist() == [[0, 1, 2], [1, 2, 3], [0, 0, 9]]
+    scatter_to_samples = batch.inputs.trained.scatter_to_samples(values, batch.loss_mask_BR)
+    assert scatter_to_samples.tolist() == [[0, 1, 2], [1, 2, 3], [0, 0, 9]]
     weights = torch.tensor([[5.0, 1, 2], [10, 20, 30], [5, 5, 4]])
-    (spread * weights).sum().backward()  # type: ignore[no-untyped-call]
+    (scatter_to_samples * weights).sum().backward()  # type: ignore[no-untyped-call]
     assert values.grad is not None
     assert values.grad.tolist() == [11, 22, 30, 4]
 
@@ -198,7 +198,7 @@ def test_a_masked_batch_computes_its_tokens_and_trains_none(layout: Layout) -> N
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_tensors_of_the_loss_are_the_same_in_every_layout(layout: Layout, grown: Grown) -> None:
-    rows = list(samples(grown(4), merge=False))
+    rows = list(build_samples(grown(4), merge=False))
     mine, padded = collate(rows, pad_id=0, layout=layout), collate(rows, pad_id=0)
     for name in ("loss_mask_BR", "logprobs_BR", "advantages_BR", "weight_B"):
         assert torch.equal(getattr(mine, name), getattr(padded, name))
@@ -206,7 +206,7 @@ def test_the_tensors_of_the_loss_are_the_same_in_every_layout(layout: Layout, gr
 
 def test_a_row_moves_to_a_device_and_keeps_what_it_holds() -> None:
     inputs = collate(three_that_share(), pad_id=0, layout="tree").to("cpu").inputs
-    assert isinstance(inputs, Row)
+    assert isinstance(inputs, PackedInputs)
     assert (inputs.tokens, inputs.end_T.tolist()) == (6, [6, 6, 5, 5, 5, 6])
 
 

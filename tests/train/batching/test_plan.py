@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.train.batching.bin_packing import Cost
-from agentgym.train.batching.plan import Balance, Micro, cost_of, mini_batches, over_budget, plan_step, shares
+from agentgym.train.batching.plan import Balance, MicroBatch, cost_of, mini_batches, over_budget, plan_step, shares
 from agentgym.train.batching.prefix_tree import unique_tokens
 from agentgym.types import Sample
 
@@ -65,7 +65,7 @@ def samples_of(ids: Sequence[Ids]) -> list[Sample]:
     ]
 
 
-def bins_of(plans: list[list[Micro]]) -> list[list[set[int]]]:
+def bins_of(plans: list[list[MicroBatch]]) -> list[list[set[int]]]:
     """The rows of each micro-batch of each rank, padding left out."""
     return [[set(micro.rows) for micro in plan if not micro.masked] for plan in plans]
 
@@ -246,7 +246,7 @@ ids = st.tuples(
 )
 
 
-def check_plan(plans: list[list[Micro]], rows: int, ranks: int) -> list[Micro]:
+def check_plan(plans: list[list[MicroBatch]], rows: int, ranks: int) -> list[MicroBatch]:
     """Whatever the layout and limit: the laws of a plan. The real micro-batches."""
     assert len(plans) == ranks
     assert len({len(micros) for micros in plans}) == 1

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.samples import samples
-from agentgym.train.batching.prefix_tree import Forest, PrefixOrder, plant, prefix_order, row_of, unique_tokens
+from agentgym.samples import build_samples
+from agentgym.train.batching.prefix_tree import (
+    PrefixTree,
+    SortedSamples,
+    build_prefix_tree,
+    pack,
+    sort_samples,
+    unique_tokens,
+)
 from agentgym.types import Group, Sample
 
 Grown = Callable[..., list[Group]]
@@ -44,7 +51,7 @@ def prefixes(rows: Sequence[Sample]) -> set[tuple[int, ...]]:
     return {ids[: n + 1] for ids in whole for n in range(len(ids))}
 
 
-def history(forest: Forest, node: int) -> list[int]:
+def history(forest: PrefixTree, node: int) -> list[int]:
     """The ids from a root to the node, by the parents."""
     found = []
     while node >= 0:
@@ -55,7 +62,7 @@ def history(forest: Forest, node: int) -> list[int]:
 
 def test_the_drawn_forest() -> None:
     rows = [sample([10, 10], [1, 2]), sample([10, 10], [1, 3, 4]), sample([20], [5])]
-    forest = plant(rows)
+    forest = build_prefix_tree(rows)
     assert forest.token_ids_T.tolist() == [10, 10, 1, 2, 3, 4, 20, 5]
     assert forest.depth_T.tolist() == [0, 1, 2, 3, 3, 4, 0, 1]
     assert forest.parent_T.tolist() == [-1, 0, 1, 2, 2, 4, -1, 6]
@@ -64,7 +71,7 @@ def test_the_drawn_forest() -> None:
 
 
 def test_packed_samples_stand_side_by_side_with_positions_of_their_own() -> None:
-    forest = row_of([sample([1], [2, 3]), sample([1], [2])])
+    forest = pack([sample([1], [2, 3]), sample([1], [2])])
     assert forest.token_ids_T.tolist() == [1, 2, 3, 1, 2]
     assert forest.depth_T.tolist() == [0, 1, 2, 0, 1]
     assert forest.parent_T.tolist() == [-1, 0, 1, -1, 3]
@@ -75,13 +82,13 @@ def test_packed_samples_stand_side_by_side_with_positions_of_their_own() -> None
 @given(some_samples)
 @settings(max_examples=100, deadline=None)
 def test_a_forest_has_one_node_for_each_prefix(rows: list[Sample]) -> None:
-    assert len(plant(rows)) == unique_tokens(rows) == len(prefixes(rows))
+    assert len(build_prefix_tree(rows)) == unique_tokens(rows) == len(prefixes(rows))
 
 
-@pytest.mark.parametrize("build", [plant, row_of])
+@pytest.mark.parametrize("build", [build_prefix_tree, pack])
 @given(rows=some_samples)
 @settings(max_examples=100, deadline=None)
-def test_every_response_token_has_its_samples_own_history(build: Callable[..., Forest], rows: list[Sample]) -> None:
+def test_every_response_token_has_its_samples_own_history(build: Callable[..., PrefixTree], rows: list[Sample]) -> None:
     forest = build(rows)
     nodes = iter(forest.responses.tolist())
     for row in rows:
@@ -92,11 +99,11 @@ def test_every_response_token_has_its_samples_own_history(build: Callable[..., F
             assert forest.depth_T[node] == depth
 
 
-@pytest.mark.parametrize("build", [plant, row_of])
+@pytest.mark.parametrize("build", [build_prefix_tree, pack])
 @given(rows=some_samples)
 @settings(max_examples=100, deadline=None)
 def test_a_node_sees_its_ancestors_and_itself_and_nothing_else(
-    build: Callable[..., Forest], rows: list[Sample]
+    build: Callable[..., PrefixTree], rows: list[Sample]
 ) -> None:
     forest = build(rows)
     for query in range(len(forest)):
@@ -105,20 +112,20 @@ def test_a_node_sees_its_ancestors_and_itself_and_nothing_else(
 
 
 def test_rollouts_turns_and_forks_share(grown: Grown) -> None:
-    rows = list(samples(grown(3), merge=False))
+    rows = list(build_samples(grown(3), merge=False))
     assert unique_tokens(rows) < 0.6 * sum(map(len, rows))
 
 
 @given(some_samples, st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
 def test_cuts_hold_the_budget_and_lose_no_sample(rows: list[Sample], budget: int) -> None:
-    parts = prefix_order(rows).cuts(budget)
+    parts = sort_samples(rows).cuts(budget)
     assert sorted(i for part in parts for i in part.tolist()) == list(range(len(rows)))
     for part in parts:
         assert len(part) == 1 or unique_tokens([rows[i] for i in part]) <= budget
 
 
-def repeated(order: PrefixOrder, starts: Sequence[int]) -> tuple[int, int]:
+def repeated(order: SortedSamples, starts: Sequence[int]) -> tuple[int, int]:
     """Tokens that cuts at these places compute twice, and the number of forests."""
     return int(order.shared[list(starts)].sum()), len(starts)
 
@@ -126,7 +133,7 @@ def repeated(order: PrefixOrder, starts: Sequence[int]) -> tuple[int, int]:
 @given(st.lists(st.builds(sample, ids, ids), min_size=1, max_size=7), st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
 def test_no_other_cut_of_neighbours_repeats_fewer_tokens(rows: list[Sample], budget: int) -> None:
-    order = prefix_order(rows)
+    order = sort_samples(rows)
     best = None
     for bits in range(1 << (len(rows) - 1)):
         starts = [0, *(i + 1 for i in range(len(rows) - 1) if bits >> i & 1)]
@@ -142,11 +149,11 @@ def test_turns_of_a_rollout_are_not_cut_apart_where_rollouts_can_be() -> None:
     prompt = [7] * 4
     first = [sample(prompt, [1] * 4), sample(prompt + [1] * 4, [2] * 4)]
     second = [sample(prompt, [3] * 4), sample(prompt + [3] * 4, [4] * 4)]
-    parts = prefix_order(first + second).cuts(16)
+    parts = sort_samples(first + second).cuts(16)
     assert [part.tolist() for part in parts] == [[0, 1], [2, 3]]
 
 
-@pytest.mark.parametrize("build", [plant, row_of])
+@pytest.mark.parametrize("build", [build_prefix_tree, pack])
 def test_no_samples_are_refused(build: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="samples: none"):
         build([])
@@ -154,4 +161,4 @@ def test_no_samples_are_refused(build: Callable[..., Any]) -> None:
 
 def test_no_samples_have_no_tokens() -> None:
     assert unique_tokens([]) == 0
-    assert prefix_order([]).cuts(4) == []
+    assert sort_samples([]).cuts(4) == []

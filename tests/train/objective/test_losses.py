@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.samples import merge, samples
+from agentgym.samples import build_samples, merge
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.objective.losses import (
     LARGEST_LOG_RATIO,
@@ -278,7 +278,7 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
 def test_micro_batches_of_one_two_and_all_give_the_same_gradient(
     policy: PolicyModel, groups_of: Callable[..., list[Group]], normalise: Normalise
 ) -> None:
-    rows = list(samples(groups_of(1), merge=False))
+    rows = list(build_samples(groups_of(1), merge=False))
     whole = gradient(policy, rows, normalise, len(rows))
     for size in (1, 2):
         assert_same(gradient(policy, rows, normalise, size), whole)
@@ -288,7 +288,7 @@ def test_micro_batches_of_one_two_and_all_give_the_same_gradient(
 def test_merged_and_per_turn_samples_give_the_same_gradient(
     policy: PolicyModel, groups_of: Callable[..., list[Group]], normalise: Normalise
 ) -> None:
-    steps, merged = list(samples(groups_of(2), merge=False)), list(samples(groups_of(2)))
+    steps, merged = list(build_samples(groups_of(2), merge=False)), list(build_samples(groups_of(2)))
     assert len(steps) > len(merged)
     whole = gradient(policy, steps, normalise, len(steps))
     assert_same(gradient(policy, merged, normalise, len(merged)), whole)
@@ -298,13 +298,13 @@ def test_merged_and_per_turn_samples_give_the_same_gradient(
 def test_the_order_of_rows_and_the_padding_id_change_nothing(
     policy: PolicyModel, groups_of: Callable[..., list[Group]]
 ) -> None:
-    rows = list(samples(groups_of(3), merge=False))
+    rows = list(build_samples(groups_of(3), merge=False))
     mixed = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     assert_same(gradient(policy, mixed, "rollout", 4, pad_id=7), gradient(policy, rows, "rollout", 4))
 
 
 def test_log_probabilities_equal_the_full_models(policy: PolicyModel, groups_of: Callable[..., list[Group]]) -> None:
-    rows = list(samples(groups_of(4), merge=False))
+    rows = list(build_samples(groups_of(4), merge=False))
     batch = collate(rows, pad_id=0)
     with torch.no_grad():
         got, _ = policy(batch.inputs, batch.loss_mask_BR)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.samples import samples
+from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.objective.losses import Divergence, LossConfig, divergence, policy_loss
 from agentgym.train.objective.objective import rollout_log_ratios, row_log_ratios
@@ -168,7 +168,7 @@ def plain(name: str, logprobs: Tensor, rows: list[Sample]) -> Tensor:
 
 @pytest.mark.parametrize("name", ["ppo", "cispo", "gspo"])
 def test_the_gradient_is_that_of_the_papers_formula(name: str, groups_of: Groups) -> None:
-    rows = list(samples(groups_of(5)))
+    rows = list(build_samples(groups_of(5)))
     batch = collate(rows, pad_id=0)
     torch.manual_seed(0)
     start = torch.where(batch.loss_mask_BR, batch.logprobs_BR + 0.5 * torch.randn(batch.logprobs_BR.shape), 0)
@@ -220,7 +220,7 @@ def figures(tiny_model: Path, config: TrainConfig, rows: list[Sample]) -> list[f
 def test_a_loss_does_not_depend_on_its_cut_into_micro_batches(
     tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any]
 ) -> None:
-    rows = list(samples(groups_of(1)))
+    rows = list(build_samples(groups_of(1)))
     whole = figures(tiny_model, replace(config, **change), rows)
     for micro_tokens in (1, 40):
         again = figures(tiny_model, replace(config, **change, micro_tokens=micro_tokens), rows)
@@ -232,7 +232,7 @@ def test_a_loss_does_not_depend_on_its_cut_into_micro_batches(
 def test_a_loss_does_not_depend_on_its_layout(
     tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any], layout: Any
 ) -> None:
-    rows = list(samples(groups_of(1), merge=change["loss"] == "gspo"))
+    rows = list(build_samples(groups_of(1), merge=change["loss"] == "gspo"))
     padded, other = (
         figures(tiny_model, replace(config, **change, layout=name, micro_tokens=120), rows)
         for name in ("padded", layout)
@@ -242,14 +242,14 @@ def test_a_loss_does_not_depend_on_its_layout(
 
 def test_the_ratio_of_a_rollout_is_the_same_in_parts(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
     by_rollout = replace(config, loss="gspo_rollout", clip_low=0.05, clip_high=0.05, micro_tokens=40)
-    merged, parts = (figures(tiny_model, by_rollout, list(samples(groups_of(1), merge=m))) for m in (True, False))
+    merged, parts = (figures(tiny_model, by_rollout, list(build_samples(groups_of(1), merge=m))) for m in (True, False))
     assert parts == pytest.approx(merged, rel=1e-4)
 
 
 def test_of_a_rollout_with_one_segment_both_ratios_are_the_same(
     tiny_model: Path, config: TrainConfig, groups_of: Groups
 ) -> None:
-    rows = [replace(row, weight=1.0) for row in samples(groups_of(1)) if row.segment == 0]
+    rows = [replace(row, weight=1.0) for row in build_samples(groups_of(1)) if row.segment == 0]
     one, other = (
         figures(tiny_model, replace(config, loss=loss, clip_low=0.05, clip_high=0.05), rows)
         for loss in ("gspo", "gspo_rollout")
@@ -260,7 +260,7 @@ def test_of_a_rollout_with_one_segment_both_ratios_are_the_same(
 def test_the_reference_is_the_model_without_its_adapter(
     tiny_model: Path, config: TrainConfig, groups_of: Groups
 ) -> None:
-    rows = list(samples(groups_of(1)))
+    rows = list(build_samples(groups_of(1)))
 
     def scores(trainer: Trainer) -> np.ndarray:
         every = []
@@ -280,7 +280,7 @@ def test_the_reference_is_the_model_without_its_adapter(
 def test_the_divergence_holds_the_policy_near_its_reference(
     tiny_model: Path, config: TrainConfig, groups_of: Groups
 ) -> None:
-    rows = list(samples(groups_of(1)))
+    rows = list(build_samples(groups_of(1)))
     ends = []
     for coef in (1e-6, 10.0):
         with Trainer(tiny_model, replace(config, kl_coef=coef, kl_estimator="k2", grad_clip=1.0)) as trainer:
@@ -300,7 +300,7 @@ def test_the_divergence_holds_the_policy_near_its_reference(
 def test_a_segment_in_parts_is_refused(
     tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any], instead: str
 ) -> None:
-    parts = list(samples(groups_of(1), merge=False))
+    parts = list(build_samples(groups_of(1), merge=False))
     ((field, value),) = change.items()
     with (
         Trainer(tiny_model, replace(config, **change)) as trainer,

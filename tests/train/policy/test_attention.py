@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from agentgym.samples import samples
-from agentgym.train.batching.layouts import Row, lay_out
+from agentgym.samples import build_samples
+from agentgym.train.batching.layouts import PackedInputs, lay_out
 from agentgym.train.policy import attention
 from agentgym.train.policy.attention import BLOCK, NAME, attend_in_rows, block_mask, row_attention, runs
 from agentgym.types import Group, Ints
@@ -184,7 +184,7 @@ def states(model: Any, row: Any) -> Tensor:
 
 
 def rows_of(groups: list[Group], layout: Any) -> Any:
-    return lay_out(samples(groups, merge=False), layout=layout, pad_id=0)
+    return lay_out(build_samples(groups, merge=False), layout=layout, pad_id=0)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "mixtral"])
@@ -240,7 +240,7 @@ def test_flex_attention_gives_the_states_of_the_cpu_path(grown: Callable[..., li
     model = tiny("qwen3", head_dim=16, max_position_embeddings=512)
     attend_in_rows(model)
     row = rows_of(grown(2, groups=6, size=6), "tree")
-    assert isinstance(row, Row)
+    assert isinstance(row, PackedInputs)
     assert row.tokens > 2 * BLOCK
     with torch.no_grad():
         arguments = row.arguments() | {NAME: block_mask(row.end_T, CPU)}

@@ -19,8 +19,8 @@ from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.server import Server
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.errors import EngineError
-from agentgym.run.distributed_rollouts import Play
-from agentgym.run.loop import sync
+from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.loop import sync_weights
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.scheduling.run_groups import Groups
 from agentgym.train.trainer import TrainConfig, Trainer
@@ -93,14 +93,14 @@ async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(url:
         Trainer(MODEL, TrainConfig(temperature=0.7, lr=2e-3, device="cpu")) as trainer,
         SGLangEngine.attach(url, config=config) as engine,
     ):
-        play = Play(ChaseCompaction, engine, trainer, FakeBoxes(), WARM, concurrency=16)
+        play = Collector(ChaseCompaction, engine, trainer, FakeBoxes(), WARM, concurrency=16)
         tasks = list(ChaseCompaction.tasks("train")[:4])
         before = await play.collect(tasks, n=4, seed=0)
         assert largest_gap(trainer, before) < 1e-4
         for version in (1, 2):
-            await trainer.step(ag.samples(before))
+            await trainer.step(ag.build_samples(before))
             probe = before.rollouts[0].segments[0].token_ids.tolist()
-            assert await sync(trainer, engine, version, probe, WARM, tolerance=1e-4) < 1e-4
+            assert await sync_weights(trainer, engine, version, probe, WARM, tolerance=1e-4) < 1e-4
         after = await play.collect(tasks, n=4, seed=1)
         assert largest_gap(trainer, after) < 1e-4
         assert {v.version for r in after.rollouts for s in r.segments for t in s.turns for v in t.versions} == {2}
@@ -311,7 +311,7 @@ async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_roll
         assert counts.requests == counts.turns + counts.retried
         last = engine._fleet.living[0]
         one_is_done = asyncio.Event()
-        playing = asyncio.create_task(
+        current_usage = asyncio.create_task(
             ag.run_groups(
                 Chase,
                 Chase.tasks("train")[:4],
@@ -325,7 +325,7 @@ async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_roll
         )
         await one_is_done.wait()
         crash(last)
-        groups = await playing
+        groups = await current_usage
         figures = groups.metrics()
         assert figures["rollouts/failed"] > 0
         assert figures["rollouts/finished"] > 0
