@@ -80,8 +80,8 @@ def build_samples(
     Failed rollouts and groups without a signal (see `credit.py`) are left out and counted. Two groups of one id
     share a baseline. Raises ValueError for a rollout id that appears twice.
 
-    With `advantage_level` "outcome" every token of a rollout has the rollout's advantage. With "turn" each turn has that
-    of what came after it (`turn_advantages`), where the env's steps give rewards of their own; a group then has a
+    With `advantage_level` "outcome" every token of a rollout has the rollout's advantage. With "turn" each turn has
+    that of what came after it (`turn_advantages`), where the env's steps give rewards of their own; a group then has a
     signal where what came after any turn differs, although the totals may be equal.
     """
     if advantage_level not in ("outcome", "turn"):
