@@ -4,6 +4,7 @@ Users raise plain Python in their environments and tools; `boundary` names the c
 """
 
 import asyncio
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
@@ -85,3 +86,20 @@ def _is_foreign(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is None
     return isinstance(error, Exception | SystemExit) or is_stray(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a rollout has no reward: the error that ended it, and where the user's own code raised it."""
+
+    type: str
+    """The boundary that it crossed: EnvError, SandboxError, EngineError, ContextOverflow."""
+    message: str
+    """What was crossed, the error's own type and text, and the line of the user's code."""
+    where: str = ""
+    """What was crossed, such as "Bugfix.setup", "Bugfix: reward 'fixed'" or "lease"; "" where agentgym refused."""
+    traceback: str = ""
+    """Of the user's own exception, from the crossing to the line that raised; "" where there was none."""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from agentgym.errors import Failure
 from agentgym.messages import Message
 from agentgym.task_fields import as_id, as_messages
+from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, plain_text, show
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -125,8 +127,12 @@ class Turn:
     finish_reason: Literal["stop", "length", "abort"]
     versions: tuple[Version, ...]
     message: Message
+    env_messages: tuple[Message, ...] = ()
+    """What the env answered the turn with, also where the rollout ended there."""
     seconds: float = 0.0
     """From asking the engine to its answer."""
+    env_seconds: float = 0.0
+    """From the turn's message to the env's answer."""
     reward: float = 0.0
     """What the env's step gave for this turn; it is part of the rollout's reward."""
     number: int = 0
@@ -140,7 +146,7 @@ class Turn:
 SegmentKind: TypeAlias = Literal["root", "compaction", "fork", "subagent", "rerender"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Segment:
     """One append-only stretch of context: ids, which of them were sampled, and their log-probabilities.
 
@@ -162,6 +168,8 @@ class Segment:
     sampled: Bools
     logprobs: Floats
     turns: tuple[Turn, ...]
+    prompt_messages: tuple[Message, ...] = ()
+    """What the segment opened with; a fork repeats the conversation that it goes on from."""
 
     def __post_init__(self) -> None:
         _set(self, "token_ids", _vector(self.token_ids, np.int64))
@@ -180,6 +188,14 @@ class Segment:
         _require(bool((spans == self.sampled).all()), "sampled: must be exactly the union of the turns' spans")
         _require(not self.logprobs[~self.sampled].any(), "logprobs: must be 0.0 where nothing was sampled")
 
+    def __repr__(self) -> str:
+        return f"<Segment {self.index} {self.kind}: {len(self.turns)} turns, {len(self.token_ids)} ids>"
+
+    def transcript(self) -> SegmentTranscript:
+        """The conversation of this segment, from what it opened with to the last answer."""
+        said = [message for turn in self.turns for message in (turn.message, *turn.env_messages)]
+        return SegmentTranscript(self.index, self.kind, self.parent, (*self.prompt_messages, *said))
+
 
 class StopReason(StrEnum):
     """Why a rollout ended; a tool that returns `Stop("word")` adds its own word."""
@@ -194,11 +210,12 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Rollout:
     """One attempt at a task: ONE outcome reward, however many segments it fanned out into.
 
-    `reward` None means that it failed and was never scored (`error` says why); 0.0 is a score.
+    `reward` None means that it failed and was never scored (`failure` says why); 0.0 is a score.
+    `print(rollout)` shows what was said, `rollout.show()` the same with colours.
     """
 
     rollout_id: str
@@ -207,7 +224,7 @@ class Rollout:
     reward: float | None
     rewards: Mapping[str, float] = field(default_factory=dict)
     stop_reason: str
-    error: str | None = None
+    failure: Failure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     box: str | None = None
     """The digest of the image or the kind of the box that its tools ran in."""
@@ -216,12 +233,45 @@ class Rollout:
         _require(bool(self.rollout_id), "rollout_id: empty")
         _require(bool(self.group_id), "group_id: empty")
         _require(bool(self.stop_reason), "stop_reason: empty")
-        _require((self.reward is None) == (self.error is not None), "reward: None exactly when error says why")
+        _require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
         _require(self.reward is None or bool(np.isfinite(self.reward)), f"reward: {self.reward} is not finite")
         _require(
             all(s.index == i and (s.parent is None or s.parent < i) for i, s in enumerate(self.segments)),
             "segments: indices must count from 0 and a parent must come first",
         )
+
+    def __repr__(self) -> str:
+        return f"<Rollout {self._head()}>"
+
+    def __str__(self) -> str:
+        return "\n".join([f"rollout {self._head()}", plain_text(self.transcript()), self._foot()])
+
+    def transcript(self) -> tuple[SegmentTranscript, ...]:
+        """The whole conversation of every segment, in the order of their opening."""
+        return tuple(segment.transcript() for segment in self.segments)
+
+    def show(self, *, full: bool = False, console: Any = None) -> None:
+        """Print the transcript with colours; `full` cuts no message, `console` is a rich Console instead of stdout."""
+        show(self._head(), self.transcript(), self._foot(), limit=None if full else SHOWN_CHARACTERS, console=console)
+
+    def _head(self) -> str:
+        reward = "failed" if self.reward is None else f"reward {self.reward:g}"
+        turns = sum(len(segment.turns) for segment in self.segments)
+        size = f"{turns} turns, {self.sampled_tokens} sampled tokens, {len(self.segments)} segments"
+        return f"{self.rollout_id}: {reward}, stopped by {self.stop_reason}, {size}"
+
+    def _foot(self) -> str:
+        """The rewards by name, the metrics, and the failure with its traceback."""
+        parts = [("rewards", self.rewards), ("metrics", self.metrics)]
+        lines = [f"{name}: " + ", ".join(f"{k} {v:g}" for k, v in got.items()) for name, got in parts if got]
+        if self.failure is not None:
+            lines += [f"failed: {self.failure}", self.failure.traceback.rstrip()]
+        return "\n".join(filter(None, lines))
+
+    @property
+    def error(self) -> str | None:
+        """The failure in one line; None for a rollout that was scored."""
+        return None if self.failure is None else str(self.failure)
 
     @property
     def sampled_tokens(self) -> int:
@@ -240,6 +290,8 @@ class Group:
 
     group_id: str
     rollouts: tuple[Rollout, ...]
+    task: Task | None = None
+    """The task that they are attempts at, where the group's maker gave it."""
 
     def __post_init__(self) -> None:
         strangers = [r.rollout_id for r in self.rollouts if r.group_id != self.group_id]
@@ -291,11 +343,3 @@ class Sample:
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Adapter:
-    """A LoRA adapter in PEFT's terms: its config and its tensors by PEFT's names, on the CPU."""
-
-    config: Mapping[str, Any]
-    tensors: Mapping[str, Any]

@@ -27,12 +27,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 import agentgym as ag
+from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.engines.sglang.prompts import NOTHING
 from agentgym.engines.sglang.server import Ask, PolicyVersion
-from agentgym.types import Adapter, Completion, Floats, Sampling, Version
+from agentgym.types import Completion, Floats, Sampling, Version
 from benchmarks.answering import Reply, answering
 from benchmarks.harness import arguments, at_most, load_workloads, report
 from recipes.warm_start import CHECKPOINTS, MARKS, SPECIAL

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "failures sound_json task_fields models process_identity time_limits messages",
-    "errors transcript boxes",
+    "failures sound_json task_fields models process_identity time_limits messages adapter",
+    "errors boxes transcript",
     "extras types",
     "tools",
     "environments returns",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentgym.errors import Failure
 from agentgym.samples import SampleBatch, build_samples, merge
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
 
@@ -49,7 +50,7 @@ def rollout(name: str, reward: float | None, *segments: Segment, group: str = "g
         segments=segments or (segment(0, ("context", [1, 2]), ("turn", [3])),),
         reward=reward,
         stop_reason="error" if reward is None else "done",
-        error="the box died" if reward is None else None,
+        failure=Failure(type="SandboxError", message="the box died") if reward is None else None,
     )
 
 

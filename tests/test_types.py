@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentgym.boxes import ExecResult, cut_middle
+from agentgym.errors import Failure
 from agentgym.messages import Message
 from agentgym.types import Completion, Group, Rollout, Sample, Sampling, Segment, StopReason, Task, Turn, Version
 
@@ -109,7 +110,7 @@ def test_a_segment_is_three_lists_of_one_length_and_its_mask_the_union_of_its_tu
         ({"group_id": ""}, "group_id"),
         ({"stop_reason": ""}, "stop_reason"),
         ({"reward": None}, "reward"),
-        ({"reward": 0.0, "error": "it died"}, "reward"),
+        ({"reward": 0.0, "failure": Failure(type="EnvError", message="it died")}, "reward"),
         ({"reward": NAN}, "reward"),
         ({"segments": (segment(), segment())}, "segments"),
         ({"segments": (segment(index=1, parent=0, kind="fork"),)}, "segments"),
@@ -121,7 +122,10 @@ def test_a_rollout_has_ids_a_stop_reason_and_either_a_finite_reward_or_an_error(
 
 
 def test_a_failed_rollout_is_not_scored_and_a_zero_is_a_score() -> None:
-    failed, zero = rollout(rollout_id="t/1", reward=None, error="it died"), rollout(reward=0.0)
+    failed, zero = (
+        rollout(rollout_id="t/1", reward=None, failure=Failure(type="EnvError", message="it died")),
+        rollout(reward=0.0),
+    )
     assert Group(group_id="t", rollouts=(failed, zero)).scored == (zero,)
 
 

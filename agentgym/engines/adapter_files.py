@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agentgym.adapter import Adapter
 from agentgym.extras import needs_extra
-from agentgym.types import Adapter
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.types import Adapter, Completion, Floats, Sampling
+from agentgym.types import Completion, Floats, Sampling
 
 
 class Engine(Protocol):

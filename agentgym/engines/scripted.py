@@ -7,13 +7,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from agentgym.adapter import Adapter
 from agentgym.chat.marks import Marks, unbroken
 from agentgym.chat.parsing import parse_hermes
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.errors import EngineError
 from agentgym.messages import Message
 from agentgym.sound_json import whole_characters
-from agentgym.types import Adapter, Completion, Floats, Sampling, Version
+from agentgym.types import Completion, Floats, Sampling, Version
 
 
 def call(name: str, /, **arguments: Any) -> Message:

@@ -13,7 +13,7 @@ from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT, threads_ended
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
-from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, boundary
+from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, Failure, SandboxError, boundary
 from agentgym.rollouts.conversation import Conversation, RolloutState
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.step_result import read_metrics, read_reset, read_rewards, read_step
@@ -95,13 +95,13 @@ class Episode:
                     digest = env.box.digest
                     # Once more, for it is called once: before the box goes back.
                     self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
-                stop_reason, error = await self._play_and_score(env), None
-        except AgentGymError as failure:
+                stop_reason, failure = await self._play_and_score(env), None
+        except AgentGymError as error:
             if running.cancelling() > self.cancellations:
-                raise asyncio.CancelledError from failure  # what failed on the way out must not keep it in
-            said = "; ".join([str(failure), *getattr(failure, "__notes__", ())])
-            stop_reason, error = StopReason.ERROR, f"{type(failure).__name__}: {said}"
-            self.may_be_retried = not self.touched and isinstance(failure, EngineError | SandboxError)
+                raise asyncio.CancelledError from error  # what failed on the way out must not keep it in
+            said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            stop_reason, failure = StopReason.ERROR, Failure(type=type(error).__name__, message=said)
+            self.may_be_retried = not self.touched and isinstance(error, EngineError | SandboxError)
         state.metrics["seconds"] = time.perf_counter() - start
         state.metrics["turns"] = state.turns
         if retry:
@@ -110,10 +110,10 @@ class Episode:
             rollout_id=state.rollout_id,
             group_id=self.task.id,
             segments=tuple([segment.close() for segment in state.segments]),
-            reward=self.reward if error is None else None,
+            reward=self.reward if failure is None else None,
             rewards=self.rewards,
             stop_reason=stop_reason,
-            error=error,
+            failure=failure,
             metrics=state.metrics,
             box=digest,
         )

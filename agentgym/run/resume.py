@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from agentgym.adapter import Adapter
 from agentgym.run.log import MetricsLogger
 from agentgym.train.checkpoint import has_checkpoints, write_checkpoint
-from agentgym.types import Adapter
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when one is described
     from agentgym.train.trainer import Trainer

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.base import Engine
 from agentgym.errors import EngineError
 from agentgym.scheduling.accounting import LifecycleCounts
 from agentgym.time_limits import off_the_clock
-from agentgym.types import Adapter, Completion, Floats, Sampling
+from agentgym.types import Completion, Floats, Sampling
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ from typing import Generic
 import numpy as np
 
 from agentgym.environments.env import TaskT
+from agentgym.errors import Failure
 from agentgym.returns import differ, returns_by_turn
 from agentgym.scheduling.gate import RolloutUsage
 from agentgym.types import Group, Rollout, StopReason
@@ -40,7 +41,7 @@ class GroupState(Generic[TaskT]):
             segments=(),
             reward=None,
             stop_reason=StopReason.ERROR,
-            error=why,
+            failure=Failure(type="AgentGymError", message=why),
         )
 
     def usage(self) -> RolloutUsage:

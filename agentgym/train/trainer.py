@@ -10,13 +10,14 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from agentgym.adapter import Adapter
 from agentgym.models import find_model
 from agentgym.train.checkpoint import last_checkpoint, write_checkpoint
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import open_ranks
 from agentgym.train.learner import Learner
 from agentgym.train.policy.adapter_io import export_adapter, write_adapter, write_merged
-from agentgym.types import Adapter, Floats, Sample, Sampling
+from agentgym.types import Floats, Sample, Sampling
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
+from agentgym.errors import Failure
 from agentgym.run.evaluation import Evaluation
 from agentgym.scheduling.run_groups import Groups
 from agentgym.types import Group, Rollout
@@ -34,7 +35,7 @@ def group(name: str, *rewards: float | None) -> Group:
             segments=(),
             reward=reward,
             stop_reason="answer",
-            error="down" if reward is None else None,
+            failure=Failure(type="EngineError", message="down") if reward is None else None,
         )
         for i, reward in enumerate(rewards)
     ]

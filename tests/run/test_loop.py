@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import agentgym as ag
+from agentgym.adapter import Adapter
 from agentgym.engines.scripted import Scripted, say
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.environments.env import Split
@@ -24,7 +25,7 @@ from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Draw, batches
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Adapter, Floats, Sampling
+from agentgym.types import Floats, Sampling
 from envs.chase.env import Chase, ChaseCompaction, ChaseTask
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase_compaction"

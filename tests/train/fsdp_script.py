@@ -7,10 +7,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from agentgym.adapter import Adapter
 from agentgym.train import trainer as trainer_module
 from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Adapter, Sample, Sampling
+from agentgym.types import Sample, Sampling
 
 
 def slow_disk(adapter: Adapter, path: Path) -> None:

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.adapter_files import opened_adapter
 from agentgym.engines.sglang.answers import require_possible
@@ -27,7 +28,7 @@ from agentgym.engines.sglang.prompts import Prompts, checked
 from agentgym.engines.sglang.server import Ask, NoServer, PolicyVersion, Server, ServerFacts, Unavailable
 from agentgym.errors import EngineError
 from agentgym.process_identity import lent_folder
-from agentgym.types import Adapter, Completion, Floats, Sampling
+from agentgym.types import Completion, Floats, Sampling
 
 __all__ = ["SGLangConfig", "SGLangEngine"]
 

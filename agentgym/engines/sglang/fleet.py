@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from agentgym.adapter import Adapter
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.generation import Attempts
 from agentgym.engines.sglang.model_info import context_limit, served, write_adapter
@@ -16,7 +17,6 @@ from agentgym.engines.sglang.process import NOT_SGLANG, Progress, ServerProcess,
 from agentgym.engines.sglang.router import Router
 from agentgym.engines.sglang.server import NoServer, PolicyVersion, Server
 from agentgym.errors import EngineError
-from agentgym.types import Adapter
 
 _LOG = logging.getLogger(__name__)
 _UNLOAD_S = 60.0

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.extras import needs_extra
-from agentgym.types import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

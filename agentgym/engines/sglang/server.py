@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from agentgym.adapter import Adapter
 from agentgym.engines.sglang.answers import completion_of, field_of, first_of, reason_of, scores_of
 from agentgym.engines.sglang.http import Answer, JsonClient, encoded
 from agentgym.engines.sglang.process import ServerProcess
 from agentgym.engines.sglang.prompts import Prompt
 from agentgym.errors import EngineError, WireError
-from agentgym.types import Adapter, Completion, Floats, Sampling
+from agentgym.types import Completion, Floats, Sampling
 
 _CONTROL_S = 60.0
 """For a request that samples nothing."""

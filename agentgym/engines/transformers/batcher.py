@@ -14,11 +14,12 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
+from agentgym.adapter import Adapter
 from agentgym.engines.transformers.kv_slots import Donor, Slots
 from agentgym.engines.transformers.lora import Merger
 from agentgym.engines.transformers.model import InferenceModel
 from agentgym.errors import EngineError
-from agentgym.types import Adapter, Completion, Ints, Sampling, Version
+from agentgym.types import Completion, Ints, Sampling, Version
 
 Settle: TypeAlias = Callable[[object], None]
 """Called once with a request's Completion, or with the exception that ended it."""

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.adapter_files import opened_adapter
 from agentgym.engines.sglang.prompts import holds_bool
 from agentgym.errors import EngineError
 from agentgym.extras import needs_extra
 from agentgym.models import find_model
-from agentgym.types import Adapter, Completion, Floats, Ints, Sampling
+from agentgym.types import Completion, Floats, Ints, Sampling
 
 if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is written
     from agentgym.engines.transformers.batcher import Batcher, Stats

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agentgym.adapter import Adapter
 from agentgym.train.policy.model import PolicyModel
 from agentgym.train.replace_folder import written_whole
-from agentgym.types import Adapter
 
 
 @torch.no_grad()

@@ -17,12 +17,13 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from agentgym.adapter import Adapter
 from agentgym.engines.base import Engine
 from agentgym.engines.transformers.batcher import Batcher, Request
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.engines.transformers.model import InferenceModel
 from agentgym.errors import EngineError
-from agentgym.types import Adapter, Completion, Floats, Sampling, Version
+from agentgym.types import Completion, Floats, Sampling, Version
 
 # PEFT still asks transformers by the attribute's old name.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")

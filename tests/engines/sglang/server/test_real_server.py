@@ -14,6 +14,7 @@ import pytest_asyncio
 import torch
 
 import agentgym as ag
+from agentgym.adapter import Adapter
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.server import Server
@@ -24,7 +25,7 @@ from agentgym.run.loop import sync_weights
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.scheduling.run_groups import Groups
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Adapter, Completion, Floats, Sampling, Version
+from agentgym.types import Completion, Floats, Sampling, Version
 from envs.chase.env import Chase, ChaseCompaction
 from tests.engines.sglang.server.conftest import MODEL, real_config
 

@@ -1,0 +1,136 @@
+"""Rollouts as rows of the store, and rows as rollouts."""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from agentgym.errors import Failure
+from agentgym.types import Floats, Ints, Rollout, Segment, Turn, Version
+
+ROLLOUT_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds, detail"
+SEGMENT_COLUMNS = "place, parent, kind, token_ids, id_bytes, logprobs, turns, messages"
+
+
+def packed(value: object) -> bytes:
+    """`value` as compressed JSON; a lone surrogate in a text survives it."""
+    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
+
+
+def unpacked(blob: bytes) -> Any:
+    """The value that `packed` made the blob of."""
+    return json.loads(zlib.decompress(blob))
+
+
+def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...]:
+    """The values of ROLLOUT_COLUMNS."""
+    detail = {
+        "rewards": dict(rollout.rewards),
+        "metrics": dict(rollout.metrics),
+        "box": rollout.box,
+        "failure": asdict(rollout.failure) if rollout.failure is not None else None,
+    }
+    return (
+        phase,
+        step,
+        rollout.group_id,
+        rollout.rollout_id,
+        rollout.reward,
+        rollout.stop_reason,
+        rollout.error,
+        sum(len(segment.turns) for segment in rollout.segments),
+        rollout.sampled_tokens,
+        float(rollout.metrics.get("seconds", 0.0)),
+        packed(detail),
+    )
+
+
+def segment_row(segment: Segment) -> tuple[object, ...]:
+    """The values of SEGMENT_COLUMNS: 2 or 4 bytes an id, 4 a sampled token's log-probability."""
+    small = bool((segment.token_ids < 1 << 16).all())
+    turns = [
+        [
+            turn.start,
+            turn.stop,
+            turn.finish_reason,
+            turn.versions,
+            turn.seconds,
+            turn.env_seconds,
+            turn.reward,
+            turn.number,
+        ]
+        for turn in segment.turns
+    ]
+    messages = {
+        "prompt": segment.prompt_messages,
+        "turns": [[turn.message, turn.env_messages] for turn in segment.turns],
+    }
+    return (
+        segment.index,
+        segment.parent,
+        segment.kind,
+        segment.token_ids.astype("<u2" if small else "<u4").tobytes(),
+        2 if small else 4,
+        segment.logprobs[segment.sampled].astype("<f4").tobytes(),
+        packed(turns),
+        packed(messages),
+    )
+
+
+def segment_of(row: Sequence[Any]) -> Segment:
+    """The segment of a row of SEGMENT_COLUMNS, with its laws checked."""
+    index, parent, kind, ids, id_bytes, logprobs, turns, messages = row
+    token_ids: Ints = np.frombuffer(ids, f"<u{id_bytes}").astype(np.int64)
+    said = unpacked(messages)
+    made = [_turn(turn, *texts) for turn, texts in zip(unpacked(turns), said["turns"], strict=True)]
+    sampled = np.zeros(len(token_ids), np.bool_)
+    for turn in made:
+        sampled[turn.start : turn.stop] = True
+    scores: Floats = np.zeros(len(token_ids), np.float32)
+    scores[sampled] = np.frombuffer(logprobs, "<f4")
+    return Segment(
+        index=index,
+        parent=parent,
+        kind=kind,
+        token_ids=token_ids,
+        sampled=sampled,
+        logprobs=scores,
+        turns=tuple(made),
+        prompt_messages=tuple(said["prompt"]),
+    )
+
+
+def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> Turn:
+    start, stop, finish_reason, versions, seconds, env_seconds, reward, number = values
+    return Turn(
+        start=start,
+        stop=stop,
+        finish_reason=finish_reason,
+        versions=tuple(Version(*version) for version in versions),
+        message=message,
+        env_messages=tuple(env_messages),
+        seconds=seconds,
+        env_seconds=env_seconds,
+        reward=reward,
+        number=number,
+    )
+
+
+def rollout_of(row: Sequence[Any], segments: Sequence[Segment]) -> Rollout:
+    """The rollout of a row of ROLLOUT_COLUMNS and its segments."""
+    _, _, group_id, rollout_id, reward, stop_reason, _, _, _, _, detail = row
+    found: Mapping[str, Any] = unpacked(detail)
+    return Rollout(
+        rollout_id=rollout_id,
+        group_id=group_id,
+        segments=tuple(segments),
+        reward=reward,
+        rewards=found["rewards"],
+        stop_reason=stop_reason,
+        failure=Failure(**found["failure"]) if found["failure"] is not None else None,
+        metrics=found["metrics"],
+        box=found["box"],
+    )

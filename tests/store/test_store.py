@@ -1,0 +1,238 @@
+"""The rollout store: what is added is on disk, whole, and comes back as it was."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentgym.errors import Failure
+from agentgym.messages import Message
+from agentgym.store.reader import RolloutStore
+from agentgym.store.rows import segment_of, segment_row
+from agentgym.store.schema import FILE
+from agentgym.store.writer import RolloutWriter, Trained
+from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
+
+TEXT = st.text(st.characters(), max_size=8)  # lone surrogates and control characters too
+
+
+def segment(spans: Sequence[tuple[int, int]], *, length: int, text: str = "said", top: int = 60_000) -> Segment:
+    """
+    ::
+
+        ids      P  a  a  e  a          spans (1, 3), (4, 5)
+        sampled  0  1  1  0  1
+    """
+    rng = np.random.default_rng(length)
+    sampled = np.zeros(length, np.bool_)
+    turns = []
+    for number, (start, stop) in enumerate(spans):
+        sampled[start:stop] = True
+        turns.append(
+            Turn(
+                start=start,
+                stop=stop,
+                finish_reason="stop",
+                versions=(Version(0, 3),),
+                message=Message(role="assistant", content=text),
+                env_messages=(Message(role="tool", content=text, name="bash"),),
+                seconds=0.25,
+                env_seconds=0.5,
+                reward=0.125,
+                number=number,
+            )
+        )
+    return Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=rng.integers(0, top, length),
+        sampled=sampled,
+        logprobs=np.where(sampled, -rng.random(length, np.float32), 0),
+        turns=tuple(turns),
+        prompt_messages=(Message(role="user", content=text),),
+    )
+
+
+def rollout(name: str = "task/0", reward: float | None = 1.0, **changes: Any) -> Rollout:
+    """A rollout of one segment of two turns; failed where `reward` is None."""
+    failure = Failure(type="EnvError", message="KeyError: 'x'", where="reward 'right'", traceback="Traceback ..\n")
+    return Rollout(
+        rollout_id=name,
+        group_id=name.partition("/")[0],
+        segments=changes.pop("segments", (segment([(2, 4), (5, 9)], length=12),)),
+        reward=reward,
+        rewards={} if reward is None else {"right": reward},
+        stop_reason="answer" if reward is not None else "error",
+        failure=failure if reward is None else None,
+        metrics={"seconds": 1.5, "tool_calls": 2.0},
+        box="sha256:1",
+    )
+
+
+def group(*rollouts: Rollout) -> Group:
+    task = Task(id=rollouts[0].group_id, prompt=(Message(role="user", content="Go."),))
+    return Group(group_id=rollouts[0].group_id, rollouts=rollouts, task=task)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two frozen values hold the same, arrays by their elements."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, tuple) and not isinstance(one, Version):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Rollout | Segment | Turn):
+        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return bool(one == other)
+
+
+def written(folder: Path, *groups: Group, step: int = 0) -> None:
+    with RolloutWriter(folder) as writer:
+        writer.add(groups, step=step)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=TEXT,
+    cuts=st.lists(st.integers(1, 60), unique=True, max_size=8).map(sorted),
+    top=st.sampled_from([9, 1 << 16, 1 << 20]),
+)
+def test_a_segment_comes_back_as_it_was_whatever_was_said(text: str, cuts: list[int], top: int) -> None:
+    spans = list(zip(cuts[::2], cuts[1::2], strict=False))
+    one = segment(spans, length=64, text=text, top=top)
+    assert same(segment_of(segment_row(one)), one)
+
+
+def test_rollouts_come_back_whole_with_their_task(tmp_path: Path) -> None:
+    played = rollout()
+    written(tmp_path, group(played), step=7)
+    with RolloutStore(tmp_path) as store:
+        (found,) = store.find()
+        assert same(found.rollout, played)
+        assert (found.phase, found.step, found.trainer_logprobs) == ("train", 7, (None,))
+        assert store.task("task") == {"id": "task", "prompt": [{"role": "user", "content": "Go."}]}
+
+
+def test_what_a_step_computed_stands_beside_its_rollouts(tmp_path: Path) -> None:
+    played = rollout()
+    logprobs = played.segments[0].logprobs[played.segments[0].sampled] - np.float32(0.25)
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(played)], step=1)
+        writer.add_step([Trained(rollout_id="task/0", segment=0, logprobs=logprobs, advantages=[0.5, -0.5])], step=1)
+    with RolloutStore(tmp_path) as store:
+        (found,) = store.find()
+    assert found.advantages == ((0.5, -0.5),)
+    assert np.array_equal(np.asarray(found.trainer_logprobs[0]), logprobs)
+    assert found.logprob_gap == pytest.approx(0.25)
+
+
+def test_the_worst_and_the_best_leave_failed_rollouts_out_and_failed_ones_are_asked_for(tmp_path: Path) -> None:
+    written(tmp_path, group(rollout("a/0", 0.5), rollout("a/1", None), rollout("a/2", -1.0), rollout("a/3", 2.0)))
+    with RolloutStore(tmp_path) as store:
+        ids = {order: [f.rollout.rollout_id for f in store.find(order=order)] for order in ("worst", "best")}
+        (failed,) = store.find(failed=True)
+    assert ids == {"worst": ["a/2", "a/0", "a/3"], "best": ["a/3", "a/0", "a/2"]}
+    assert failed.rollout.failure == rollout(reward=None).failure
+
+
+@pytest.mark.parametrize(("asked", "found"), [("a/1", ["a/1"]), ("b", ["b/0"]), ("1", ["a/0"]), ("c", [])])
+def test_a_rollout_is_found_by_its_id_its_task_or_its_number(tmp_path: Path, asked: str, found: list[str]) -> None:
+    written(tmp_path, group(rollout("a/0"), rollout("a/1")), group(rollout("b/0")))
+    with RolloutStore(tmp_path) as store:
+        assert [f.rollout.rollout_id for f in store.find(ids=[asked])] == found
+
+
+def test_a_resumed_run_drops_the_rollouts_of_steps_that_are_done_again(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        for step in range(4):
+            writer.add([group(rollout(f"t{step}/0"))], step=step)
+        writer.add([group(rollout("held/0"))], phase="eval_before", step=0)
+    with RolloutWriter(tmp_path, done=2) as writer:
+        writer.add([group(rollout("again/0"))], step=2)
+    with RolloutStore(tmp_path) as store:
+        assert [f.rollout.rollout_id for f in store.find()] == ["t0/0", "t1/0", "held/0", "again/0"]
+
+
+def test_a_store_is_read_while_it_is_written(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("a/0"))], step=0)
+        writer.flush()
+        with RolloutStore(tmp_path) as store:
+            assert len(store) == 1
+            writer.add([group(rollout("b/0"))], step=0)
+            writer.flush()
+            assert len(store) == 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from agentgym.store.writer import RolloutWriter
+from tests.store.test_store import group, rollout
+
+with RolloutWriter(Path(sys.argv[1])) as writer:
+    for number in range(1000):
+        writer.add([group(rollout(f"t{number}/0"))], step=number)
+        if number == 20:
+            writer.flush()
+            print("written", flush=True)
+        if number == 400:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_leaves_every_rollout_whole_or_not_at_all(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        cwd=root,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "written\n"), done.stderr
+    with RolloutStore(tmp_path) as store:
+        found = list(store.find())
+    assert len(found) >= 21
+    assert all(same(f.rollout, rollout(f.rollout.rollout_id)) for f in found)
+
+
+def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("a/0"))], step=0)
+        writer.flush()
+        with sqlite3.connect(tmp_path / FILE) as other:
+            other.execute("CREATE TRIGGER full BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+        writer.add([group(rollout("b/0"), rollout("b/1"))], step=1)
+        writer.add([group(rollout("c/0"))], step=1)
+        writer.flush()
+        assert writer.lost == 3
+    assert len([r for r in caplog.records if "rollouts are not written" in r.message]) == 1
+    with RolloutStore(tmp_path) as store:
+        assert len(store) == 1
+
+
+def test_a_folder_without_a_store_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is it the folder of a run"), RolloutStore(tmp_path):
+        pass
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, group(rollout()))
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(ValueError, match="the store has version 99"), RolloutStore(tmp_path):
+        pass
