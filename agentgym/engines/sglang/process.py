@@ -22,7 +22,7 @@ _GRACE_S = 10.0
 NOT_SGLANG = "has no /ready: it is no SGLang server, or an older one than 0.5.23; install that or a newer one"
 _LAST_WORDS = 20
 """Lines of a server's log that an error quotes."""
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISE = Path(__file__).with_name("supervise.py")
 
 
 def free_port() -> int:
@@ -56,7 +56,7 @@ class ServerProcess:
             raise EngineError(f"command: there is no program {self.command[0]!r} to launch a server with")
         with self.log.open("wb") as log:
             self._keeper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_KEEPER), str(self._grace_s), *self.command),
+                *(sys.executable, "-I", "-S", str(_SUPERVISE), str(self._grace_s), *self.command),
                 stdin=PIPE,
                 stdout=log,
                 stderr=STDOUT,

@@ -1,6 +1,6 @@
 """Run a command for as long as somebody holds the other end of stdin, then end it and all that it started.
 
-`python -I -S keeper.py GRACE_S COMMAND...`, as the leader of a session; a script, so standard library only. However
+`python -I -S supervise.py GRACE_S COMMAND...`, as the leader of a session; a script, so standard library only. However
 its parent ends, also by SIGKILL, stdin comes to its end.
 """
 

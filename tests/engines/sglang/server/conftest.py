@@ -17,7 +17,7 @@ MODEL = ROOT / "recipes" / "checkpoints" / "chase_compaction"
 VENV = Path(os.environ.get("AGENTGYM_SGLANG_VENV", ROOT / ".venv-sglang"))
 """The server's own virtual environment."""
 PYTHON = VENV / "bin" / "python"
-LAUNCH = ROOT / "tests" / "sglang_cpu" / "launch.py"
+LAUNCH = ROOT / "tests" / "engines" / "sglang" / "cpu" / "launch.py"
 
 
 def real_config() -> SGLangConfig:
