@@ -85,7 +85,7 @@ def build_samples(
     signal where what came after any turn differs, although the totals may be equal.
     """
     if advantage_level not in ("outcome", "turn"):
-        raise ValueError(f"credit: {advantage_level!r} is none of outcome, turns")
+        raise ValueError(f"advantage_level: {advantage_level!r} is none of outcome, turn")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     twice = [name for name, n in Counter(rollout.rollout_id for rollout in rollouts).items() if n > 1]
     if twice:

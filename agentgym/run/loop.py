@@ -1,6 +1,6 @@
 """Collect, credit, train, sync: the only file that knows both wings.
 
-A run is `learn(run)`; its parts are functions of their own, for a loop you write yourself::
+A run is `train_policy(run)`; its parts are functions of their own, for a loop you write yourself::
 
     play = Play(env, engine, trainer, boxes, sampling)
     async with play.schedule(8, n=8, seed=seed) as rollouts:
