@@ -1,5 +1,6 @@
-"""How a segment grows and closes, and what is kept of it when the context is cut."""
+"""Segments while they grow: their ids, their turns, and the messages of their conversation."""
 
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,18 +14,25 @@ from agentgym.types import Completion, Floats, Segment, SegmentKind, Turn
 
 @dataclass(slots=True, kw_only=True)
 class OpenSegment:
-    """A segment that still grows: ids, the turns among them, and each turn's log-probabilities."""
+    """A segment that still grows: ids, the turns among them, and each turn's log-probabilities.
+
+    Messages are kept as they were given, not copied.
+    """
 
     index: int
     parent: int | None
     kind: SegmentKind
     session: str
-    """Under this name the engine keeps what it computed."""
+    """The name under which the engine keeps what it computed."""
     context_tokens: int
+    prompt_messages: Sequence[Message] = ()
+    """The messages that the segment opened with."""
     token_ids: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     logprobs: list[Floats] = field(default_factory=list)
-    """Of each turn, as long as its span."""
+    """The log-probabilities of each turn, as many as its ids."""
+    _sampled_at: float = 0.0
+    """When the last turn was appended, by `time.perf_counter`."""
 
     @property
     def room(self) -> int:
@@ -52,11 +60,24 @@ class OpenSegment:
             number=number,
         )
         self.turns.append(turn)
+        self._sampled_at = time.perf_counter()
 
-    def credit(self, reward: float) -> None:
-        """Note what the env gave for the last turn."""
-        if reward:
-            self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
+    def answer(self, messages: Sequence[Message], *, reward: float = 0.0) -> None:
+        """Note what answered the last turn, how long that took, and what the env gave for the turn.
+
+        Messages of several answers to one turn follow each other, and their rewards add up.
+        """
+        last = self.turns[-1]
+        self.turns[-1] = replace(
+            last,
+            env_messages=(*last.env_messages, *messages),
+            env_seconds=time.perf_counter() - self._sampled_at,
+            reward=last.reward + reward,
+        )
+
+    def set_answer(self, turn: int, messages: Sequence[Message]) -> None:
+        """Note other messages behind a turn than the env answered with: those that its context went on with."""
+        self.turns[turn] = replace(self.turns[turn], env_messages=tuple(messages))
 
     def realign(self, at: int, token_ids: Sequence[int]) -> bool:
         """Take `token_ids` for what stands from `at` on; the last turn keeps what it sampled before.
@@ -93,6 +114,7 @@ class OpenSegment:
             sampled=sampled,
             logprobs=logprobs,
             turns=tuple(self.turns),
+            prompt_messages=tuple(self.prompt_messages),
         )
 
 
