@@ -98,7 +98,7 @@ async def test_every_rollout_that_was_started_finished_or_failed() -> None:
     numbers = groups.metrics()
     assert (numbers["rollouts/started"], numbers["rollouts/finished"], numbers["rollouts/failed"]) == (6, 4, 2)
     assert groups[2].scored == ()
-    error = "EnvError: Say.setup: ValueError: bad is broken, at test_group.py:"
+    error = "EnvError: Say.setup: ValueError: bad is broken, at test_run_groups.py:"
     assert [(r.error or "").startswith(error) for r in groups[2].rollouts] == [True] * 2
 
 
