@@ -40,18 +40,18 @@ class Task(BaseModel):
 
 
 class Sampling(BaseModel):
-    """How an engine samples; log-probabilities are those of the distribution at this temperature."""
+    """Settings of an engine's sampling; log-probabilities are those of the distribution at this temperature."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=1.0, ge=0.0)
-    """0 is greedy; its log-probabilities are those at temperature 1."""
+    """The temperature; 0 takes the likeliest token, with the log-probabilities of temperature 1."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """The most ids in one turn; None leaves it to the env's limits."""
+    """The most ids of one turn; None leaves this to the env's limits."""
 
 
 class Version(NamedTuple):
-    """From token `start` on, tokens were sampled under policy `version`."""
+    """The policy version under which the tokens from `start` on were sampled."""
 
     start: int
     version: int
@@ -79,7 +79,7 @@ def _require(law: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Completion:
-    """What an engine answers: sampled ids with one finite log-probability each.
+    """An engine's answer: sampled ids with one finite log-probability each.
 
     The stop token, where one ended the turn, is the last id. Empty only on abort.
     """
@@ -113,7 +113,7 @@ class Completion:
 
 
 class StepResult(NamedTuple):
-    """Gymnasium's words in Gymnasium's order; `messages` never holds an assistant message."""
+    """The result of `step`, with Gymnasium's names in their order; `messages` never holds an assistant message."""
 
     messages: list[Message]
     reward: float
@@ -139,7 +139,7 @@ class Turn:
     env_seconds: float = 0.0
     """The time from the turn's message to the env's answer, forks and sub-agents included; 0 without an answer."""
     reward: float = 0.0
-    """What the env's step gave for this turn; it is part of the rollout's reward."""
+    """The reward of the env's step for this turn; it is part of the rollout's reward."""
     number: int = 0
     """The number of turns of the rollout, forks and sub-agents included, that were sampled before it."""
 
@@ -178,7 +178,7 @@ class Segment:
     logprobs: Floats
     turns: tuple[Turn, ...]
     prompt_messages: tuple[Message, ...] = ()
-    """What the segment opened with; a fork repeats the conversation that it goes on from."""
+    """The messages that the segment opened with; those of a fork repeat the conversation that it goes on from."""
 
     def __post_init__(self) -> None:
         _set_vectors(self, token_ids=np.int64, sampled=np.bool_, logprobs=np.float32)
@@ -206,7 +206,7 @@ class Segment:
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended; a tool that returns `Stop("word")` adds its own word."""
+    """The reasons for which rollouts end; a tool that returns `Stop("word")` adds its own word."""
 
     ANSWER = "answer"
     DONE = "done"
@@ -280,7 +280,7 @@ class Rollout:
 
     @property
     def messages(self) -> list[Message]:
-        """What the model wrote, turn by turn."""
+        """The messages of the model, turn by turn."""
         return [turn.message for segment in self.segments for turn in segment.turns]
 
 
@@ -313,7 +313,7 @@ class Group:
 class Sample:
     """One row to train on: a prompt, a response, and what each response token is worth.
 
-    Identity is the ids, never the row order. The weights of a rollout's samples sum to 1.
+    Samples are told apart by their ids, never by their order. The weights of a rollout's samples sum to 1.
     """
 
     group_id: str
@@ -329,7 +329,7 @@ class Sample:
     weight: float
     """Its share of the rollout's trained tokens."""
     policy_version: int
-    """The oldest under which one of its tokens was sampled."""
+    """The oldest policy version under which one of its tokens was sampled."""
     is_last: bool
     """Whether the rollout's last sampled token is in it."""
 

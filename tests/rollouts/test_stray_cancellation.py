@@ -159,11 +159,11 @@ async def test_a_tool_that_swallows_a_cancellation_does_not_keep_the_rollout_ali
             reached.set()
             return await super().see()
 
-    current_usage = asyncio.create_task(ag.rollout(Patient, tasks("t")[0], Scripted(lambda text: call("look"))))
+    playing = asyncio.create_task(ag.rollout(Patient, tasks("t")[0], Scripted(lambda text: call("look"))))
     await reached.wait()
-    current_usage.cancel()
+    playing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await current_usage
+        await playing
 
 
 async def test_a_close_that_hangs_ends_at_the_limit() -> None:
@@ -199,11 +199,11 @@ class Forking(Desk):
 
 async def test_a_cancellation_in_a_release_leaves_no_other_session_behind() -> None:
     engine = Releasing([call("look"), say("so far"), say("done")], asyncio.Event().wait)
-    current_usage = asyncio.create_task(ag.rollout(Forking, tasks("t")[0], engine))
+    playing = asyncio.create_task(ag.rollout(Forking, tasks("t")[0], engine))
     await engine.reached.wait()
-    current_usage.cancel()
+    playing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await current_usage
+        await playing
     assert engine.released == ["t/0/1"]
 
 
