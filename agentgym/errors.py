@@ -1,4 +1,4 @@
-"""Six errors, named after the boundary they crossed.
+"""Six errors, named after the boundary they crossed, and Failure, which keeps one for a rollout.
 
 Users raise plain Python in their environments and tools; `boundary` names the crossing once.
 """
@@ -6,13 +6,16 @@ Users raise plain Python in their environments and tools; `boundary` names the c
 import asyncio
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Self
 
-from agentgym.failures import describe, place_of
+from agentgym.failures import describe, encodable, place_of, users_traceback
 
 
 class AgentGymError(Exception):
     """The base of every error agentgym raises on purpose; bad arguments stay ValueError."""
+
+    where: str = ""
+    """What it crossed first, such as "Bugfix.step" or "lease"; "" where it crossed nothing."""
 
 
 class EngineError(AgentGymError):
@@ -55,7 +58,7 @@ def is_stray(error: BaseException | None) -> bool:
 
 
 class boundary:
-    """Turn any foreign exception into `kind`, chained and saying where; ours pass through unchanged.
+    """Turn any foreign exception into `kind`, chained and saying where; ours pass through, and remember where.
 
     SystemExit, a stray CancelledError and a ToolError outside of a tool are foreign too; KeyboardInterrupt and the
     cancellation of the running task pass.
@@ -72,17 +75,19 @@ class boundary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if error is not None and _is_foreign(error):
+        if isinstance(error, AgentGymError) and not isinstance(error, ToolError):
+            error.where = error.where or self.where
+        elif error is not None and _is_foreign(error):
             stray = is_stray(error) and not str(error)
             said = "CancelledError: nobody cancelled the rollout" if stray else describe(error)
             place = place_of(error) if self.kind is EnvError else ""
-            raise self.kind(f"{self.where}: {said}{f', at {place}' if place else ''}") from error
+            crossed = self.kind(f"{self.where}: {said}{f', at {place}' if place else ''}")
+            crossed.where = self.where
+            raise crossed from error
         return False
 
 
 def _is_foreign(error: BaseException) -> bool:
-    if isinstance(error, AgentGymError):
-        return isinstance(error, ToolError)
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is None
     return isinstance(error, Exception | SystemExit) or is_stray(error)
@@ -93,13 +98,32 @@ class Failure:
     """Why a rollout has no reward: the error that ended it, and where the user's own code raised it."""
 
     type: str
-    """The boundary that it crossed: EnvError, SandboxError, EngineError, ContextOverflow."""
+    """The name of the error's class: EnvError, SandboxError, EngineError or ContextOverflow."""
     message: str
-    """What was crossed, the error's own type and text, and the line of the user's code."""
+    """The error's text, with the line of the user's code; errors that followed it stand behind it, after "; "."""
     where: str = ""
-    """What was crossed, such as "Bugfix.setup", "Bugfix: reward 'fixed'" or "lease"; "" where agentgym refused."""
+    """The call that failed, such as "Bugfix.setup", "Bugfix: reward 'fixed'" or "lease"; "" where it was none."""
     traceback: str = ""
-    """Of the user's own exception, from the crossing to the line that raised; "" where there was none."""
+    """The traceback of the user's exception and its causes, from the user's first line on; "" where there was none."""
+
+    @classmethod
+    def of(cls, error: AgentGymError) -> Self:
+        """Keep an error, its notes and its traceback as text that can be encoded."""
+        said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        return cls(
+            type=type(error).__name__,
+            message=encodable(said),
+            where=encodable(error.where),
+            traceback=_traceback_of(error),
+        )
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}"
+
+
+def _traceback_of(error: AgentGymError) -> str:
+    """The cause's where it is the user's, else the error's where it passed the user's code, else all of the cause's."""
+    cause = error.__cause__
+    if cause is None:
+        return users_traceback(error)
+    return users_traceback(cause) or users_traceback(error) or users_traceback(cause, or_all=True)

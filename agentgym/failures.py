@@ -1,10 +1,11 @@
-"""What the user's own code raises: where it did, and one line in the log for each kind."""
+"""Errors of the user's own code: the line that raised, the traceback, and one warning in the log for each kind."""
 
 import inspect
 import logging
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from traceback import TracebackException
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -21,13 +22,15 @@ _SQLITE = (
 
 
 def place_of(error: BaseException) -> str:
-    """Where the user's code was when this was raised: "my_env.py:12 in look"; "" where none of it was."""
-    own = [(frame, line) for frame, line in _frames(error.__traceback__) if _is_users(frame)]
-    return _place(own[-1][0].f_code, own[-1][1]) if own else ""
+    """The line of the user's code that raised this, or its cause: "my_env.py:12 in look"; "" where none of it did."""
+    own = [(frame, line) for frame, line in _frames(error.__traceback__) if _is_users(frame.f_code.co_filename)]
+    if own:
+        return _place(own[-1][0].f_code, own[-1][1])
+    return place_of(error.__cause__) if error.__cause__ is not None else ""
 
 
 def place_of_function(function: Callable[..., Any]) -> str:
-    """Where a function is defined: "my_env.py:10 in look"; "" where nothing says it."""
+    """The line that defines a function: "my_env.py:10 in look"; "" where nothing says it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return _place(code, code.co_firstlineno) if code is not None else ""
 
@@ -35,14 +38,14 @@ def place_of_function(function: Callable[..., Any]) -> str:
 def place_of_frame(frame: FrameType) -> str:
     """The line of the user's code that led here, and the call it is in: "my_env.py:12 in look"."""
     inner: FrameType | None = frame
-    while inner is not None and not _is_users(inner):
+    while inner is not None and not _is_users(inner.f_code.co_filename):
         inner = inner.f_back
     found = inner or frame
     return _place(found.f_code, found.f_lineno)
 
 
 def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> None:
-    """A warning with the traceback, the first time that `what` raises this type of error at this line.
+    """Log a warning with the traceback, the first time that `what` raises this type of error at this line.
 
     `function` is what was called: its definition is named where no line of the user's code raised.
     """
@@ -57,11 +60,46 @@ def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> N
 
 
 def describe(error: BaseException) -> str:
-    """The error's type and text; one that cannot say its text says so."""
+    """The error's type and text, also where its `__str__` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as worse:
         return f"{type(error).__name__}: (its text raised {type(worse).__name__})"
+
+
+def users_traceback(error: BaseException, *, or_all: bool = False) -> str:
+    """The traceback of an error and its causes as text, without the frames above the user's first one.
+
+    Where no frame is the user's: "", or with `or_all` all frames but those of agentgym at the top.
+    """
+    made = TracebackException.from_exception(error, compact=True)
+    parts = list(_parts(made))
+    if not or_all and not any(_is_users(frame.filename) for part in parts for frame in part.stack):
+        return ""
+    for part in parts:
+        del part.stack[: _first_shown([frame.filename for frame in part.stack])]
+    return encodable("".join(made.format()))
+
+
+def encodable(text: str) -> str:
+    """`text` with lone surrogates escaped, so that files and terminals take it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _parts(made: TracebackException) -> Iterator[TracebackException]:
+    """Yield a traceback, and those of its causes and of the errors in it."""
+    found: list[TracebackException | None] = [made]
+    while found:
+        if (part := found.pop()) is not None:
+            yield part
+            found += [part.__cause__, part.__context__, *(part.exceptions or ())]
+
+
+def _first_shown(paths: list[str]) -> int:
+    """Index of the first frame that is the user's; else of the first that is not agentgym's; else 0."""
+    users = (index for index, path in enumerate(paths) if _is_users(path))
+    others = (index for index, path in enumerate(paths) if not path.startswith(_OWN))
+    return next(users, next(others, 0))
 
 
 def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
@@ -72,8 +110,7 @@ def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
     return found
 
 
-def _is_users(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
+def _is_users(path: str) -> bool:
     return not (path.startswith((_OWN, "<frozen")) or path.startswith(_FOREIGN))
 
 

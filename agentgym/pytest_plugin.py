@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for the tests of an env, and async tests that run without a configuration.
+"""The pytest plugin: fixtures for the tests of an env, transcripts of failed tests, and async tests without a setting.
 
 The only file that imports pytest; pytest finds it by its entry point.
 """
@@ -6,6 +6,7 @@ The only file that imports pytest; pytest finds it by its entry point.
 import functools
 import inspect
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -13,8 +14,14 @@ import pytest
 
 from agentgym.env_checks.check import forgotten
 from agentgym.env_checks.leaks import LeakWatch
+from agentgym.rollouts.rollout import observers
 from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.transcript import printable
+from agentgym.types import Rollout
 
+SHOWN_ROLLOUTS = 3
+"""The most rollouts that a failed test shows: the last ones."""
+PLAYED = pytest.StashKey[deque[Rollout]]()
 WATCH = pytest.StashKey[LeakWatch]()
 ASYNC_PLUGINS = ("asyncio", "trio", "tornasync", "twisted", "aiohttp")
 
@@ -40,11 +47,39 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Without a word on it in the project's configuration, pytest-asyncio runs async tests as they stand."""
+    """Keep the last rollouts of each test; let async tests run where the project's configuration does not say how."""
+    config.stash[PLAYED] = deque(maxlen=SHOWN_ROLLOUTS)
+    observers.append(config.stash[PLAYED].append)
     if config.pluginmanager.hasplugin("asyncio") and not _configured(config, "asyncio_mode"):
         config.option.asyncio_mode = "auto"
         # pytest-asyncio asks every project without a configuration for this one, just behind this hook.
         warnings.filterwarnings("ignore", 'The configuration option "asyncio_default_fixture_loop_scope" is unset')
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Keep no further rollouts."""
+    if PLAYED in config.stash:
+        observers.remove(config.stash[PLAYED].append)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Forget the rollouts of a test when it has ended."""
+    try:
+        return (yield)
+    finally:
+        item.config.stash[PLAYED].clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the transcripts of its last rollouts to the report of a test that failed, each as a section of its own."""
+    report = yield
+    if report.failed:
+        played = item.config.stash[PLAYED]
+        report.sections += [(printable(f"rollout {rollout.rollout_id}"), str(rollout)) for rollout in played]
+        played.clear()  # so that a failure of the teardown does not show them again
+    return report
 
 
 def _configured(config: pytest.Config, name: str) -> bool:
@@ -59,7 +94,7 @@ def _configured(config: pytest.Config, name: str) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """Say what to install where an async test has nothing that runs it."""
+    """Fail an async test that no plugin runs, and name the plugin to install."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj) or pyfuncitem.get_closest_marker("anyio"):
         return
     if not any(pyfuncitem.config.pluginmanager.hasplugin(name) for name in ASYNC_PLUGINS):
@@ -68,8 +103,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """See the tasks of a test that must leave none, and fail a test that forgot to await its check."""
-    # A failed env test prints its transcript here, once rollouts keep one.
+    """Watch the tasks of a test that must leave none, and fail a test that forgot to await its check."""
     forgotten()
     watch = item.stash.get(WATCH, None)
     if watch is None or not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.obj):
@@ -90,7 +124,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _seeing_tasks(test: Callable[..., Any], watch: LeakWatch) -> Callable[..., Any]:
-    """The async test, and behind it a look at the tasks that it left in its loop."""
+    """Wrap an async test: the watch sees the tasks in its loop before and after it."""
 
     @functools.wraps(test)
     async def seen(*args: Any, **kwargs: Any) -> Any:

@@ -1,26 +1,30 @@
 """Transcripts: the conversations of a rollout as text, for terminals, failing tests and logs."""
 
 import json
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentgym.errors import Failure
 from agentgym.messages import Message, ToolCall
 
 SHOWN_CHARACTERS = 2000
-"""Of each message, where a reader did not ask for all of it."""
+"""The most characters that are shown of a message, where a reader did not ask for all of it."""
 _STYLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTranscript:
-    """One segment as it was said: what it opened with, then each assistant message and what answered it."""
+    """The messages of one segment: those that it opened with, then each assistant message and its answer."""
 
     index: int
     kind: str
     parent: int | None
     """Index of the segment that this one continues; None for the root."""
     messages: tuple[Message, ...]
+    opened: int = 0
+    """The number of messages that it opened with; some of them may stand in its parent, too."""
 
     @property
     def title(self) -> str:
@@ -29,7 +33,7 @@ class SegmentTranscript:
 
 
 def shorten(text: str, limit: int | None) -> str:
-    """At most `limit` characters, head and tail kept, and the cut is said; None keeps all."""
+    """The text with at most `limit` of its characters, from its head and tail, and a line about the rest; None: all."""
     if limit is None or len(text) <= limit:
         return text
     half = limit // 2
@@ -37,7 +41,7 @@ def shorten(text: str, limit: int | None) -> str:
 
 
 def call_text(call: ToolCall) -> str:
-    """A tool call as a line of code: `bash(cmd="ls")`; what the model wrote, where it was no valid call."""
+    """A tool call as a line of code, such as `bash(cmd="ls")`; the model's own text where its JSON was not valid."""
     function = call["function"]
     arguments: Any = function["arguments"]
     if not isinstance(arguments, dict):
@@ -47,7 +51,12 @@ def call_text(call: ToolCall) -> str:
 
 
 def message_parts(message: Message) -> Iterator[tuple[str, str]]:
-    """The parts of a message that hold text, as (what it is, the text)."""
+    """Yield the parts of a message that hold text, as (label, text); one empty part where none does."""
+    parts = list(_parts(message))
+    yield from parts or [("", "")]
+
+
+def _parts(message: Message) -> Iterator[tuple[str, str]]:
     if thought := message.get("reasoning_content"):
         yield "thinking", thought
     if content := message.get("content"):
@@ -57,33 +66,91 @@ def message_parts(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def role_of(message: Message) -> str:
-    """The role, with a tool's name: `tool bash`."""
+    """The role, with the name of a tool behind it: `tool bash`."""
     name = message.get("name")
     return f"{message['role']} {name}" if name else message["role"]
 
 
 def plain_text(segments: Sequence[SegmentTranscript], *, limit: int | None = SHOWN_CHARACTERS) -> str:
-    """The segments as plain text, one `role: text` a message, continued lines indented."""
+    """The segments as plain text, one `role: text` a message, continued lines indented.
+
+    Messages that a segment took over from its parent are shown there, and counted here.
+    """
     lines: list[str] = []
-    for segment in segments:
+    for segment, entries in _with_entries(segments):
         if len(segments) > 1:
             lines.append(f"--- {segment.title}")
-        for message in segment.messages:
-            for what, text in message_parts(message) or [("", "")]:
-                label = f"{role_of(message)}{f' {what}' if what else ''}: "
-                lines.append(label + shorten(text, limit).replace("\n", "\n    "))
+        for entry in entries:
+            if isinstance(entry, str):
+                lines.append(entry)
+                continue
+            for what, text in message_parts(entry):
+                lines.append(f"{_label(entry, what)}: " + shorten(text, limit).replace("\n", "\n    "))
     return printable("\n".join(lines))
 
 
 def printable(text: str) -> str:
     """`text` with control characters and lone surrogates escaped: a model's output cannot steer the terminal."""
-    return "".join(
-        c if c in "\n\t" or (c.isprintable() and not "\ud800" <= c <= "\udfff") else _escape(c) for c in text
-    )
+    return "".join(c if c in "\n\t" or _is_shown(c) else _escape(c) for c in text)
+
+
+def heading(rollout_id: str, reward: float | None, stop_reason: str, turns: int, sampled: int, segments: int) -> str:
+    """A rollout in one line."""
+    worth = "failed" if reward is None else f"reward {reward:g}"
+    size = ", ".join([_counted(turns, "turn"), _counted(sampled, "sampled token"), _counted(segments, "segment")])
+    return _one_line(f"{rollout_id}: {worth}, stopped by {stop_reason}, {size}")
+
+
+def outcome(rewards: Mapping[str, float], metrics: Mapping[str, float], failure: Failure | None) -> str:
+    """The rewards by name, the metrics, and the failure with its traceback, as lines."""
+    given = [("rewards", rewards), ("metrics", metrics)]
+    lines = [f"{name}: " + ", ".join(f"{k} {v:g}" for k, v in numbers.items()) for name, numbers in given if numbers]
+    if failure is not None:
+        lines += [f"failed: {failure}", failure.traceback.rstrip()]
+    return printable("\n".join(filter(None, lines)))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _is_shown(character: str) -> bool:
+    # Python calls every space but U+0020 unprintable, and surrogates of no kind can be encoded.
+    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
+
+
+def _label(message: Message, what: str) -> str:
+    return _one_line(f"{role_of(message)} {what}" if what else role_of(message))
+
+
+def _with_entries(segments: Sequence[SegmentTranscript]) -> Iterator[tuple[SegmentTranscript, list[Message | str]]]:
+    """Each segment with its messages, where those of its parent are replaced by a line that counts them."""
+    by_index = {segment.index: segment for segment in segments}
+    for segment in segments:
+        parent = None if segment.parent is None else by_index.get(segment.parent)
+        yield segment, list(_entries(segment, parent))
+
+
+def _entries(segment: SegmentTranscript, parent: SegmentTranscript | None) -> Iterator[Message | str]:
+    held, repeated = () if parent is None else parent.messages, 0
+    for place, message in enumerate(segment.messages):
+        if place < segment.opened and message in held:
+            repeated += 1
+            continue
+        if repeated:
+            yield f"[{_counted(repeated, 'message')} as in segment {segment.parent}]"
+            repeated = 0
+        yield message
+    if repeated:
+        yield f"[{_counted(repeated, 'message')} as in segment {segment.parent}]"
 
 
 def show(
@@ -101,13 +168,14 @@ def show(
 
     out = console or Console(highlight=False)
     out.print(Rule(Text(printable(head), style="bold"), align="left"))
-    for segment in segments:
+    for segment, entries in _with_entries(segments):
         if len(segments) > 1:
             out.print(Text(segment.title, style="bold blue"))
-        for message in segment.messages:
-            style = _STYLES.get(message["role"], "")
-            for what, text in message_parts(message):
-                label = Text(f"{role_of(message)}{f' {what}' if what else ''}", style=f"bold {style}")
-                out.print(label)
+        for entry in entries:
+            if isinstance(entry, str):
+                out.print(Text(entry, style="dim"))
+                continue
+            for what, text in message_parts(entry):
+                out.print(Text(_label(entry, what), style=f"bold {_STYLES.get(entry['role'], '')}"))
                 out.print(Text(printable(shorten(text, limit)), style="dim" if what == "thinking" else ""))
     out.print(Text(printable(foot), style="bold"))

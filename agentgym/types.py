@@ -1,8 +1,8 @@
-"""What travels: the few frozen types that every room shares.
+"""Frozen types that every room shares, from a task to the samples of its rollouts.
 
-The life of a token, four hand-overs and no decode-encode::
+The way of a token, in four hand-overs and without a decoding in between::
 
-    Completion (engine) -> Segment (episode) -> Sample (samples.py) -> Batch (train/batch.py) -> loss
+    Completion (engines) -> Segment (rollouts) -> Sample (samples.py) -> Batch (train/batching) -> loss
 
 Arrays are read-only numpy vectors, so a slice of a segment is a view and costs nothing.
 """
@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from agentgym.errors import Failure
 from agentgym.messages import Message
 from agentgym.task_fields import as_id, as_messages
-from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, plain_text, show
+from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, heading, outcome, plain_text, show
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -40,18 +40,18 @@ class Task(BaseModel):
 
 
 class Sampling(BaseModel):
-    """How an engine samples; log-probabilities are those of the distribution at this temperature."""
+    """Settings of an engine's sampling; log-probabilities are those of the distribution at this temperature."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=1.0, ge=0.0)
-    """0 is greedy; its log-probabilities are those at temperature 1."""
+    """The temperature; 0 takes the likeliest token, with the log-probabilities of temperature 1."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """The most ids in one turn; None leaves it to the env's limits."""
+    """The most ids of one turn; None leaves this to the env's limits."""
 
 
 class Version(NamedTuple):
-    """From token `start` on, tokens were sampled under policy `version`."""
+    """The policy version under which the tokens from `start` on were sampled."""
 
     start: int
     version: int
@@ -66,9 +66,10 @@ def _vector(value: ArrayLike, dtype: Any) -> NDArray[Any]:
     return array
 
 
-def _set(obj: object, name: str, value: object) -> None:
-    """Normalise a field of a frozen dataclass while it is being built."""
-    object.__setattr__(obj, name, value)
+def _set_vectors(obj: object, **dtypes: Any) -> None:
+    """Make these fields of a frozen dataclass read-only vectors, while it is being built."""
+    for name, dtype in dtypes.items():
+        object.__setattr__(obj, name, _vector(getattr(obj, name), dtype))
 
 
 def _require(law: bool, message: str) -> None:
@@ -76,9 +77,9 @@ def _require(law: bool, message: str) -> None:
         raise ValueError(message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Completion:
-    """What an engine answers: sampled ids with one finite log-probability each.
+    """An engine's answer: sampled ids with one finite log-probability each.
 
     The stop token, where one ended the turn, is the last id. Empty only on abort.
     """
@@ -89,9 +90,8 @@ class Completion:
     versions: tuple[Version, ...] = (Version(0, 0),)
 
     def __post_init__(self) -> None:
-        ids, logprobs = _vector(self.token_ids, np.int64), _vector(self.logprobs, np.float32)
-        _set(self, "token_ids", ids)
-        _set(self, "logprobs", logprobs)
+        _set_vectors(self, token_ids=np.int64, logprobs=np.float32)
+        ids, logprobs = self.token_ids, self.logprobs
         # Messages are made only where a law is broken: this runs once a turn.
         if len(ids) != len(logprobs):
             raise ValueError(
@@ -107,9 +107,13 @@ class Completion:
         if starts != [0] and (not starts or starts[0] != 0 or starts != sorted(set(starts))):
             raise ValueError("versions: starts must rise from 0")
 
+    def __repr__(self) -> str:
+        versions = ", ".join(str(v.version) for v in self.versions)
+        return f"<Completion: {len(self.token_ids)} ids, {self.finish_reason}, policy version {versions}>"
+
 
 class StepResult(NamedTuple):
-    """Gymnasium's words in Gymnasium's order; `messages` never holds an assistant message."""
+    """The result of `step`, with Gymnasium's names in their order; `messages` never holds an assistant message."""
 
     messages: list[Message]
     reward: float
@@ -118,7 +122,7 @@ class StepResult(NamedTuple):
     info: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Turn:
     """One sampled stretch of a segment: tokens `start` to `stop`, under these policy versions."""
 
@@ -128,19 +132,24 @@ class Turn:
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """What the env answered the turn with, also where the rollout ended there."""
+    """The env's answer, also where the rollout ended with it, then the instruction of a summary; an answer that was
+    carried over stands in the next segment's `prompt_messages`."""
     seconds: float = 0.0
-    """From asking the engine to its answer."""
+    """The time from asking the engine to its answer."""
     env_seconds: float = 0.0
-    """From the turn's message to the env's answer."""
+    """The time from the turn's message to the env's answer, forks and sub-agents included; 0 without an answer."""
     reward: float = 0.0
-    """What the env's step gave for this turn; it is part of the rollout's reward."""
+    """The reward of the env's step for this turn; it is part of the rollout's reward."""
     number: int = 0
-    """Its place among all turns of the rollout, forks and sub-agents included, in the order of their answers."""
+    """The number of turns of the rollout, forks and sub-agents included, that were sampled before it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
             raise ValueError(f"start: a turn must hold a token, got {self.start}..{self.stop}")
+
+    def __repr__(self) -> str:
+        calls = "".join(f", calls {call['function']['name']!r}" for call in self.message.get("tool_calls", ()))
+        return f"<Turn {self.number}: {self.stop - self.start} ids, {self.finish_reason}{calls}>"
 
 
 SegmentKind: TypeAlias = Literal["root", "compaction", "fork", "subagent", "rerender"]
@@ -169,12 +178,10 @@ class Segment:
     logprobs: Floats
     turns: tuple[Turn, ...]
     prompt_messages: tuple[Message, ...] = ()
-    """What the segment opened with; a fork repeats the conversation that it goes on from."""
+    """The messages that the segment opened with; those of a fork repeat the conversation that it goes on from."""
 
     def __post_init__(self) -> None:
-        _set(self, "token_ids", _vector(self.token_ids, np.int64))
-        _set(self, "sampled", _vector(self.sampled, np.bool_))
-        _set(self, "logprobs", _vector(self.logprobs, np.float32))
+        _set_vectors(self, token_ids=np.int64, sampled=np.bool_, logprobs=np.float32)
         n = len(self.token_ids)
         _require(len(self.sampled) == n, f"sampled: {len(self.sampled)} for {n} token_ids")
         _require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
@@ -194,11 +201,12 @@ class Segment:
     def transcript(self) -> SegmentTranscript:
         """The conversation of this segment, from what it opened with to the last answer."""
         said = [message for turn in self.turns for message in (turn.message, *turn.env_messages)]
-        return SegmentTranscript(self.index, self.kind, self.parent, (*self.prompt_messages, *said))
+        opened = len(self.prompt_messages)
+        return SegmentTranscript(self.index, self.kind, self.parent, (*self.prompt_messages, *said), opened)
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended; a tool that returns `Stop("word")` adds its own word."""
+    """The reasons for which rollouts end; a tool that returns `Stop("word")` adds its own word."""
 
     ANSWER = "answer"
     DONE = "done"
@@ -244,7 +252,8 @@ class Rollout:
         return f"<Rollout {self._head()}>"
 
     def __str__(self) -> str:
-        return "\n".join([f"rollout {self._head()}", plain_text(self.transcript()), self._foot()])
+        foot = outcome(self.rewards, self.metrics, self.failure)
+        return "\n".join(filter(None, [f"rollout {self._head()}", plain_text(self.transcript()), foot]))
 
     def transcript(self) -> tuple[SegmentTranscript, ...]:
         """The whole conversation of every segment, in the order of their opening."""
@@ -252,21 +261,12 @@ class Rollout:
 
     def show(self, *, full: bool = False, console: Any = None) -> None:
         """Print the transcript with colours; `full` cuts no message, `console` is a rich Console instead of stdout."""
-        show(self._head(), self.transcript(), self._foot(), limit=None if full else SHOWN_CHARACTERS, console=console)
+        foot = outcome(self.rewards, self.metrics, self.failure)
+        show(self._head(), self.transcript(), foot, limit=None if full else SHOWN_CHARACTERS, console=console)
 
     def _head(self) -> str:
-        reward = "failed" if self.reward is None else f"reward {self.reward:g}"
-        turns = sum(len(segment.turns) for segment in self.segments)
-        size = f"{turns} turns, {self.sampled_tokens} sampled tokens, {len(self.segments)} segments"
-        return f"{self.rollout_id}: {reward}, stopped by {self.stop_reason}, {size}"
-
-    def _foot(self) -> str:
-        """The rewards by name, the metrics, and the failure with its traceback."""
-        parts = [("rewards", self.rewards), ("metrics", self.metrics)]
-        lines = [f"{name}: " + ", ".join(f"{k} {v:g}" for k, v in got.items()) for name, got in parts if got]
-        if self.failure is not None:
-            lines += [f"failed: {self.failure}", self.failure.traceback.rstrip()]
-        return "\n".join(filter(None, lines))
+        turns, segments = sum(len(segment.turns) for segment in self.segments), len(self.segments)
+        return heading(self.rollout_id, self.reward, self.stop_reason, turns, self.sampled_tokens, segments)
 
     @property
     def error(self) -> str | None:
@@ -280,18 +280,18 @@ class Rollout:
 
     @property
     def messages(self) -> list[Message]:
-        """What the model wrote, turn by turn."""
+        """The messages of the model, turn by turn."""
         return [turn.message for segment in self.segments for turn in segment.turns]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Group:
     """The rollouts of one task; a baseline sees `len(scored)` numbers, never segments or samples."""
 
     group_id: str
     rollouts: tuple[Rollout, ...]
     task: Task | None = None
-    """The task that they are attempts at, where the group's maker gave it."""
+    """The task that they attempt; None where the group was made without it."""
 
     def __post_init__(self) -> None:
         strangers = [r.rollout_id for r in self.rollouts if r.group_id != self.group_id]
@@ -299,17 +299,21 @@ class Group:
         ids = [r.rollout_id for r in self.rollouts]
         _require(len(set(ids)) == len(ids), f"rollouts: a rollout_id appears twice in group {self.group_id!r}")
 
+    def __repr__(self) -> str:
+        rewards = ", ".join("failed" if r.reward is None else f"{r.reward:g}" for r in self.rollouts)
+        return f"<Group {self.group_id}: {len(self.rollouts)} rollouts, rewards {rewards or 'none'}>"
+
     @property
     def scored(self) -> tuple[Rollout, ...]:
         """The rollouts that have a reward."""
         return tuple(r for r in self.rollouts if r.reward is not None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Sample:
     """One row to train on: a prompt, a response, and what each response token is worth.
 
-    Identity is the ids, never the row order. The weights of a rollout's samples sum to 1.
+    Samples are told apart by their ids, never by their order. The weights of a rollout's samples sum to 1.
     """
 
     group_id: str
@@ -325,21 +329,22 @@ class Sample:
     weight: float
     """Its share of the rollout's trained tokens."""
     policy_version: int
-    """The oldest under which one of its tokens was sampled."""
+    """The oldest policy version under which one of its tokens was sampled."""
     is_last: bool
     """Whether the rollout's last sampled token is in it."""
 
     def __post_init__(self) -> None:
-        _set(self, "prompt_ids", _vector(self.prompt_ids, np.int64))
-        _set(self, "response_ids", _vector(self.response_ids, np.int64))
-        _set(self, "loss_mask", _vector(self.loss_mask, np.bool_))
-        _set(self, "logprobs", _vector(self.logprobs, np.float32))
-        _set(self, "advantages", _vector(self.advantages, np.float32))
+        _set_vectors(self, prompt_ids=np.int64, response_ids=np.int64, loss_mask=np.bool_)
+        _set_vectors(self, logprobs=np.float32, advantages=np.float32)
         n = len(self.response_ids)
         _require(len(self.prompt_ids) > 0, "prompt_ids: empty; the first response token needs a context")
         _require(n > 0, "response_ids: empty")
         for name in ("loss_mask", "logprobs", "advantages"):
             _require(len(getattr(self, name)) == n, f"{name}: {len(getattr(self, name))} for {n} response_ids")
+
+    def __repr__(self) -> str:
+        size = f"{len(self.prompt_ids)} prompt ids, {len(self.response_ids)} response ids"
+        return f"<Sample {self.rollout_id} segment {self.segment} step {self.step}: {size}, weight {self.weight:g}>"
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentgym import errors
-from agentgym.errors import AgentGymError, EnvError, SandboxError, ToolError, boundary
+from agentgym.errors import AgentGymError, EnvError, Failure, SandboxError, ToolError, boundary
 
 
 def test_there_are_six_errors_of_one_base() -> None:
@@ -84,3 +84,33 @@ def test_nothing_raised_means_nothing_done() -> None:
     with boundary(EnvError, "step"):
         reached = True
     assert reached
+
+
+def test_an_error_remembers_the_first_boundary_that_it_crossed() -> None:
+    with pytest.raises(EnvError) as raised, boundary(EnvError, "outer"), boundary(EnvError, "reward 'fixed'"):
+        raise KeyError("x")
+    assert raised.value.where == "reward 'fixed'"
+
+
+def test_an_error_of_ours_remembers_it_too_and_one_that_crossed_nothing_names_nothing() -> None:
+    dead = SandboxError("the box died")
+    assert dead.where == ""
+    with pytest.raises(SandboxError), boundary(EnvError, "Bugfix.step"):
+        raise dead
+    assert dead.where == "Bugfix.step"
+
+
+def test_a_failure_of_a_group_of_errors_has_the_traceback_of_each() -> None:
+    with pytest.raises(EnvError) as raised, boundary(EnvError, "step"):
+        raise ExceptionGroup("two", [ValueError("one"), KeyError("other")])
+    failure = Failure.of(raised.value)
+    assert "ValueError: one" in failure.traceback
+    assert "KeyError: 'other'" in failure.traceback
+
+
+def test_a_failure_can_be_encoded_whatever_its_error_says() -> None:
+    error = EnvError("half a character: \ud800")
+    error.add_note("\udfff")
+    failure = Failure.of(error)
+    str(failure).encode()
+    assert str(failure) == r"EnvError: half a character: \ud800; \udfff"

@@ -63,7 +63,9 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
     except (Exception, SystemExit) as error:
         log_once(where, error, method)
         place = place_of(error) or place_of_function(method)
-        raise EnvError(f"{where} raised {describe(error)}, at {place}") from error
+        failed = EnvError(f"{where} raised {describe(error)}, at {place}")
+        failed.where = where
+        raise failed from error
     return _number(value, where)
 
 

@@ -1,111 +1,29 @@
-"""One line of conversation in a rollout: it samples, is answered, and opens its next segment when it must.
+"""Conversations: turns that are sampled and answered, in one segment after another.
 
-The root is a conversation, and so is every fork and sub-agent; all of them write to one record and draw on its limits.
+The root is a conversation, and so is every fork and sub-agent; those of one rollout share a RolloutState.
 """
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.chat.chat import Chat
-from agentgym.engines.base import Engine
 from agentgym.environments.context_policies import Compact, Window, last_turns
-from agentgym.environments.limits import Limits
 from agentgym.errors import EngineError, EnvError, boundary
 from agentgym.messages import Message
 from agentgym.rollouts.reconcile import Drift, reconcile
+from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import OpenSegment, is_due
 from agentgym.rollouts.step_result import read_messages
-from agentgym.types import Completion, Sampling, SegmentKind, StopReason
+from agentgym.types import Completion, SegmentKind, StopReason
 
 SUMMARY_SHARE = 0.1
-"""Of the context, or a turn's own limit where that is less: what must be left for the next summary."""
-
-
-@dataclass(slots=True, kw_only=True)
-class RolloutState:
-    """What the conversations of one rollout share: the engine, the limits, and an account of what was used."""
-
-    name: str
-    """Of the env, for errors."""
-    rollout_id: str
-    engine: Engine
-    sampling: Sampling
-    seed: int
-    limits: Limits
-    context: Compact | Window | None
-    segments: list[OpenSegment] = field(default_factory=list)
-    turns: int = 0
-    """Turns of the policy that were asked for so far, summaries not counted."""
-    answers: int = 0
-    """Turns and summaries so far."""
-    tokens: int = 0
-    """Sampled ids so far."""
-    asked: int = 0
-    """Ids that the turns in flight may still sample."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
-
-    def budget(self, room: int) -> int:
-        """The most ids that a turn may sample into a context with this much room, by its own limits."""
-        budget = min(self.limits.turn_tokens, room)
-        return budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
-
-    async def take(self, room: int) -> int:
-        """Ids for a turn that is asked for now, to be handed back by `give_back`; 0 where none are left.
-
-        Strands that play at once share `limits.tokens`: where too few are left beside the turns in flight, it waits
-        for what those do not use.
-        """
-        budget = self.budget(room)
-        if self.limits.tokens is not None:
-            while self.asked and self.limits.tokens - self.tokens - self.asked < budget:
-                self._waiting.append(asyncio.get_running_loop().create_future())
-                await self._waiting[-1]
-            budget = min(budget, self.limits.tokens - self.tokens)
-        self.asked += budget
-        return budget
-
-    def give_back(self, budget: int, used: int) -> None:
-        """A turn that was given so many ids has ended, and has sampled `used` of them."""
-        self.asked -= budget
-        self.tokens += used
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-    def out_of(self, room: int) -> StopReason | None:
-        """Which limit lets no further id be sampled."""
-        if room <= 0:
-            return StopReason.CONTEXT
-        if self.limits.tokens is not None and self.tokens >= self.limits.tokens:
-            return StopReason.TOKENS
-        return None
-
-    def count(self, what: str) -> None:
-        """One more of something, in the rollout's metrics."""
-        self.metrics[what] = self.metrics.get(what, 0.0) + 1
-
-    async def release(self, sessions: str) -> None:
-        """Let the engine forget every session whose name begins so, also where that fails for one of them."""
-        failed: BaseException | None = None
-        for segment in self.segments:
-            if segment.session.startswith(sessions):
-                try:
-                    with boundary(EngineError, "release"):
-                        await self.engine.release(segment.session)
-                except (EngineError, asyncio.CancelledError) as error:
-                    failed = failed if isinstance(failed, asyncio.CancelledError) else error
-        if failed is not None:
-            raise failed
+"""The share of the context that is kept free for the next summary; a turn's own limit where that is less."""
 
 
 class Conversation:
-    """A conversation and the segment it writes to; `name` is its place in the tree, "" for the root."""
+    """A conversation and the segment it writes to; `name` is its path among the forks, "" for the root."""
 
     def __init__(
         self, state: RolloutState, chat: Chat, first: Sequence[Message], name: str = "", turns: int | None = None
@@ -114,11 +32,13 @@ class Conversation:
         self.turns_left = turns
         self.opened = self.forks = 0
         self.reply: tuple[list[int], Message] | None = None
-        """The last turn, while it is unanswered."""
+        """The last turn, its ids and its message, while it is unanswered."""
         self.segment: OpenSegment
 
-    def open(self, kind: SegmentKind, token_ids: Sequence[int], parent: int | None) -> None:
-        """Begin a segment with ids that are not trained."""
+    def open(
+        self, kind: SegmentKind, messages: Sequence[Message], token_ids: Sequence[int], parent: int | None
+    ) -> None:
+        """Begin a segment with messages and their ids, which are not trained."""
         limits = self.state.limits
         self.segment = OpenSegment(
             index=len(self.state.segments),
@@ -126,14 +46,15 @@ class Conversation:
             kind=kind,
             session=f"{self.state.rollout_id}/{self.name}{self.opened}",
             context_tokens=min(limits.context_tokens, self.state.engine.context_tokens),
+            prompt_messages=messages,
         )
         self.opened += 1
         self.forks = 0
         self.segment.extend(token_ids)
         self.state.segments.append(self.segment)
 
-    async def sample(self, *, counts: bool = True) -> Message | StopReason:
-        """One turn into the open segment; StopReason where none could be finished.
+    async def query(self, *, counts: bool = True) -> Message | StopReason:
+        """Sample one turn into the open segment; StopReason where none could be finished.
 
         The turn counts from when it is asked for, and a cancelled one does not count: so the limits hold for all
         conversations of a rollout, also for those that play at once.
@@ -168,7 +89,7 @@ class Conversation:
             self.turns_left -= turns
 
     async def _generate(self, budget: int) -> tuple[Completion, list[int]]:
-        """What the engine samples next, and its ids as a list."""
+        """Ask the engine for a turn; the completion, and its ids as a list."""
         state, segment, used = self.state, self.segment, 0
         try:
             with boundary(EngineError, "generate"):
@@ -186,7 +107,7 @@ class Conversation:
         return completion, ids
 
     def out_of_turns(self) -> bool:
-        """Whether the rollout, or this conversation of it, has had all its turns."""
+        """Whether the rollout has had all its turns, or this conversation has."""
         return self.state.turns >= self.state.limits.turns or self.turns_left == 0
 
     async def answer(self, new: Sequence[Message]) -> StopReason | None:
@@ -214,16 +135,16 @@ class Conversation:
         return None if self.segment.extend(delta) else StopReason.CONTEXT
 
     def _length(self, delta: list[int] | None) -> int:
-        """How many ids the context holds once this is appended to it."""
+        """The number of ids in the context once `delta` is appended to it."""
         return len(self.chat.prompt_ids()) if delta is None else len(self.segment.token_ids) + len(delta)
 
     @property
     def _summary_room(self) -> int:
-        """Ids that are kept free for a summary."""
+        """The number of ids that are kept free for a summary."""
         return self.state.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
 
     def carried(self, new: Sequence[Message]) -> tuple[Chat, list[int]]:
-        """This conversation as if it had been answered with `new`: for a fork, which leaves it as it is."""
+        """The chat and ids of this conversation as if answered with `new`; for a fork, which leaves it as it is."""
         chat = self.chat.branch()
         if self.reply is None:
             chat = Chat(chat.tokenizer, chat.tools, [*chat.messages, *new])
@@ -239,12 +160,12 @@ class Conversation:
             return self.chat.extend(*reply, new, room=self.segment.room)
 
     def _rerender(self) -> StopReason | None:
-        """The template tells the conversation anew: keep of the segment what still holds."""
+        """Go on from the conversation as the template has rewritten it; keep of the segment what still holds."""
         prompt, segment = self.chat.prompt_ids(), self.segment
         match = reconcile(segment, prompt)
         if match.drift is Drift.FORK:
             self.state.count("rerenders")
-            self.open("rerender", prompt, segment.index)
+            self.open("rerender", list(self.chat.messages), prompt, segment.index)
         elif match.drift is Drift.REALIGN:
             self.state.count("realigned")
             segment.realign(match.shared, prompt[match.shared :])
@@ -253,12 +174,13 @@ class Conversation:
         return StopReason.CONTEXT if self.segment.room <= 0 else None
 
     async def _compact(self, policy: Compact, new: Sequence[Message]) -> StopReason | None:
-        """Let the model summarise, then go on from what the policy keeps.
+        """Let the model write a summary, then go on from what the policy keeps.
 
         The summary is asked for behind `new`. Where `new` does not fit, it is asked for behind the turn before it, and
         that turn and `new` follow what is kept: an answer that is too long for this segment is read in the next.
         """
         assert self.reply is not None
+        segment, asked = self.segment, len(self.segment.turns) - 1
         chat, reply, what = self.chat.branch(), self.reply, "the instruction of Compact"
         ask, carried = Message(role="user", content=policy.instruction), list[Message]()
         delta = self._move([*new, ask], what)
@@ -267,20 +189,23 @@ class Conversation:
             delta = self._move([ask], what)
             carried = [self.chat.messages[-2], *new]
             self.state.count("answers_carried")
+        segment.set_answer(asked, [*segment.turns[asked].env_messages, ask])
         ended = self._append(delta)
         if ended is not None:
             return ended
         since = self.chat.messages[len(self.first) : -2 if carried else -1]
-        summary = await self.sample(counts=False)
+        summary = await self.query(counts=False)
         if isinstance(summary, StopReason):
             return summary
         with boundary(EnvError, f"{self.state.name}: keep"):
             kept = policy.keep(self.first, since, summary["content"])
+        if carried:  # The answer stands in the next segment, and this one went on without it.
+            segment.set_answer(asked, [ask])
         self.state.count("compactions")
         return self._restart("compaction", [*read_messages(kept, f"{self.state.name}: keep"), *carried])
 
     def _slide(self, policy: Window, delta: list[int] | None) -> StopReason | None:
-        """Go on from the first prompt and the last turns; in this segment where that is all there is."""
+        """Go on from the first prompt and the last turns; in this segment where it holds nothing else."""
         since = self.chat.messages[len(self.first) :]
         last = last_turns(since, policy.keep)
         if len(last) == len(since):
@@ -293,11 +218,11 @@ class Conversation:
         self.chat = Chat(self.chat.tokenizer, self.chat.tools, messages)
         with boundary(EnvError, f"{self.state.name}: the messages kept"):
             prompt = self.chat.prompt_ids()
-        self.open(kind, prompt, self.segment.index)
+        self.open(kind, messages, prompt, self.segment.index)
         return StopReason.CONTEXT if self.segment.room <= 0 else None
 
     def _seed(self) -> int:
-        """A seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
+        """The seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
         name = f"{self.state.seed}/{self.segment.session}/{len(self.segment.turns)}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
 

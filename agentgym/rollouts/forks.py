@@ -1,4 +1,4 @@
-"""Forks and sub-agents: conversations with a copy of the env, under the rollout's one record."""
+"""Forks and sub-agents: conversations with a copy of the env, under the limits of their rollout."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +17,7 @@ from agentgym.types import StopReason
 
 
 class ConversationForks:
-    """What `Env.fork` works with: it knows the conversation that the env, or a forked copy of it, belongs to."""
+    """The fork manager of an env, or of a forked copy of it; it knows the conversation that this belongs to."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
@@ -33,7 +33,7 @@ class ConversationForks:
         box: bool,
         turns: int | None,
     ) -> AsyncIterator["RunningAgent"]:
-        """A forked agent that is closed, with its branch of the box, when the block is left."""
+        """Open a forked agent; it is closed, with its branch of the box, when the block is left."""
         # Before anything waits: the numbers, and with them the draws, follow the order of the calls.
         conversation = self._conversation(env, kind, messages, tools, turns)
         async with AsyncExitStack() as stack:
@@ -60,7 +60,7 @@ class ConversationForks:
         else:
             (chat, prompt), first = parent.carried(messages), parent.first
         conversation = Conversation(parent.state, chat, first, name, turns)
-        conversation.open(kind, prompt, parent.segment.index)
+        conversation.open(kind, list(chat.messages), prompt, parent.segment.index)
         parent.state.count(f"{kind}s")
         return conversation
 
@@ -80,23 +80,27 @@ class RunningAgent:
         return [*self.conversation.chat.messages, *unanswered]
 
     async def run(self) -> str:
-        """Let it play until it answers without a call or a tool stops it; "" where a limit ended it first."""
+        """Let it run until it answers without a call or a tool stops it; "" where a limit ended it first."""
         while (message := await self.turn()) is not None:
             calls = message.get("tool_calls")
             if not calls:
                 self.stop_reason = StopReason.ANSWER
                 return message["content"]
             if not isinstance(self.env, ToolEnv):
-                raise EnvError(f"{type(self.env).__name__}: a forked agent called a tool, and only a ToolEnv has tools")
+                raise EnvError(
+                    f"{type(self.env).__name__}: a forked agent called a tool, and run() calls the tools of a ToolEnv "
+                    "alone; play it with turn() and reply(), or make the env a ToolEnv"
+                )
             answers, stop = await self.env.call_tools(calls, self.tools)
             if stop is not None:
+                self.conversation.segment.answer(answers)
                 self.stop_reason = stop
                 return answers[-1]["content"]
             self.reply(answers)
         return ""
 
     async def turn(self) -> Message | None:
-        """One assistant message; None where a limit ended it, and `stop_reason` says which."""
+        """Sample one assistant message; None where a limit ended it, and `stop_reason` says which."""
         if self.stop_reason is None and self._answer is not None:
             answer, self._answer = self._answer, None
             self.stop_reason = await self.conversation.answer(answer)
@@ -104,17 +108,19 @@ class RunningAgent:
             self.stop_reason = StopReason.TURNS
         if self.stop_reason is not None:
             return None
-        sampled = await self.conversation.sample()
+        sampled = await self.conversation.query()
         if isinstance(sampled, StopReason):
             self.stop_reason = sampled
             return None
         return sampled
 
     def reply(self, messages: Sequence[Message]) -> None:
-        """Answer its last turn, with the next `turn`."""
+        """Answer its last turn; the next `turn` reads it."""
         if self.conversation.reply is None:
-            raise EnvError("tell: the forked agent has no turn that is unanswered")
-        self._answer = [*(self._answer or ()), *read_messages(messages, f"{self.conversation.state.name}: tell")]
+            raise EnvError("reply: the forked agent has no turn that is unanswered")
+        read = read_messages(messages, f"{self.conversation.state.name}: reply")
+        self._answer = [*(self._answer or ()), *read]
+        self.conversation.segment.answer(read)
 
 
 def _schemas(env: Env[Any], names: Sequence[str]) -> list[dict[str, Any]]:

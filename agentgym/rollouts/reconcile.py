@@ -1,4 +1,4 @@
-"""When a prompt comes back as ids: does it extend what was sampled, drift from it a little, or tell another story?
+"""Comparison of a segment with the next prompt of its conversation, which may have been rendered differently.
 
 ::
 
@@ -41,7 +41,7 @@ class Match(NamedTuple):
 
 
 def reconcile(segment: OpenSegment, prompt: Sequence[int], *, realign_tokens: int = REALIGN_TOKENS) -> Match:
-    """What to do with a prompt behind this segment; the segment is left as it is."""
+    """Decide how this segment goes on with the prompt; the segment is left as it is."""
     held = segment.token_ids
     shared = _shared(held, prompt)
     if shared == len(held):
@@ -53,18 +53,18 @@ def reconcile(segment: OpenSegment, prompt: Sequence[int], *, realign_tokens: in
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """The length of the longest common prefix."""
     n = min(len(one), len(other))
     if one[:n] == other[:n]:
         return n
     return int((np.asarray(one[:n]) != np.asarray(other[:n])).argmax())
 
 
-class Transcript:
-    """Segments from an agent that sends its whole prompt each time, as one behind an OpenAI endpoint does.
+class PromptSegments:
+    """Segments of an agent that sends its whole prompt each time, as one behind an OpenAI endpoint does.
 
-    Every sampled id is in one segment, where it is trained once; prompts may interleave (sub-agents do), each goes on
-    where it fits best.
+    Every sampled id is in one segment, where it is trained once. Prompts of several conversations may alternate, as
+    those of sub-agents do: each goes on in the segment that it fits best.
     """
 
     def __init__(self, *, context_tokens: int, realign_tokens: int = REALIGN_TOKENS) -> None:
@@ -74,7 +74,7 @@ class Transcript:
         self._number = 0
 
     def add(self, prompt: Sequence[int], completion: Completion, message: Message, *, seconds: float = 0.0) -> None:
-        """Take in one request: the prompt's ids as the engine read them, and what it answered."""
+        """Append one request: the prompt's ids as the engine read them, and what it answered."""
         if len(prompt) + len(completion.token_ids) > self.context_tokens:
             raise ValueError(f"prompt: {len(prompt)} ids and an answer do not fit {self.context_tokens} context_tokens")
         segment = self._segment(list(prompt))
@@ -87,7 +87,7 @@ class Transcript:
         return tuple(segment.close() for segment in self.segments)
 
     def _segment(self, prompt: list[int]) -> OpenSegment:
-        """The segment that this prompt goes on in, with the prompt at its end."""
+        """The segment that this prompt goes on in; it ends with the prompt."""
         matches = [(reconcile(s, prompt, realign_tokens=self.realign_tokens), s) for s in self.segments]
         order = (Drift.FORK, Drift.REALIGN, Drift.CLEAN)
         match, segment = max(matches, key=lambda m: (order.index(m[0].drift), m[0].shared), default=(None, None))

@@ -1,11 +1,11 @@
-"""One env x one engine -> one Rollout."""
+"""Rollouts: one env and one engine play one attempt at a task."""
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentgym.boxes import Box, Boxes
 from agentgym.chat.chat import Chat
@@ -14,11 +14,17 @@ from agentgym.environments.env import Env, TaskT, threads_ended
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, Failure, SandboxError, boundary
-from agentgym.rollouts.conversation import Conversation, RolloutState
+from agentgym.messages import Message
+from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.forks import ConversationForks
-from agentgym.rollouts.step_result import read_metrics, read_reset, read_rewards, read_step
+from agentgym.rollouts.rollout_state import RolloutState
+from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
 from agentgym.time_limits import TimeLimit, time_limit
 from agentgym.types import Rollout, Sampling, StopReason
+
+observers: list[Callable[[Rollout], object]] = []
+"""Functions that are called with each rollout that `rollout` returns; for tools that show them, as the pytest plugin
+does."""
 
 
 async def rollout(
@@ -45,23 +51,32 @@ async def rollout(
             boxes = await stack.enter_async_context(cls.sandbox.open(1))
         for retry in range(cls.limits.retries + 1):
             # Nothing of a failed attempt goes into the next: not its env, its box, its ids or its counts.
-            episode = Episode(cls, task, engine, sampling or Sampling(), seed, rollout_id or f"{task.id}/0")
-            played = await episode.run(boxes, retry)
-            if not episode.may_be_retried:
+            attempt = Attempt(cls, task, engine, sampling or Sampling(), seed, rollout_id or f"{task.id}/0")
+            attempt.retries = retry
+            await attempt.run(boxes)
+            if not attempt.may_be_retried:
                 break
+    played = attempt.rollout()
+    for observe in observers:
+        observe(played)
     return played
 
 
-class Episode:
-    """The state of one attempt while it runs."""
+class Ending(NamedTuple):
+    """The end of the turns of an attempt."""
+
+    stop_reason: str
+    is_scored: bool = False
+    """Whether the last step gave the outcome, so that the env is not asked for its score."""
+
+
+class Attempt:
+    """One attempt while it runs, and what came of it."""
 
     def __init__(
         self, cls: type[Env[Any]], task: Any, engine: Engine, sampling: Sampling, seed: int, rollout_id: str
     ) -> None:
         self.cls, self.task, self.name = cls, task, cls.__name__
-        self.closed = False
-        self.cancellations = 0
-        """Of the running task, when the attempt began."""
         self.state = RolloutState(
             name=self.name,
             rollout_id=rollout_id,
@@ -71,111 +86,156 @@ class Episode:
             limits=cls.limits,
             context=cls.context,
         )
+        self.env: Env[Any] | None = None
+        self.digest: str | None = None
+        """The digest of the box, once there is one."""
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
+        self.stop_reason: str = StopReason.ERROR
+        self.failure: Failure | None = None
         self.touched = False
         """Whether an action has reached the env."""
         self.may_be_retried = False
+        self.retries = 0
+        """The number of attempts before this one."""
+        self.closed = False
+        self.cancellations = 0
+        """The number of cancellations of the running task when the attempt began."""
 
-    async def run(self, boxes: Boxes | None, retry: int = 0) -> Rollout:
-        """The whole attempt, from the lease of its box to its return."""
+    async def run(self, boxes: Boxes | None) -> None:
+        """Play the whole attempt, from the lease of its box to its return; a failure is kept, and not raised."""
         start = time.perf_counter()
-        digest: str | None = None
-        state, running = self.state, asyncio.current_task()
+        running = asyncio.current_task()
         assert running is not None
         self.cancellations = running.cancelling()
         try:
             async with AsyncExitStack() as stack:
-                self._at_exit(stack, EngineError, "release", lambda: state.release(f"{state.rollout_id}/"))
-                with boundary(EnvError, f"{self.name}(task)"):
-                    env = self.cls(self.task)
-                self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
-                if self.cls.sandbox is not None and boxes is not None:
-                    env.box = await self._lease(stack, boxes)
-                    digest = env.box.digest
-                    # Once more, for it is called once: before the box goes back.
-                    self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
-                stop_reason, failure = await self._play_and_score(env), None
+                env = await self._open(stack, boxes)
+                self.stop_reason = await self._play_and_score(env)
         except AgentGymError as error:
             if running.cancelling() > self.cancellations:
                 raise asyncio.CancelledError from error  # what failed on the way out must not keep it in
-            said = "; ".join([str(error), *getattr(error, "__notes__", ())])
-            stop_reason, failure = StopReason.ERROR, Failure(type=type(error).__name__, message=said)
-            self.may_be_retried = not self.touched and isinstance(error, EngineError | SandboxError)
-        state.metrics["seconds"] = time.perf_counter() - start
-        state.metrics["turns"] = state.turns
-        if retry:
-            state.metrics["retries"] = retry
+            self._fail(error)
+        self.state.metrics["seconds"] = time.perf_counter() - start
+        self.state.metrics["turns"] = self.state.turns
+        if self.retries:
+            self.state.metrics["retries"] = self.retries
+
+    def rollout(self) -> Rollout:
+        """The attempt as a Rollout, laws checked."""
+        state = self.state
         return Rollout(
             rollout_id=state.rollout_id,
             group_id=self.task.id,
             segments=tuple([segment.close() for segment in state.segments]),
-            reward=self.reward if failure is None else None,
+            reward=self.reward if self.failure is None else None,
             rewards=self.rewards,
-            stop_reason=stop_reason,
-            failure=failure,
+            stop_reason=self.stop_reason,
+            failure=self.failure,
             metrics=state.metrics,
-            box=digest,
+            box=self.digest,
         )
+
+    def _fail(self, error: AgentGymError) -> None:
+        """Keep the error that ended the attempt, and what the env had counted until then."""
+        try:
+            self._read_metrics()
+        except EnvError as worse:
+            if str(worse) != str(error):
+                error.add_note(str(worse))
+        self.stop_reason, self.failure = StopReason.ERROR, Failure.of(error)
+        self.may_be_retried = not self.touched and isinstance(error, EngineError | SandboxError)
+
+    async def _open(self, stack: AsyncExitStack, boxes: Boxes | None) -> Env[Any]:
+        """Make the env and lease its box; what is opened here is closed when the stack is left."""
+        state = self.state
+        self._at_exit(stack, EngineError, "release", lambda: state.release(f"{state.rollout_id}/"))
+        with boundary(EnvError, f"{self.name}(task)"):
+            self.env = env = self.cls(self.task)
+        self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
+        if self.cls.sandbox is not None and boxes is not None:
+            env.box = await self._lease(stack, boxes)
+            self.digest = env.box.digest
+            # Once more, for it is called once: before the box goes back.
+            self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
+        return env
 
     async def _play_and_score(self, env: Env[Any]) -> str:
         """Play within the limit, then score once, within as long again; the stop reason."""
         seconds = self.cls.limits.seconds
         try:
             async with time_limit(seconds) as deadline:
-                stop_reason, is_scored = await self._play(env, deadline)
-        except TimeoutError:
-            stop_reason, is_scored = StopReason.SECONDS, False
-        if not is_scored:
+                end = await self._play(env, deadline)
+        except TimeoutError as error:
+            if not self.state.segments:
+                with boundary(EnvError, f"{self.name}.reset"):
+                    raise _too_slow(seconds) from error
+            end = Ending(StopReason.SECONDS)
+        if not end.is_scored:
             async with self._within(f"{self.name}.score"):
                 scores = await env.score()
             self._credit(0.0, read_rewards(scores, f"{self.name}.score"))
-        self.state.metrics |= read_metrics(env.metrics, f"{self.name}.metrics")
-        return stop_reason
+        self._read_metrics()
+        return end.stop_reason
 
-    async def _play(self, env: Env[Any], deadline: TimeLimit) -> tuple[str, bool]:
-        """Turn after turn; the stop reason, and whether the last step gave the outcome, so that none is asked for."""
+    def _read_metrics(self) -> None:
+        """Take the env's metrics over into the rollout's."""
+        if self.env is not None:
+            with boundary(EnvError, f"{self.name}.metrics"):
+                self.state.metrics |= read_metrics(self.env.metrics, f"{self.name}.metrics")
+
+    async def _play(self, env: Env[Any], deadline: TimeLimit) -> Ending:
+        """Reset, then turn after turn: query the model, act in the env, observe its answer."""
+        conversation = await self._reset(env)
+        while not conversation.out_of_turns():
+            message = await conversation.query()
+            if isinstance(message, StopReason):
+                return Ending(message)
+            step = await self._act(env, message)
+            ended = await self._observe(conversation, step, deadline)
+            if ended is not None:
+                return ended
+        return Ending(StopReason.TURNS)
+
+    async def _reset(self, env: Env[Any]) -> Conversation:
+        """The root conversation, open with the first messages of the env."""
         with boundary(EnvError, f"{self.name}.reset"):
             answer = await env.reset(seed=self.state.seed)
         first = read_reset(answer, f"{self.name}.reset")
         with boundary(EnvError, f"{self.name}: first prompt"):
             conversation = Conversation(self.state, Chat(self.state.engine.tokenizer, env.tools, first), first)
-            conversation.open("root", conversation.chat.prompt_ids(), None)
+            conversation.open("root", first, conversation.chat.prompt_ids(), None)
         if conversation.segment.room <= 0:
             limit = conversation.segment.context_tokens
             engines = self.state.engine.context_tokens < self.cls.limits.context_tokens
-            whose = "the engine's context_tokens" if engines else "limits.context_tokens"
-            raise ContextOverflow(f"{self.name}: the first prompt fills the {limit} tokens of {whose}")
+            setting = "the engine's context_tokens" if engines else "limits.context_tokens"
+            raise ContextOverflow(f"{self.name}: the first prompt fills the {limit} tokens of {setting}")
         env._forks = ConversationForks(conversation)
-        while not conversation.out_of_turns():
-            ended = await self._turn(env, conversation, deadline)
-            if ended is not None:
-                return ended
-        return StopReason.TURNS, False
+        return conversation
 
-    async def _turn(self, env: Env[Any], conversation: Conversation, deadline: TimeLimit) -> tuple[str, bool] | None:
-        """One turn of the policy and the env's answer; None: the next turn may be sampled."""
-        message = await conversation.sample()
-        if isinstance(message, StopReason):
-            return message, False
+    async def _act(self, env: Env[Any], message: Message) -> Step:
+        """The env's answer to one message of the model, read and checked."""
         self.touched = True
         with boundary(EnvError, f"{self.name}.step"):
             answer = await env.step(message)
-        step = read_step(answer, f"{self.name}.step")
+        return read_step(answer, f"{self.name}.step")
+
+    async def _observe(self, conversation: Conversation, step: Step, deadline: TimeLimit) -> Ending | None:
+        """Take in the env's answer; None: the next turn may be sampled."""
+        conversation.segment.answer(step.messages, reward=step.reward)
         self._credit(step.reward, step.rewards)
-        conversation.segment.credit(step.reward)
         if step.terminated or step.truncated:
-            return step.stop_reason, bool(step.rewards)
+            return Ending(step.stop_reason, bool(step.rewards))
         if conversation.out_of_turns():
-            return StopReason.TURNS, False
+            return Ending(StopReason.TURNS)
         if deadline.expired():  # a tool has swallowed it, by a bare `except`
-            return StopReason.SECONDS, False
+            return Ending(StopReason.SECONDS)
         self._raise_if_cancelled()
         ended = await conversation.answer(step.messages)
-        return None if ended is None else (ended, False)
+        return None if ended is None else Ending(ended)
 
     def _raise_if_cancelled(self) -> None:
-        """A cancellation that a tool has swallowed holds all the same."""
+        """Raise the cancellation that a tool has swallowed."""
         running = asyncio.current_task()
         if running is not None and running.cancelling() > self.cancellations:
             raise asyncio.CancelledError
@@ -188,7 +248,7 @@ class Episode:
             self.rewards[name] = self.rewards.get(name, 0.0) + value
 
     async def _lease(self, stack: AsyncExitStack, boxes: Boxes) -> Box:
-        """A box until the stack is left."""
+        """Lease a box until the stack is left."""
         with boundary(SandboxError, "lease"):
             lease = boxes.lease()
             box = await lease.__aenter__()
@@ -211,7 +271,7 @@ class Episode:
 
     @asynccontextmanager
     async def _within(self, where: str) -> AsyncIterator[None]:
-        """The env's own work behind the last answer: EnvError where it takes longer than `limits.seconds`."""
+        """Bound the env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
         seconds = self.cls.limits.seconds
         with boundary(EnvError, where):
             try:
@@ -220,13 +280,13 @@ class Episode:
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise TimeoutError(f"not done after {seconds:g} s, which is limits.seconds") from error
+                raise _too_slow(seconds) from error
 
     @staticmethod
     def _at_exit(
         stack: AsyncExitStack, kind: type[AgentGymError], where: str, work: Callable[[], Awaitable[None]]
     ) -> None:
-        """Do this whatever happens; where it fails behind another failure, that one stays and this is added to it."""
+        """Do this when the stack is left; where it fails after another failure, that one stays, with this as a note."""
 
         async def leave(_: object, error: BaseException | None, __: object) -> bool:
             try:
@@ -239,3 +299,7 @@ class Episode:
             return False
 
         stack.push_async_exit(leave)
+
+
+def _too_slow(seconds: float) -> TimeoutError:
+    return TimeoutError(f"not done after {seconds:g} s, which is limits.seconds")

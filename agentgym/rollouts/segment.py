@@ -1,30 +1,72 @@
-"""How a segment grows and closes, and what is kept of it when the context is cut."""
+"""Segments while they grow: their ids, their turns, and the messages of their conversation."""
 
+import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from agentgym.environments.context_policies import Compact, Window
 from agentgym.messages import Message
-from agentgym.types import Completion, Floats, Segment, SegmentKind, Turn
+from agentgym.types import Completion, Floats, Segment, SegmentKind, Turn, Version
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenTurn:
+    """A turn of a segment that still grows; its answer comes later."""
+
+    completion: Completion
+    start: int
+    stop: int
+    versions: tuple[Version, ...]
+    message: Message
+    seconds: float
+    number: int
+    sampled_at: float
+    """When it was appended, by `time.perf_counter`."""
+    env_messages: Sequence[Message] = ()
+    env_seconds: float = 0.0
+    reward: float = 0.0
+
+    @property
+    def logprobs(self) -> Floats:
+        """The log-probabilities of its ids."""
+        return self.completion.logprobs[: self.stop - self.start]
+
+    def close(self) -> Turn:
+        """The finished turn, laws checked."""
+        return Turn(
+            start=self.start,
+            stop=self.stop,
+            finish_reason=self.completion.finish_reason,
+            versions=self.versions,
+            message=self.message,
+            env_messages=tuple(self.env_messages),
+            seconds=self.seconds,
+            env_seconds=self.env_seconds,
+            reward=self.reward,
+            number=self.number,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenSegment:
-    """A segment that still grows: ids, the turns among them, and each turn's log-probabilities."""
+    """A segment that still grows: ids, and the turns among them.
+
+    Messages are kept as they were given, not copied.
+    """
 
     index: int
     parent: int | None
     kind: SegmentKind
     session: str
-    """Under this name the engine keeps what it computed."""
+    """The name under which the engine keeps what it computed."""
     context_tokens: int
+    prompt_messages: Sequence[Message] = ()
+    """The messages that the segment opened with."""
     token_ids: list[int] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    logprobs: list[Floats] = field(default_factory=list)
-    """Of each turn, as long as its span."""
+    turns: list[OpenTurn] = field(default_factory=list)
 
     @property
     def room(self) -> int:
@@ -41,22 +83,31 @@ class OpenSegment:
         """Append a sampled turn, ids and log-probabilities verbatim; `ids` are the completion's, as a list."""
         start = len(self.token_ids)
         self.token_ids += ids
-        self.logprobs.append(completion.logprobs)
-        turn = Turn(
+        turn = OpenTurn(
+            completion=completion,
             start=start,
             stop=len(self.token_ids),
-            finish_reason=completion.finish_reason,
             versions=completion.versions,
             message=message,
             seconds=seconds,
             number=number,
+            sampled_at=time.perf_counter(),
         )
         self.turns.append(turn)
 
-    def credit(self, reward: float) -> None:
-        """Note what the env gave for the last turn."""
-        if reward:
-            self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
+    def answer(self, messages: Sequence[Message], *, reward: float = 0.0) -> None:
+        """Note what answered the last turn, how long that took, and what the env gave for the turn.
+
+        Messages of several answers to one turn follow each other, and their rewards add up.
+        """
+        last = self.turns[-1]
+        last.env_messages = [*last.env_messages, *messages]
+        last.env_seconds = time.perf_counter() - last.sampled_at
+        last.reward += reward
+
+    def set_answer(self, turn: int, messages: Sequence[Message]) -> None:
+        """Note other messages behind a turn than the env answered with: those that its context went on with."""
+        self.turns[turn].env_messages = messages
 
     def realign(self, at: int, token_ids: Sequence[int]) -> bool:
         """Take `token_ids` for what stands from `at` on; the last turn keeps what it sampled before.
@@ -70,10 +121,8 @@ class OpenSegment:
         False where they were cut at the end of the context.
         """
         last = self.turns[-1]
-        kept = at - last.start
-        versions = tuple(version for version in last.versions if version.start < kept)
-        self.turns[-1] = replace(last, stop=at, versions=versions)
-        self.logprobs[-1] = self.logprobs[-1][:kept]
+        last.stop = at
+        last.versions = tuple(version for version in last.versions if version.start < at - last.start)
         del self.token_ids[at:]
         return self.extend(token_ids)
 
@@ -81,9 +130,9 @@ class OpenSegment:
         """The finished segment, laws checked."""
         sampled = np.zeros(len(self.token_ids), np.bool_)
         logprobs = np.zeros(len(self.token_ids), np.float32)
-        for turn, scores in zip(self.turns, self.logprobs, strict=True):
+        for turn in self.turns:
             sampled[turn.start : turn.stop] = True
-            logprobs[turn.start : turn.stop] = scores
+            logprobs[turn.start : turn.stop] = turn.logprobs
         return Segment(
             index=self.index,
             parent=self.parent,
@@ -92,7 +141,8 @@ class OpenSegment:
             token_ids=np.frombuffer(array("q", self.token_ids), np.int64),
             sampled=sampled,
             logprobs=logprobs,
-            turns=tuple(self.turns),
+            turns=tuple([turn.close() for turn in self.turns]),
+            prompt_messages=tuple(self.prompt_messages),
         )
 
 

@@ -1,4 +1,4 @@
-"""What an env's methods return, read field by field: EnvError names the first field that is not what it must be."""
+"""Checks of what an env's methods return: EnvError names the first field that is not what it must be."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class Step(NamedTuple):
-    """A StepResult whose fields are what they must be."""
+    """A StepResult that was read and checked."""
 
     messages: list[Message]
     reward: float
-    """What the step gave for its turn; 0.0 where `rewards` name what it gave."""
+    """The step's reward for its turn; 0.0 where `rewards` hold it by name."""
     rewards: dict[str, float]
     terminated: bool
     truncated: bool
@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
 
 def read_step(result: Any, where: str) -> Step:
-    """The five values that `step` returned."""
+    """Read the five values that `step` returned."""
     if not isinstance(result, tuple) or len(result) != 5:
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise EnvError(f"{where}: must return StepResult(messages, reward, terminated, truncated, info), got {got}")
@@ -45,7 +45,7 @@ def read_step(result: Any, where: str) -> Step:
 
 
 def read_reset(result: Any, where: str) -> list[Message]:
-    """The first messages that `reset` returned."""
+    """Read the first messages that `reset` returned."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise EnvError(f"{where}: must return (messages, info), got {type(result).__name__}")
     if not (first := read_messages(result[0], where)):
@@ -54,7 +54,7 @@ def read_reset(result: Any, where: str) -> list[Message]:
 
 
 def read_messages(given: Any, where: str) -> list[Message]:
-    """A list of text messages; images and other parts are refused, for a template may drop them without a word."""
+    """Read a list of text messages; images and other parts are refused, as a template may drop them in silence."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise EnvError(f"{where}: messages must be a list of messages, got {type(given).__name__}")
     for i, message in enumerate(given):
@@ -71,7 +71,7 @@ def read_messages(given: Any, where: str) -> list[Message]:
 
 
 def read_rewards(given: Any, where: str) -> dict[str, float]:
-    """Finite numbers by name."""
+    """Read finite numbers by name."""
     if not isinstance(given, Mapping):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
     for name in given:
@@ -81,14 +81,14 @@ def read_rewards(given: Any, where: str) -> dict[str, float]:
 
 
 def read_metrics(given: Any, where: str) -> dict[str, float]:
-    """Numbers by name, not all of them finite."""
+    """Read numbers by name; they need not be finite."""
     if not isinstance(given, Mapping):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
     return {str(name): _number(value, f"{where}[{name!r}]") for name, value in given.items()}
 
 
 def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, float]]:
-    """What the step gave, either as one number for its turn or by name; never both, and never something else."""
+    """Read what the step gave: one number for its turn, or numbers by name; EnvError where the two differ."""
     number = _finite(reward, f"{where}: reward")
     if not named and (named is None or isinstance(named, Mapping)):
         return number, {}

@@ -109,6 +109,11 @@ class Groups(Sequence[Group]):
         self.batch_stats = batch_stats
         unique([group.group_id for group in self.groups])
 
+    def __repr__(self) -> str:
+        rewards = [r.reward for r in self.rollouts if r.reward is not None]
+        failed, mean = len(self.rollouts) - len(rewards), f"{np.mean(rewards):g}" if rewards else "none"
+        return f"<Groups: {len(self)} groups, {len(self.rollouts)} rollouts, {failed} failed, mean reward {mean}>"
+
     def __len__(self) -> int:
         return len(self.groups)
 

@@ -226,7 +226,8 @@ async def _call(
         return ToolResult(content=text, error=True, failed=True)
     except ToolError as error:
         return ToolResult(content=f"error: {error}", error=True)
-    except AgentGymError:
+    except AgentGymError as error:
+        error.where = error.where or _named(made, function)
         raise
     except asyncio.CancelledError as error:
         if not is_stray(error):
@@ -239,9 +240,13 @@ async def _call(
 
 def _failed(made: Tool, function: Callable[..., Any], error: BaseException) -> ToolResult:
     """The failure as the model reads it; the user finds it in the log, once for each line that raises it."""
-    log_once(f"tool {made.name!r} of {type(getattr(function, '__self__', function)).__name__}", error, function)
+    log_once(_named(made, function), error, function)
     text = f"error: tool {made.name!r} failed: {describe(error)}"
     return ToolResult(content=text, error=True, failed=True)
+
+
+def _named(made: Tool, function: Callable[..., Any]) -> str:
+    return f"tool {made.name!r} of {type(getattr(function, '__self__', function)).__name__}"
 
 
 class _Expired(Exception):

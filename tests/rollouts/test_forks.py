@@ -124,7 +124,7 @@ async def play_other() -> Rollout:
     return await play([say("done")], Zero, rollout_id="t/1")
 
 
-async def test_no_two_strands_share_a_session_or_a_seed() -> None:
+async def test_no_two_conversations_share_a_session_or_a_seed() -> None:
     asked: list[tuple[str, int, int]] = []
 
     class Spy(Scripted):
@@ -141,29 +141,29 @@ async def test_no_two_strands_share_a_session_or_a_seed() -> None:
 
 
 async def test_turns_are_numbered_in_the_order_they_were_sampled() -> None:
-    played = await play([call("ask"), say("kid"), say("done")])
+    played = await play([call("ask"), say("sub"), say("done")])
     assert [[t.number for t in s.turns] for s in played.segments] == [[0, 2], [1]]
 
 
-async def test_a_limit_of_turns_holds_for_all_strands_together() -> None:
+async def test_a_limit_of_turns_holds_for_all_conversations_together() -> None:
     played = await play([call("ask"), *[call("look")] * 10], limited(turns=4))
     assert (played.stop_reason, played.metrics["turns"], played.reward) == ("turns", 4, 1.0)
     assert "done" not in str(played.messages)
 
 
-async def test_a_kid_can_have_fewer_turns_than_the_rollout_and_its_parent_goes_on() -> None:
+async def test_a_sub_agent_can_have_fewer_turns_than_the_rollout_and_its_parent_goes_on() -> None:
     played = await play([call("ask", turns=2), call("look"), call("look"), say("done")])
     assert "turns: " in DECODE(played.segments[0].token_ids.tolist())
     assert played.stop_reason == "answer"
 
 
-async def test_a_limit_of_tokens_holds_for_all_strands_together() -> None:
+async def test_a_limit_of_tokens_holds_for_all_conversations_together() -> None:
     played = await play([call("ask"), say("x" * 300), say("never")], limited(tokens=100))
     assert played.sampled_tokens == 100
     assert (played.stop_reason, played.reward) == ("tokens", 1.0)
 
 
-async def test_the_context_of_a_kid_is_limited_like_its_parents() -> None:
+async def test_the_context_of_a_sub_agent_is_limited_like_its_parents() -> None:
     played = await play([call("ask"), say("x" * 4000), say("done")], limited(context_tokens=1000))
     assert max(len(s.token_ids) for s in played.segments) <= 1000
     assert "context: " in DECODE(played.segments[0].token_ids.tolist())
@@ -183,7 +183,7 @@ async def test_a_fork_may_have_a_branch_of_the_box(boxes: FakeBoxes) -> None:
                 await agent.run()
             return (await self.box.read("here")).decode()
 
-    played = await play([call("split"), say("kid"), say("done")], Boxed, boxes=boxes)
+    played = await play([call("split"), say("sub"), say("done")], Boxed, boxes=boxes)
     assert played.error is None
     assert "before" in DECODE(played.segments[0].token_ids.tolist())
 
@@ -225,24 +225,24 @@ async def test_forks_may_run_at_once_and_draw_as_if_they_had_not() -> None:
     assert seeds == apart
 
 
-async def test_a_kid_compacts_like_its_parent() -> None:
+async def test_a_sub_agent_compacts_like_its_parent() -> None:
     class Forgets(Desk):
         context = ag.Compact(at=None, turns=1)
 
-    replies = [call("ask"), call("look"), say("summary"), say("kid"), say("summary"), say("done")]
+    replies = [call("ask"), call("look"), say("summary"), say("sub"), say("summary"), say("done")]
     played = await play(replies, Forgets)
     assert shape(played) == [("root", None), ("subagent", 0), ("compaction", 1), ("compaction", 0)]
     assert played.reward == 1.0
 
 
-async def test_an_engine_that_fails_in_a_kid_fails_the_rollout() -> None:
+async def test_an_engine_that_fails_in_a_sub_agent_fails_the_rollout() -> None:
     played = await play([call("ask")])
     assert played.reward is None
     assert "EngineError" in str(played.error)
     assert shape(played) == [("root", None), ("subagent", 0)]
 
 
-async def test_the_engine_forgets_a_kid_when_it_is_closed() -> None:
+async def test_the_engine_forgets_a_sub_agent_when_it_is_closed() -> None:
     log: list[str] = []
 
     class Spy(Scripted):
@@ -254,11 +254,11 @@ async def test_the_engine_forgets_a_kid_when_it_is_closed() -> None:
             log.append(f"release {session}")
             await super().release(session)
 
-    await play(Spy([call("ask"), say("kid"), say("done")]))
+    await play(Spy([call("ask"), say("sub"), say("done")]))
     assert log[:4] == ["ask t/0/0", "ask t/0/0.0.0", "release t/0/0.0.0", "ask t/0/0"]
 
 
-async def test_a_cancelled_kid_leaves_no_session(no_leaks: None) -> None:
+async def test_a_cancelled_sub_agent_leaves_no_session(no_leaks: None) -> None:
     asked = asyncio.Event()
 
     class Waiting(Scripted):
@@ -269,15 +269,15 @@ async def test_a_cancelled_kid_leaves_no_session(no_leaks: None) -> None:
             return await super().generate(token_ids, **given)
 
     engine = Waiting([call("ask")])
-    current_usage = asyncio.create_task(play(engine))
+    playing = asyncio.create_task(play(engine))
     await asked.wait()
-    current_usage.cancel()
+    playing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await current_usage
+        await playing
     assert engine._played == {}
 
 
-async def test_what_a_kid_assigns_stays_with_it_and_what_it_counts_does_not() -> None:
+async def test_what_a_sub_agent_assigns_stays_with_it_and_what_it_counts_does_not() -> None:
     notes: list[str] = []
 
     class Notes(Desk):
@@ -286,7 +286,7 @@ async def test_what_a_kid_assigns_stays_with_it_and_what_it_counts_does_not() ->
         @ag.tool
         async def look(self) -> str:
             """Leave a note."""
-            self.note = "kid"
+            self.note = "sub"
             return self.note
 
         @ag.reward

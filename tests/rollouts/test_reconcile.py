@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.engines.scripted import say
-from agentgym.rollouts.reconcile import Drift, Transcript
+from agentgym.rollouts.reconcile import Drift, PromptSegments
 from agentgym.types import Completion, Segment
 
 
@@ -17,14 +17,14 @@ def sampled(*ids: int) -> Completion:
     return Completion(token_ids=np.array(ids), logprobs=np.full(len(ids), -0.25), finish_reason="stop")
 
 
-def transcript(*requests: tuple[Sequence[int], Sequence[int]], realign_tokens: int = 8) -> Transcript:
-    made = Transcript(context_tokens=64, realign_tokens=realign_tokens)
+def transcript(*requests: tuple[Sequence[int], Sequence[int]], realign_tokens: int = 8) -> PromptSegments:
+    made = PromptSegments(context_tokens=64, realign_tokens=realign_tokens)
     for prompt, out in requests:
         made.add(prompt, sampled(*out), say(""))
     return made
 
 
-def rows(made: Transcript) -> list[tuple[list[int], list[int]]]:
+def rows(made: PromptSegments) -> list[tuple[list[int], list[int]]]:
     return [(s.token_ids.tolist(), s.sampled.astype(int).tolist()) for s in made.close()]
 
 
@@ -96,7 +96,7 @@ def test_interleaved_conversations_each_go_on_in_their_own_row() -> None:
 def test_versions_of_what_was_given_up_are_given_up_too() -> None:
     from agentgym.types import Version
 
-    made = Transcript(context_tokens=64)
+    made = PromptSegments(context_tokens=64)
     moved = Completion(
         token_ids=np.array([10, 11, 12]),
         logprobs=np.full(3, -0.5),
@@ -121,7 +121,7 @@ def trained(segments: Sequence[Segment]) -> Counter[int]:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=8))
 def test_no_sampled_token_is_trained_twice(plan: list[tuple[int, int, int]]) -> None:
-    made = Transcript(context_tokens=4096, realign_tokens=2)
+    made = PromptSegments(context_tokens=4096, realign_tokens=2)
     held: list[list[int]] = [[1, 2, 3]]
     fresh = iter(range(100, 10_000))
     for which, cut, length in plan:

@@ -218,11 +218,11 @@ async def test_a_cancelled_rollout_closes_its_env_gives_its_box_back_and_stays_c
     env = desk(**({where: wait} if where not in ("lease", "generate") else {}))
     boxes = Watched(reached) if where == "lease" else FakeBoxes()
     engine = Faulty(wait) if where == "generate" else Scripted(SCRIPT)
-    current_usage = asyncio.create_task(ag.rollout(env, TASK, engine, boxes=boxes))
+    playing = asyncio.create_task(ag.rollout(env, TASK, engine, boxes=boxes))
     await reached.wait()
-    current_usage.cancel()
+    playing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await current_usage
+        await playing
     assert len(env.closed) == (0 if where == "close" else 1)
     assert boxes.leased == []
     assert engine._played == {}
@@ -235,9 +235,9 @@ async def test_a_close_that_fails_does_not_swallow_a_cancellation(boxes: FakeBox
         reached.set()
         await asyncio.Event().wait()
 
-    current_usage = asyncio.create_task(ag.rollout(desk(close=OOPS), TASK, Faulty(wait), boxes=boxes))
+    playing = asyncio.create_task(ag.rollout(desk(close=OOPS), TASK, Faulty(wait), boxes=boxes))
     await reached.wait()
-    current_usage.cancel()
+    playing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await current_usage
+        await playing
     assert boxes.leased == []

@@ -1,0 +1,90 @@
+"""State that the conversations of one rollout share: its engine, its limits, and what was used of them."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from agentgym.engines.base import Engine
+from agentgym.environments.context_policies import Compact, Window
+from agentgym.environments.limits import Limits
+from agentgym.errors import EngineError, boundary
+from agentgym.rollouts.segment import OpenSegment
+from agentgym.types import Sampling, StopReason
+
+
+@dataclass(slots=True, kw_only=True)
+class RolloutState:
+    """The engine, the limits and the counts that hold for all conversations of one rollout together."""
+
+    name: str
+    """The name of the env, for errors."""
+    rollout_id: str
+    engine: Engine
+    sampling: Sampling
+    seed: int
+    limits: Limits
+    context: Compact | Window | None
+    segments: list[OpenSegment] = field(default_factory=list)
+    turns: int = 0
+    """Turns of the policy that were asked for so far, summaries not counted."""
+    answers: int = 0
+    """Turns and summaries that were sampled so far."""
+    tokens: int = 0
+    """Sampled ids so far."""
+    asked: int = 0
+    """Ids that the turns in flight may still sample."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def budget(self, room: int) -> int:
+        """The most ids that a turn may sample into a context with this much room, by its own limits."""
+        budget = min(self.limits.turn_tokens, room)
+        return budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
+
+    async def take(self, room: int) -> int:
+        """Reserve ids for a turn that is asked for now, until `give_back`; 0 where none are left.
+
+        Conversations that run at once share `limits.tokens`: where too few are left beside the turns in flight, this
+        waits for what those do not use.
+        """
+        budget = self.budget(room)
+        if self.limits.tokens is not None:
+            while self.asked and self.limits.tokens - self.tokens - self.asked < budget:
+                self._waiting.append(asyncio.get_running_loop().create_future())
+                await self._waiting[-1]
+            budget = min(budget, self.limits.tokens - self.tokens)
+        self.asked += budget
+        return budget
+
+    def give_back(self, budget: int, used: int) -> None:
+        """End the reservation of `budget` ids: their turn has sampled `used` of them."""
+        self.asked -= budget
+        self.tokens += used
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def out_of(self, room: int) -> StopReason | None:
+        """The limit by which no further id may be sampled; None where one may."""
+        if room <= 0:
+            return StopReason.CONTEXT
+        if self.limits.tokens is not None and self.tokens >= self.limits.tokens:
+            return StopReason.TOKENS
+        return None
+
+    def count(self, what: str) -> None:
+        """Add 1 to one of the rollout's metrics."""
+        self.metrics[what] = self.metrics.get(what, 0.0) + 1
+
+    async def release(self, sessions: str) -> None:
+        """Release every session of the engine whose name begins so, also where that fails for one of them."""
+        failed: BaseException | None = None
+        for segment in self.segments:
+            if segment.session.startswith(sessions):
+                try:
+                    with boundary(EngineError, "release"):
+                        await self.engine.release(segment.session)
+                except (EngineError, asyncio.CancelledError) as error:
+                    failed = failed if isinstance(failed, asyncio.CancelledError) else error
+        if failed is not None:
+            raise failed
