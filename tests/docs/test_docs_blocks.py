@@ -79,7 +79,7 @@ def test_the_links_of_a_guide_lead_somewhere(guide: Path) -> None:
 
 
 def leads_somewhere(guide: Path, target: str) -> bool:
-    """Whether a link's file is there, and has the heading that the link names; links to other hosts are not followed."""
+    """Whether a link leads to a file, and to the heading that it names; links to other hosts are not followed."""
     if target.startswith(("https://", "http://")):
         return True
     path, _, heading = target.partition("#")
