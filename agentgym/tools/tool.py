@@ -255,7 +255,7 @@ async def _call(
 
 
 def _failed(made: Tool, function: Callable[..., Any], error: BaseException) -> ToolResult:
-    """Return the failure as the model reads it, and log it once for each line of the user's code that raises."""
+    """The failure as the model reads it; the user finds it in the log, once for each line that raises it."""
     log_once(f"tool {made.name!r} of {type(getattr(function, '__self__', function)).__name__}", error, function)
     text = f"error: tool {made.name!r} failed: {describe(error)}"
     return ToolResult(content=text, error=True, failed=True)
