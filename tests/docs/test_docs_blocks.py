@@ -17,6 +17,8 @@ from tests.docs.blocks import DOCS, NOT_RUN, ROOT, RUN, Block, blocks_of, names_
 
 ALL = [block for guide in sorted(DOCS.glob("**/*.md")) for block in blocks_of(guide)]
 GUIDES = [*sorted(DOCS.glob("**/*.md")), *(ROOT / name for name in ("CONTRIBUTING.md", "sandbox/README.md"))]
+NAME = re.compile(r"`((?:ag|agentgym)\.[A-Za-z_.]*[A-Za-z_])")
+"""The names of the library in inline code, such as `ag.Env` and `agentgym.testing`."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -64,6 +66,26 @@ def test_each_block_compiles_and_names_what_there_is(block: Block) -> None:
             module = importlib.import_module(node.module)
             missing += [alias.name for alias in node.names if not hasattr(module, alias.name)]
     assert not missing, f"{named(block)} names what agentgym does not have: {missing}"
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))
+def test_the_names_in_a_guides_text_are_there(guide: Path) -> None:
+    missing = [name for name in NAME.findall(guide.read_text()) if not is_there(name.removesuffix(".py"))]
+    assert not missing
+
+
+def is_there(name: str) -> bool:
+    """Whether `ag.X`, or a module of agentgym or something in one, is there under this name."""
+    module, *rest = name.replace("ag.", "agentgym.", 1).split(".") if name.startswith("ag.") else name.split(".")
+    found: Any = importlib.import_module(module)
+    for part in rest:
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(f"{found.__name__}.{part}")
+            except (ImportError, AttributeError):
+                return False
+        found = getattr(found, part)
+    return True
 
 
 @pytest.mark.parametrize("text", NOT_RUN)
