@@ -1,4 +1,4 @@
-"""What an env's tests need, without a GPU, a model or a container; the fixtures are in `agentgym.pytest_plugin`.
+"""Helpers for the tests of an env: no GPU, no model, no container. The fixtures are in `agentgym.pytest_plugin`.
 
 ::
 
@@ -37,10 +37,14 @@ __all__ = [
 ]
 
 NOOP: tuple[Reply, ...] = (say("I do not know."),)
+"""The replies of a model that does nothing useful."""
 
 
 def sample(prompt_ids: Sequence[int] = (1,), response_ids: Sequence[int] = (2, 3), **changes: Any) -> Sample:
-    """A sample whose every response token was sampled, with log-probability -0.5 and advantage 1, but for `changes`."""
+    """Make a sample whose response tokens were all sampled, with log-probability -0.5 and advantage 1.
+
+    `changes` replaces any field of `Sample`.
+    """
     n = len(response_ids)
     fields: dict[str, Any] = {
         "group_id": "group",
@@ -74,9 +78,9 @@ def check_env(
     reward_range: tuple[float, float] | None = None,
     block_limit_s: float = 0.5,
 ) -> Coroutine[Any, Any, None]:
-    """Assert what every agentic env owes its users: `await check_env(MyEnv, TASK, oracle=[...])`.
+    """Assert what every env owes its users: `await check_env(MyEnv, TASK, oracle=[...])`.
 
-    One AssertionError names everything that was found, a line each: `kind: what is wrong: what to change`.
+    One AssertionError has a line for each finding: `kind: what is wrong: what to change`.
 
     The oracle reaches `threshold`, twice, with the same prompt, tool answers and rewards for the same seed; none of its
     tools fails or times out; no method holds up the event loop for `block_limit_s` seconds when it runs for the second
@@ -85,19 +89,22 @@ def check_env(
     file, temporary folder or asyncio task. Tools have schemas, something scores the rollout, the train and test split
     have no task in common, and rollouts change nothing that belongs to the class.
 
-    `boxes`: without them, an env that declares a sandbox is played in a real box of it; where none can be had, in a
-        FakeBox, with a warning that says why.
+    `oracle`: replies that solve the task, or a function of the text so far; each reply counts once.
+    `threshold`: the reward that the oracle reaches and the no-op does not.
+    `boxes`: an open pool to play in. Without it, an env that declares a sandbox is played in a real box; where none can
+        be had, in a FakeBox, with a warning that says why.
     `noop`: a script, whose last reply is repeated for as long as the env asks, or a function of the text.
     `idle_is_right`: doing nothing is the right answer to this task, so the no-op may reach the threshold.
     `repeatable=False`: a judge or the world itself never answers the same twice; two plays are not compared.
-    `secrets`: texts that the model must never read before it wrote them itself. Without being named here, a `check`
-        or `solution` of the task may be in no prompt and no tool's answer, its `answer` in no exception of a tool.
+    `secrets`: texts that the model must not read before it wrote them itself. A `check` or `solution` of the task need
+        not be named: it may be in no prompt and no tool's answer, and an `answer` in no exception of a tool.
     `shared`: attributes of the class that all rollouts are meant to change.
     `reward_range`: the lowest and the highest reward that a rollout may have.
+    `block_limit_s`: the seconds for which a method may hold up the event loop.
 
     :raises AssertionError: with every finding.
     """
-    from agentgym.env_checks.check import EnvCheck, Settings, run_checks  # they play with what this module makes
+    from agentgym.env_checks.check import EnvCheck, Settings, run_checks  # Rollouts are loaded for checks alone.
 
     cls = find_env(env)
     settings = Settings(

@@ -1,1 +1,1 @@
-"""What `agentgym.testing.check_env` checks, one module a question."""
+"""The checks behind `agentgym.testing.check_env`, one module for each question."""

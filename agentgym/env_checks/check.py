@@ -1,4 +1,4 @@
-"""All the checks of an env, in order, and one report."""
+"""The check of an env: all its parts in order, and one report."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ from agentgym.env_checks.declared import check_class, check_tasks
 from agentgym.env_checks.findings import Finding, report
 from agentgym.env_checks.hidden import check_hidden
 from agentgym.env_checks.leaks import LeakWatch
-from agentgym.env_checks.plays import RESET, SCORE, Collector, Once, Repeating, Stage
+from agentgym.env_checks.plays import RESET, SCORE, ObservedRollout, Once, Repeating, Stage
 from agentgym.env_checks.stalls import StallWatch
 from agentgym.environments.env import Env
 from agentgym.errors import SandboxError
@@ -28,7 +28,7 @@ CANCEL_CHANGE = "let asyncio.CancelledError pass (`except Exception` does, `exce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `check_env` was asked for; its docstring explains each."""
+    """The arguments of `check_env`, which explains each."""
 
     cls: type[Env[Any]]
     task: Task
@@ -45,7 +45,7 @@ class Settings:
 
 
 class EnvCheck(Coroutine[Any, Any, None]):
-    """The coroutine of a check that is known by name until it is awaited, so that a forgotten `await` is found."""
+    """The coroutine of a check; it is listed until it is awaited, so that a forgotten `await` is found."""
 
     unawaited: ClassVar[list["EnvCheck"]] = []
 
@@ -58,7 +58,7 @@ class EnvCheck(Coroutine[Any, Any, None]):
         return self.work.__await__()
 
     def send(self, value: Any) -> Any:
-        """Run on to the next wait."""
+        """Run to the next wait."""
         self._begin()
         return self.work.send(value)
 
@@ -68,7 +68,7 @@ class EnvCheck(Coroutine[Any, Any, None]):
         return self.work.throw(*error)
 
     def close(self) -> None:
-        """End the check without running it on."""
+        """End the check without running the rest."""
         self._begin()
         self.work.close()
 
@@ -78,7 +78,7 @@ class EnvCheck(Coroutine[Any, Any, None]):
 
 
 def forgotten() -> list[str]:
-    """The names of the envs whose check was made and never awaited; they are forgotten with this call."""
+    """Return the names of the envs whose check was made and never awaited, and close these checks."""
     names = [check.name for check in EnvCheck.unawaited]
     for check in list(EnvCheck.unawaited):
         check.close()
@@ -86,7 +86,7 @@ def forgotten() -> list[str]:
 
 
 async def run_checks(settings: Settings) -> None:
-    """Run every check; AssertionError with all that was found."""
+    """Run every check; raise one AssertionError with all findings."""
     findings = check_class(settings.cls)
     if not findings:
         findings = check_tasks(settings.cls)
@@ -99,7 +99,7 @@ async def run_checks(settings: Settings) -> None:
 
 
 def _check_left(left: Sequence[str]) -> Iterator[Finding]:
-    """One finding for each kind of thing that the rollouts left; each of them left one more."""
+    """Yield one finding for each kind of thing that the rollouts left; every rollout may have left one."""
     kinds: dict[str, list[str]] = {}
     for line in left:
         kinds.setdefault(line.split()[1], []).append(line)
@@ -129,7 +129,7 @@ async def _played(settings: Settings) -> list[Finding]:
 
 @asynccontextmanager
 async def _boxes(cls: type[Env[Any]], boxes: Boxes | None) -> AsyncIterator[tuple[Boxes | None, str]]:
-    """The given boxes; else a pool of what the env declares; else fake boxes and the reason for them."""
+    """Yield the given boxes, a pool of what the env declares, or fake boxes; and the reason for fake ones, or ""."""
     if boxes is not None or cls.sandbox is None:
         yield boxes, ""
         return
@@ -142,7 +142,7 @@ async def _boxes(cls: type[Env[Any]], boxes: Boxes | None) -> AsyncIterator[tupl
         yield found, reason
 
 
-def _check_oracle(settings: Settings, play: Collector, no_box: str) -> Iterator[Finding]:
+def _check_oracle(settings: Settings, play: ObservedRollout, no_box: str) -> Iterator[Finding]:
     failed = [
         str(message["content"]).removeprefix("error: ")
         for turn in play.turns
@@ -161,34 +161,34 @@ def _check_oracle(settings: Settings, play: Collector, no_box: str) -> Iterator[
 
 
 def _check_failure(text: str, no_box: str) -> Iterator[Finding]:
-    """A tool that failed where the oracle needed it, told from one that raised ToolError for the model to read."""
+    """Yield a finding for a tool that timed out or raised; a ToolError is meant for the model and is none."""
     late = re.fullmatch(r"(tool '.*') timed out after (.*)", text)
     broken = re.match(r"(tool '[^']*') failed: (.*)", text, re.DOTALL)
     if late is not None:
         wrong = f"{late[1]} took longer than its {late[2]} in the oracle's play"
         yield Finding("timeout", wrong, "raise its timeout_s, or make it faster")
     elif broken is not None:
-        change = "mend it, or raise ag.ToolError where the model is to read that"
+        change = "mend the tool, or raise ag.ToolError where the model is to read that"
         yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's play", no_box or change)
 
 
-async def _again(settings: Settings, stage: Stage, first: Collector) -> tuple[list[Finding], Collector]:
-    """The oracle's play once more: nothing differs, nothing is shared, nothing blocks, and the score stays as it is."""
+async def _again(settings: Settings, stage: Stage, first: ObservedRollout) -> tuple[list[Finding], ObservedRollout]:
+    """Play the oracle again, to find what differs, what is shared, what blocks, and a score that changes."""
     before = shared_state(stage.cls)
     with StallWatch(settings.cls, settings.block_limit_s) as stalls:
         second = await stage.run(Scripted(settings.oracle), score_twice=True)
     findings = compare(first, second) if settings.repeatable else []
     if not findings and settings.repeatable:
-        change = "it must not change what it looks at; remember its first result in self"
+        change = "a reward must not change what it looks at; remember its first result in self"
         findings = [Finding("reward", f"scored twice, {text}", change) for text in second.changed_scores]
     findings += compare_state(before, shared_state(stage.cls), settings.cls.__name__, settings.shared)
     return [*findings, *stalls.findings()], second
 
 
-async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], Collector]:
+async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], ObservedRollout]:
     play = await stage.run(Repeating(settings.noop))
     if play.bad_rewards:
-        return [], play  # it is said of the reward itself
+        return [], play  # The reward itself has a finding.
     if play.error is not None:
         return [
             Finding("no-op", f"the rollout failed: {play.error}", "a model that does nothing useful must be scored too")
@@ -201,7 +201,7 @@ async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], 
     return [], play
 
 
-async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Finding], Collector]:
+async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Finding], ObservedRollout]:
     engine = Once([BROKEN_CALL])
     play = await stage.run(engine)
     if engine.went_on:
@@ -215,8 +215,8 @@ async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Fin
     return [], play
 
 
-async def _check_cancel(settings: Settings, stage: Stage, oracle: Collector) -> list[Finding]:
-    """Cancelled at the engine, and at the first wait of reset and of each tool and reward that waits, it ends."""
+async def _check_cancel(settings: Settings, stage: Stage, oracle: ObservedRollout) -> list[Finding]:
+    """Cancel rollouts at the engine, in reset, and in each tool and reward that waits, and see that each ends."""
     waiting = await stage.cancel_while_sampling()
     plays = [waiting]
     if waiting.error is None and not waiting.ended_as_cancelled:
@@ -232,8 +232,8 @@ async def _check_cancel(settings: Settings, stage: Stage, oracle: Collector) -> 
     return [*findings, *_check_closed(plays)]
 
 
-def _waits(oracle: Collector) -> list[tuple[int, str]]:
-    """The turns of the oracle's play that wait, each tool and reward once."""
+def _waits(oracle: ObservedRollout) -> list[tuple[int, str]]:
+    """Return the turns of the oracle's play that wait and the code that waits, each tool and reward once."""
     found = {RESET: "reset() or setup()"} if oracle.waited_in_reset else {}
     for number, turn in enumerate(oracle.turns):
         if turn.waited_in is not None and turn.waited_in not in found.values():
@@ -243,7 +243,7 @@ def _waits(oracle: Collector) -> list[tuple[int, str]]:
     return list(found.items())
 
 
-def _check_rewards(settings: Settings, plays: Sequence[Collector]) -> Iterator[Finding]:
+def _check_rewards(settings: Settings, plays: Sequence[ObservedRollout]) -> Iterator[Finding]:
     for play in plays:
         for name, wrong in play.bad_rewards.items():
             named = name if name == "step()" else f"reward {name!r}"
@@ -255,7 +255,7 @@ def _check_rewards(settings: Settings, plays: Sequence[Collector]) -> Iterator[F
             )
 
 
-def _check_closed(plays: Sequence[Collector]) -> Iterator[Finding]:
+def _check_closed(plays: Sequence[ObservedRollout]) -> Iterator[Finding]:
     for play in plays:
         if play.closed != 1:
             yield Finding(

@@ -1,27 +1,27 @@
-"""Two plays of one seed side by side: what differs was drawn from elsewhere than the seed."""
+"""The comparison of two plays of one seed: what differs does not come from the seed."""
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentgym.env_checks.findings import Finding
-from agentgym.env_checks.plays import Collector
+from agentgym.env_checks.plays import ObservedRollout
 from agentgym.environments.env import Env
 from agentgym.messages import Message
 
 ANYWAY = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?")
-"""What differs between two runs of a sound program too: addresses, how long it took, and what time it was."""
+"""Texts that may differ between two plays of a sound env: addresses in memory, durations, times of day."""
 SEED = "draw from random.Random(seed) with the seed that reset(seed=...) is given"
 
 
-def compare(first: Collector, second: Collector) -> list[Finding]:
-    """The first thing in which two plays of one seed and one script differ; rewards only where all else is the same."""
+def compare(first: ObservedRollout, second: ObservedRollout) -> list[Finding]:
+    """Return the first thing in which two plays of one script differ; rewards only where all else is the same."""
     if _texts(first.prompt) != _texts(second.prompt):
         wrong = f"the same seed gave another first prompt{_shown(first.prompt, second.prompt)}"
         return [Finding("seed", wrong, SEED)]
     for before, after in zip(first.turns, second.turns, strict=False):
         if before.action != after.action:
-            return []  # The oracle itself wrote something else: there is nothing to compare from here on.
+            return []  # The oracle itself wrote something else; the rest cannot be compared.
         if _texts(before.messages) != _texts(after.messages):
             return list(_answers(before.messages, after.messages))
     return list(_rewards(first, second))
@@ -39,7 +39,7 @@ def _answers(first: Sequence[Message], second: Sequence[Message]) -> Iterator[Fi
     yield Finding("seed", f"step() gave {len(first)} messages, and {len(second)} for the same seed", SEED)
 
 
-def _rewards(first: Collector, second: Collector) -> Iterator[Finding]:
+def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Finding]:
     if first.rollout is None or second.rollout is None or first.reward == second.reward:
         return
     before, after = first.rollout.rewards, second.rollout.rewards
@@ -69,7 +69,7 @@ def _cut(text: str) -> str:
 
 
 def shared_state(cls: type[Env[Any]]) -> dict[str, str]:
-    """What the class and its bases hold besides methods, by attribute, in a form that can be compared."""
+    """Return the attributes of the class and its bases by name, each value as a text that can be compared."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith(("agentgym.", "builtins", "typing")):
@@ -86,7 +86,7 @@ def _state(value: Any) -> str:
 
 
 def compare_state(before: dict[str, str], after: dict[str, str], name: str, shared: Sequence[str]) -> list[Finding]:
-    """The attributes of the class that a second play of the same script changed again."""
+    """Return a finding for each class attribute that a play changed and that is not in `shared`."""
     changed = [key for key in after if before.get(key) != after[key] and key not in shared]
     return [
         Finding(

@@ -1,4 +1,4 @@
-"""What a class and its tasks say, read before anything is played."""
+"""Checks of a class and its tasks that play nothing."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,16 @@ from agentgym.tools.tool import tools_of
 from agentgym.types import Task
 
 LOOKED_AT = 64
-"""How many tasks of a split that makes its tasks when they are asked for are compared with those of the other one."""
+"""Number of tasks that are compared of a split that is no list."""
 
 
 def check_class(cls: type[Env[Any]]) -> list[Finding]:
-    """The tools have schemas, something scores the rollout, and no override has lost its decorator."""
+    """Return what is wrong with the class: a tool without a schema, no reward, an override without its decorator."""
     owner: type = cls
     try:
         tools_of(owner)
     except ValueError as error:
-        return [Finding("tool", str(error), "the schema that the model sees is made from it")]
+        return [Finding("tool", str(error), "the schema that the model reads is made from it")]
     return [*_check_rewards(cls), *_check_overrides(cls)]
 
 
@@ -50,7 +50,7 @@ def _check_overrides(cls: type[Env[Any]]) -> Iterator[Finding]:
 
 
 def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
-    """No task is in both splits; an env without `tasks` has nothing to compare."""
+    """Return what is wrong with the splits: a task in both. An env without `tasks` has nothing to compare."""
     try:
         given = [cls.tasks(split) for split in _SPLITS]
         train, test = map(_some, given)
@@ -58,7 +58,11 @@ def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
         return []
     except Exception as error:
         return [
-            Finding("tasks", f"{cls.__name__}.tasks raised {_said(error)}", "it must give the tasks of both splits")
+            Finding(
+                "tasks",
+                f"{cls.__name__}.tasks raised {_said(error)}",
+                "tasks(split) must give the tasks of both splits",
+            )
         ]
     ids = sorted({task.id for task in train} & {task.id for task in test})
     if ids:
@@ -73,7 +77,11 @@ _SPLITS: tuple[Split, Split] = ("train", "test")
 
 
 def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool) -> list[Finding]:
-    """The same task under two ids. Tasks that are made from their index may meet by chance, but not all in order."""
+    """Return a finding for tasks that are in both splits under different ids.
+
+    In lists one such task is enough. Tasks that are made from their index may be equal by chance, so all of those
+    that are compared must be equal.
+    """
     columns = {type(task) for task in (*train, *test) if set(type(task).model_fields) > {"id", "prompt"}}
     pairs = list(zip(train, test, strict=False))
     if listed:
@@ -92,7 +100,7 @@ def _content(task: Task) -> str:
 
 
 def _some(tasks: Sequence[Any]) -> list[Task]:
-    """All tasks of a list, the first ones of a sequence that makes them when they are asked for."""
+    """Return all tasks of a list, and the first `LOOKED_AT` of any other sequence."""
     end = len(tasks) if isinstance(tasks, list | tuple) else min(len(tasks), LOOKED_AT)
     return [task for task in (tasks[i] for i in range(end)) if isinstance(task, Task)]
 

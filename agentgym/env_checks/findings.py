@@ -1,4 +1,4 @@
-"""What a check found wrong, and the one error that reports all of it."""
+"""Findings of a check, and the one error that reports all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mistake of an env: its kind, what is wrong, and what its author should change."""
+    """One mistake of an env."""
 
     kind: str
+    """The check that found it, as docs/environments.md lists them."""
     wrong: str
+    """What is wrong."""
     change: str
+    """What the author of the env should change."""
 
     def __str__(self) -> str:
         return " ".join(f"{self.kind}: {self.wrong}: {self.change}".splitlines())
 
 
 def report(name: str, findings: Sequence[Finding]) -> None:
-    """Raise one AssertionError with every finding on a line of its own; nothing where there are none."""
+    """Raise one AssertionError with a line for each finding, where there are any."""
     lines = list(dict.fromkeys(str(finding) for finding in findings))
     if lines:
         count = "1 finding" if len(lines) == 1 else f"{len(lines)} findings"

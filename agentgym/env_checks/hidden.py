@@ -1,27 +1,27 @@
-"""Values that the model must not read, looked for in what it reads."""
+"""The search for values that the model must not read in what it reads."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agentgym.env_checks.findings import Finding
-from agentgym.env_checks.plays import Collector
+from agentgym.env_checks.plays import ObservedRollout
 from agentgym.messages import Message
 from agentgym.types import Task
 
 CHECKS = ("solution", "check", "hidden", "hidden_tests", "verifier")
-"""Fields of a task that no honest prompt or tool shows, where they hold a text of at least `LONG` characters."""
+"""Fields of a task that no prompt and no tool may show, where they hold a text of at least `LONG` characters."""
 ANSWERS = ("answer", "answers", "expected", "gold", "secret", *CHECKS)
-"""Fields that no exception should show. A tool may: to find the answer is mostly what it is for."""
+"""Fields that no exception of a tool may show. A tool's answer may: a tool is there to find the answer."""
 LONG = 8
 CHANGE = "keep it out of what tools return and raise, and out of files that the box can read"
 
 
-def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[Collector]) -> list[Finding]:
-    """A secret that the model reads before it wrote it itself, one finding for each secret and place.
+def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[ObservedRollout]) -> list[Finding]:
+    """Return a finding for each secret and place where the model reads it before it wrote it itself.
 
-    `secrets` may be in no message at all. A check or solution in a field of the task may be in none either, an answer
-    in no text of an exception. What stands in the task's own prompt is not hidden.
+    `secrets`, and a check or solution in a field of the task, may be in no message at all; an answer may be in no text
+    of an exception. What the task's own prompt says is not secret.
     """
     found: dict[str, Finding] = {}
     for play in plays:
@@ -44,8 +44,8 @@ def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, str(value)
 
 
-def _place(play: Collector, secret: str, *, anywhere: bool) -> str | None:
-    """Where the model first reads the secret; None where it does not, or had written it before."""
+def _place(play: ObservedRollout, secret: str, *, anywhere: bool) -> str | None:
+    """Return where the model first reads the secret; None where it does not, or had written it before."""
     if anywhere and any(_holds(str(message["content"]), secret) for message in play.prompt):
         return "the first prompt"
     for turn in play.turns:
@@ -58,7 +58,7 @@ def _place(play: Collector, secret: str, *, anywhere: bool) -> str | None:
 
 
 def _written(action: Message) -> Iterator[str]:
-    """The texts that the model wrote in one message."""
+    """Yield the texts that the model wrote in one message."""
     yield str(action["content"])
     for call in action.get("tool_calls", ()):
         arguments = call["function"]["arguments"]

@@ -1,4 +1,4 @@
-"""Threads, processes, files, temporary folders and asyncio tasks that some code started or opened and left."""
+"""The search for threads, processes, files, temporary folders and asyncio tasks that some code left behind."""
 
 import asyncio
 import gc
@@ -14,13 +14,16 @@ from types import TracebackType
 from typing import Any, Self
 
 THREAD_GRACE_S = 2.0
+"""Most seconds that are waited for the end of a thread."""
 TOOL_GRACE_S = 10.0
+"""Most seconds that are waited for the end of a thread of a plain tool or reward."""
 PROCESS_GRACE_S = 1.0
+"""Most seconds that are waited for the end of a child process."""
 TASK_GRACE_S = 1.0
-"""How long that which is about to end is waited for; nothing is waited for that has ended."""
+"""Most seconds that are waited for the end of an asyncio task."""
 
 _made_now: list[list[str]] = []
-"""The lists that are told of each temporary file and folder which this process makes."""
+"""Lists that each temporary file and folder of this process is added to when it is made."""
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
@@ -33,10 +36,10 @@ _heard = threading.Event()
 
 
 class LeakWatch:
-    """A block of code that should leave nothing behind: `left()` says in words what it left.
+    """A block of code that should leave nothing behind; `left()` says in words what it left.
 
-    What this process had before the block is not looked at. With `processes=False` child processes and the library's
-    own threads and tasks are left out: an open pool of boxes starts them when it likes.
+    What the process had before the block does not count. With `processes=False` child processes and the library's own
+    threads and tasks do not count either: an open pool of boxes starts them when it needs them.
     """
 
     def __init__(self, *, processes: bool = True) -> None:
@@ -62,7 +65,7 @@ class LeakWatch:
             _made_now[:] = [made for made in _made_now if made is not self.temporary]
 
     def left(self) -> list[str]:
-        """What is left, a line each; it waits for a moment for threads and processes that are about to end."""
+        """Return a line for each thing that is left; wait a moment for threads and processes that are about to end."""
         return [*self._left_threads(), *self._left_processes(), *self._left_files(), *self._left_temporary()]
 
     def _left_threads(self) -> Iterator[str]:
@@ -84,7 +87,7 @@ class LeakWatch:
         for pid in new:
             _wait_for_end(pid, max(start + PROCESS_GRACE_S - time.monotonic(), 0.0))
         if new & _children():
-            gc.collect()  # A process object that nobody holds waits for its process when it goes.
+            gc.collect()  # A process object that nobody holds collects its process when it is deleted.
         for pid in sorted(new & _children()):
             yield f"the process {pid} ({_command(pid)}) {'was never waited for' if _ended(pid) else 'goes on'}"
 
@@ -101,11 +104,11 @@ class LeakWatch:
                 yield f"the temporary {kind} {path} is there"
 
     def see_tasks(self) -> None:
-        """Note the tasks of the running loop that are there before the block."""
+        """Note the tasks of the running loop, which do not count later."""
         self.tasks = set(asyncio.all_tasks())
 
     async def left_tasks(self) -> list[str]:
-        """The tasks of the running loop that have not ended, a line each."""
+        """Return a line for each new task of the running loop that has not ended."""
         new = asyncio.all_tasks() - self.tasks - {asyncio.current_task()}
         if new:
             await asyncio.wait(new, timeout=TASK_GRACE_S)
@@ -131,7 +134,7 @@ def _where(thread: threading.Thread) -> str:
 
 
 def _children() -> set[int]:
-    """Ids of this process's children, where the system tells (Linux); each thread lists those that it started."""
+    """Return the ids of this process's children, on Linux; each thread lists those that it started."""
     found: set[int] = set()
     with suppress(OSError):
         for path in Path("/proc/self/task").glob("*/children"):
@@ -141,7 +144,7 @@ def _children() -> set[int]:
 
 
 def _wait_for_end(pid: int, seconds: float) -> None:
-    """Wait until the process has ended, for so long at most, and leave it to its owner to collect it."""
+    """Wait until the process has ended, for `seconds` at most; its owner still has to collect it."""
     try:
         ended = os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -168,7 +171,7 @@ def _command(pid: int) -> str:
 
 
 def _open_files() -> set[tuple[int, str]]:
-    """The regular files that this process has open, by descriptor, where the system tells (Linux)."""
+    """Return descriptor and path of the regular files that this process has open, on Linux."""
     found: set[tuple[int, str]] = set()
     with suppress(OSError):
         for link in Path("/proc/self/fd").iterdir():

@@ -1,4 +1,4 @@
-"""Rollouts of an env under observation: what it said, how it scored, what it waited for."""
+"""Observed rollouts of an env: what it said, how it scored, what it waited for."""
 
 import asyncio
 import functools
@@ -21,27 +21,31 @@ from agentgym.types import Completion, Rollout, StepResult
 T = TypeVar("T")
 
 RESET, SCORE = -1, -2
-"""They stand for the parts of a play that belong to no turn."""
+"""Stand-ins for a turn's number: the parts of a rollout that belong to no turn."""
 CANCEL_GRACE_S = 30.0
-"""How long a cancelled rollout may take to close."""
+"""Most seconds that a cancelled rollout may take to close."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One assistant message and what the env answered; `waited_in` names the code that first waited, if any did."""
+    """One assistant message and what the env answered."""
 
     action: Message
     messages: list[Message] = field(default_factory=list)
     over: bool = False
+    """Whether the rollout ended with this turn."""
     waited_in: str | None = None
+    """The name of the code that first waited in this turn; None where nothing did."""
 
 
 @dataclass(slots=True)
-class Collector:
-    """One observed rollout. `cancel_in` is the turn, or RESET or SCORE, at whose first wait it is cancelled."""
+class ObservedRollout:
+    """One observed rollout."""
 
     cancel_in: int | None = None
+    """The turn, or RESET or SCORE, at whose first wait the rollout is cancelled; None to let it play."""
     score_twice: bool = False
+    """Whether the env is asked for its score a second time."""
     prompt: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     bad_rewards: dict[str, str] = field(default_factory=dict)
@@ -58,11 +62,11 @@ class Collector:
 
     @property
     def reward(self) -> float | None:
-        """The rollout's reward, None where it failed."""
+        """The rollout's reward; None where it failed."""
         return None if self.rollout is None else self.rollout.reward
 
     def first_wait(self, where: str, turn: int) -> None:
-        """The code of this turn waits for the first time; here the play may be cancelled."""
+        """Note that the code of this turn waits for the first time; cancel the rollout where that was asked for."""
         running = asyncio.current_task()
         if turn == RESET:
             self.waited_in_reset = True
@@ -75,13 +79,13 @@ class Collector:
             running.cancel()
 
     def went_on(self, where: str) -> None:
-        """The code came back; where it had been cancelled, it kept the cancellation to itself."""
+        """Note that the code returned; where it had been cancelled, it swallowed the cancellation."""
         if self.cancelled.is_set():
             self.swallowed_by = where
             raise asyncio.CancelledError
 
     def note(self, playing: "asyncio.Task[Rollout]") -> None:
-        """What the rollout came to."""
+        """Note how the rollout ended."""
         self.ended_as_cancelled = playing.done() and playing.cancelled()
         if not playing.done() or playing.cancelled():
             return
@@ -94,7 +98,7 @@ class Collector:
 
 
 class Repeating(Scripted):
-    """A script whose last reply is given again for as long as the env asks."""
+    """An engine that repeats the last reply of its script for as long as the env asks."""
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:
         played = self._played.get(session.rpartition("/")[0], 0)
@@ -104,7 +108,7 @@ class Repeating(Scripted):
 
 
 class Once(Scripted):
-    """One reply; asked for a second one, it notes that the rollout went on, and ends it."""
+    """An engine of one reply; asked for a second one, it notes that the rollout went on, and ends it."""
 
     went_on = False
 
@@ -129,18 +133,20 @@ class Waiting(Scripted):
 
 
 class Stage:
-    """Plays rollouts of one env class, one after the other, and observes each."""
+    """Plays rollouts of one env class in turn, and observes each."""
 
     def __init__(self, cls: type[Env[Any]], task: Any, boxes: Boxes | None) -> None:
         self.task, self.boxes = task, boxes
-        self.play = Collector()
+        self.play = ObservedRollout()
         self.cls = _observed(cls, self)
         self.offers_tools = False
         """Whether the env of the last play showed tools to the model."""
 
-    async def run(self, engine: Scripted, *, cancel_in: int | None = None, score_twice: bool = False) -> Collector:
-        """One rollout from its start to its end; whatever it raises is the play's `error`."""
-        play = self.play = Collector(cancel_in=cancel_in, score_twice=score_twice)
+    async def run(
+        self, engine: Scripted, *, cancel_in: int | None = None, score_twice: bool = False
+    ) -> ObservedRollout:
+        """Play one rollout to its end; whatever it raises is in `error` of what is returned."""
+        play = self.play = ObservedRollout(cancel_in=cancel_in, score_twice=score_twice)
         playing = asyncio.create_task(rollout(self.cls, self.task, engine, boxes=self.boxes, seed=7))
         cancelled = asyncio.create_task(play.cancelled.wait())
         try:
@@ -152,9 +158,9 @@ class Stage:
             await _stop(playing)
         return play
 
-    async def cancel_while_sampling(self) -> Collector:
-        """A rollout that is cancelled while it waits for the engine."""
-        play, engine = Collector(), Waiting()
+    async def cancel_while_sampling(self) -> ObservedRollout:
+        """Play a rollout and cancel it while it waits for the engine."""
+        play, engine = ObservedRollout(), Waiting()
         self.play = play
         playing = asyncio.create_task(rollout(self.cls, self.task, engine, boxes=self.boxes, seed=7))
         asked = asyncio.create_task(engine.asked.wait())
@@ -171,7 +177,7 @@ async def _stop(task: "asyncio.Task[Any]") -> None:
 
 
 class FirstWait(Generic[T]):
-    """Awaits `work` as it is, and calls `on_wait` once, when the work waits for the first time."""
+    """An awaitable that awaits `work` and calls `on_wait` when the work waits for the first time."""
 
     def __init__(self, work: Awaitable[T], on_wait: Callable[[], None]) -> None:
         self.work, self.on_wait = work, on_wait
@@ -194,7 +200,7 @@ class FirstWait(Generic[T]):
 
 
 def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
-    """A subclass of the same name that tells the stage's play of all that happens."""
+    """Return a subclass of the same name that reports all that happens to the stage."""
 
     async def reset(self: Any, *, seed: int | None = None, options: Any = None) -> Any:
         play, where = stage.play, "reset() or setup()"
@@ -211,7 +217,7 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
         number = len(play.turns) - 1
         result = await FirstWait(cls.step(self, action), lambda: play.first_wait(_where(play), number))
         play.went_on(play.turns[-1].waited_in or "step()")
-        if isinstance(result, tuple) and len(result) == 5:  # What is none, the rollout refuses.
+        if isinstance(result, tuple) and len(result) == 5:  # The rollout refuses anything else.
             play.turns[-1].messages = list(result[0])
             play.turns[-1].over = bool(result[2] or result[3])
             if not play.bad_rewards:
@@ -240,13 +246,13 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
     return observed
 
 
-def _where_of_score(play: Collector) -> str:
-    """What a reader calls the code that scores."""
+def _where_of_score(play: ObservedRollout) -> str:
+    """Name the code that scores."""
     return f"reward {play.rewards_running[-1]!r}" if play.rewards_running else "score()"
 
 
-def _where(play: Collector) -> str:
-    """What a reader calls the code that runs in this turn."""
+def _where(play: ObservedRollout) -> str:
+    """Name the code that runs in this turn."""
     if play.rewards_running:
         return _where_of_score(play)
     named = [call["function"]["name"] for call in play.turns[-1].action.get("tool_calls", ())]
@@ -254,7 +260,7 @@ def _where(play: Collector) -> str:
 
 
 def _observed_reward(cls: type[Env[Any]], name: str, stage: Stage) -> Iterator[Any]:
-    """The reward method, telling the play what it returns; nothing where it is no plain function."""
+    """Yield the reward method, made to report what it returns; nothing where it is no function."""
     function = inspect.getattr_static(cls, name)
     if not inspect.isfunction(function):
         return
@@ -277,7 +283,7 @@ def _observed_reward(cls: type[Env[Any]], name: str, stage: Stage) -> Iterator[A
 
 
 @contextmanager
-def _running(play: Collector, name: str) -> Iterator[None]:
+def _running(play: ObservedRollout, name: str) -> Iterator[None]:
     play.rewards_running.append(name)
     try:
         yield
@@ -285,7 +291,7 @@ def _running(play: Collector, name: str) -> Iterator[None]:
         play.rewards_running.remove(name)
 
 
-def _check_value(play: Collector, name: str, value: Any) -> None:
+def _check_value(play: ObservedRollout, name: str, value: Any) -> None:
     """Note a reward that is no finite number."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)

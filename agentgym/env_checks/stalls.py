@@ -1,4 +1,4 @@
-"""Code of an env that holds up the event loop, and with it every other rollout."""
+"""The search for code of an env that holds up the event loop, and every other rollout with it."""
 
 import asyncio
 import inspect
@@ -17,12 +17,12 @@ from agentgym.environments.rewards import rewards_of
 from agentgym.tools.tool import tools_of
 
 LOOKS = 4
-"""In how many looks at a held-up loop, over the whole limit, its code must be met to be named."""
+"""Number of looks at a held-up loop that must find a method in it before the method is named."""
 
 
 @dataclass(slots=True)
 class Stall:
-    """One stretch in which the loop did not turn: the method that ran, where, and for how long."""
+    """A time in which the loop did not turn: the method that ran, its line, and the seconds."""
 
     method: str
     line: str
@@ -31,7 +31,7 @@ class Stall:
 
 
 class StallWatch:
-    """Watches the running loop from a thread; `findings()` names the env's methods that held it up for `limit_s`."""
+    """A watch on the running loop, from a thread; `findings()` names the methods that held it up for `limit_s`."""
 
     def __init__(self, cls: type[Env[Any]], limit_s: float) -> None:
         self.limit_s = limit_s
@@ -56,7 +56,7 @@ class StallWatch:
         self._thread.join()
 
     def findings(self) -> list[Finding]:
-        """The methods that held up the loop, each once."""
+        """Return one finding for each method that held up the loop."""
         longest: dict[str, Stall] = {}
         for stall in sorted(self.stalls, key=lambda stall: stall.seconds):
             if stall.seconds >= self.limit_s and stall.looks >= LOOKS:
@@ -95,7 +95,7 @@ class StallWatch:
         self.stalls.append(self._current)
 
     def _running(self, frame: FrameType | None) -> tuple[str, str] | None:
-        """The env's method that the loop's thread is in, a tool or reward before a helper, and its line."""
+        """Return the env's method that the loop's thread is in, a tool or reward before a helper, and its line."""
         found: tuple[str, str] | None = None
         while frame is not None:
             name = self.methods.get(frame.f_code)
@@ -111,7 +111,7 @@ def _line(frame: FrameType) -> str:
 
 
 def _methods(cls: type[Env[Any]]) -> dict[CodeType, str]:
-    """The code of every method that is not the library's own, by what a reader calls it."""
+    """Return the code of every method that is not the library's own, with the name that a finding gives it."""
     owner: type = cls
     names = {made.attribute: f"tool {name!r}" for name, made in tools_of(owner).items()}
     names |= {name: f"reward {name!r}" for name in rewards_of(owner)}

@@ -1,1 +1,1 @@
-"""Environments: one class, one instance a rollout."""
+"""Environments: what the model can do in a task, and what it is worth."""

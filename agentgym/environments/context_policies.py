@@ -1,4 +1,4 @@
-"""Context policies: what the next segment of a conversation starts from."""
+"""Context policies: how a conversation goes on when its context is full."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import TypeAlias
 from agentgym.messages import Message
 
 Keep: TypeAlias = Callable[[Sequence[Message], Sequence[Message], str], list[Message]]
-"""What the next segment starts from, given the first prompt, what came after it, and the model's summary."""
+"""A function from the first prompt, the messages after it and the model's summary to the next segment's messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepPrompt:
-    """Keep the first prompt, with the summary behind its last user message."""
+    """Keeps the first prompt and puts the summary at the end of its last user message, or behind it as a message."""
 
     def __call__(self, first: Sequence[Message], since: Sequence[Message], summary: str) -> list[Message]:
         *before, last = first
@@ -23,7 +23,7 @@ class KeepPrompt:
 
 @dataclass(frozen=True, slots=True)
 class KeepLast:
-    """Keep the first prompt and summary, and the last `turns` turns as they were, with their answers."""
+    """Keeps the first prompt, the summary, and the last `turns` turns as they were, with the env's answers."""
 
     turns: int
 
@@ -36,14 +36,14 @@ class KeepLast:
 
 
 def last_turns(messages: Sequence[Message], turns: int) -> list[Message]:
-    """The last `turns` assistant messages, each with what follows it."""
+    """Return the last `turns` assistant messages, each with the messages that follow it."""
     starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"][-turns:]
     return list(messages[starts[0] :]) if starts else []
 
 
 def _check_trigger(at: float | None, turns: int | None) -> None:
     if at is None and turns is None:
-        raise ValueError("at: give `at`, `turns` or both; leave `context` out of the env for neither")
+        raise ValueError("at: give `at`, `turns` or both; for no context policy leave `context` out of the env")
     if at is not None and not 0 < at < 1:
         raise ValueError(f"at: must lie between 0 and 1, got {at}")
     if turns is not None and turns < 1:
@@ -52,16 +52,20 @@ def _check_trigger(at: float | None, turns: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compact:
-    """Compaction: the model summarises, and the next segment starts from what `keep` makes of that.
+    """Compaction: the model writes a summary, and the next segment starts from the messages that `keep` makes of it.
 
-    The summary is sampled and trained like any other turn. It is asked for when the segment holds `at` of
+    The summary is sampled and trained like any other turn. It is asked for when the segment holds the share `at` of
     the context, or after every `turns` turns, whichever comes first.
     """
 
     at: float | None = 0.8
+    """Share of the context, between 0 and 1, that starts a compaction; None for `turns` alone."""
     turns: int | None = None
+    """Number of turns in a segment that starts a compaction; None for `at` alone."""
     instruction: str = "Summarise what you found and what is left to do; the conversation above will be removed."
+    """The user message that asks the model for the summary."""
     keep: Keep = KeepPrompt()
+    """The function that makes the next segment's messages of the prompt, the conversation and the summary."""
 
     def __post_init__(self) -> None:
         _check_trigger(self.at, self.turns)
@@ -71,13 +75,16 @@ class Compact:
 class Window:
     """A sliding window: the next segment starts from the first prompt and the last `keep` turns, without a summary.
 
-    The window slides when the segment holds `at` of the context, or after every `turns` turns, whichever comes first.
-    What is carried over was trained where it was sampled, and is only read here.
+    The window slides when the segment holds the share `at` of the context, or after every `turns` turns, whichever
+    comes first. What is carried over was trained where it was sampled; the next segment only reads it.
     """
 
     at: float | None = 0.8
+    """Share of the context, between 0 and 1, at which the window slides; None for `turns` alone."""
     turns: int | None = None
+    """Number of turns in a segment after which the window slides; None for `at` alone."""
     keep: int = 2
+    """Number of turns that the next segment starts with, less than `turns`."""
 
     def __post_init__(self) -> None:
         _check_trigger(self.at, self.turns)

@@ -1,7 +1,7 @@
-"""Environments: one class, one instance a rollout.
+"""The base class of environments, and tasks that are made from their index.
 
-`Env` is the lower floor, with Gymnasium's words in Gymnasium's order, asynchronously. `ToolEnv` is the
-one most people write: typed methods are the tools, other methods are the rewards.
+`Env` has Gymnasium's `reset`, `step` and `close`, asynchronously and in Gymnasium's order. Most environments are a
+`ToolEnv` (`tool_env.py`): its methods are the model's tools and the rewards.
 """
 
 from collections import Counter
@@ -30,7 +30,10 @@ Split = Literal["train", "test"]
 
 
 class Procedural(Sequence[TaskT]):
-    """Tasks made from their index when they are asked for; the same index gives the same task."""
+    """A sequence of tasks that calls `make(index)` when a task is asked for, with each index of `indices`.
+
+    `make` must give the same task for the same index. A slice is a Procedural, too, and makes nothing.
+    """
 
     def __init__(self, make: Callable[[int], TaskT], indices: range) -> None:
         self.make, self.indices = make, indices
@@ -49,17 +52,22 @@ class Procedural(Sequence[TaskT]):
 
 
 class Env(Generic[TaskT]):
-    """One attempt at one task; made for a rollout, closed after it, never used twice.
+    """One attempt at one task: an instance is made for a rollout, closed after it, and never used twice.
 
-    The runner sets `box` (where `sandbox` declares one) before `reset`, and calls `close` whatever happens, when the
-    threads of its plain tools and rewards have ended. A class that declares what cannot work is a ValueError.
+    The runner sets `box` before `reset` where the class declares a `sandbox`. It calls `close` once, whatever happens,
+    when the threads of plain tools and rewards have ended.
+
+    :raises ValueError: when a class is made that declares what cannot work; the message names the attribute.
     """
 
     sandbox: ClassVar[Sandbox | None] = None
+    """The kind of box that each rollout gets, such as `ag.AnyBox()`; None for no box."""
     limits: ClassVar[Limits] = Limits()
+    """The turns, seconds and tokens that one rollout may use."""
     context: ClassVar[Compact | Window | None] = None
+    """How a rollout goes on when its context is full; None ends it there."""
     system: ClassVar[str | None] = None
-    """The system message in front of each task's prompt that has none of its own."""
+    """The system message in front of each prompt that has none; None for no message."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -73,23 +81,23 @@ class Env(Generic[TaskT]):
     def __init__(self, task: TaskT) -> None:
         self.task = task
         self.metrics: dict[str, float] = {}
-        """Numbers about this rollout; they are averaged over a batch in the log."""
+        """Numbers about this rollout by name; the log shows their means over a batch."""
         self.tool_failures: Counter[str] = Counter()
-        """By tool: how often its own code raised, ran out of time or returned what nobody can read."""
+        """How often each tool's own code raised, timed out or returned something that is neither text nor JSON."""
         self._box: Box | None = None
         self._forks: ForkManager | None = None
         self._threads = Threads()
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[TaskT]:
-        """The tasks to train on, or those held out for evaluation; the two never overlap."""
+        """Return the tasks to train on ("train") or the held-out ones ("test"); the two must not overlap."""
         raise NotImplementedError(f"{cls.__name__}.tasks(split): override it, or pass tasks yourself")
 
     @property
     def box(self) -> Box:
-        """The leased box; an env that declares no `sandbox` has none."""
+        """The box of this rollout; EnvError where the class declares no `sandbox`."""
         if self._box is None:
-            raise EnvError(f"{type(self).__name__} has no box: declare `sandbox = ag.Docker()` in the class")
+            raise EnvError(f"{type(self).__name__} has no box: declare `sandbox = ag.AnyBox()` in the class")
         return self._box
 
     @box.setter
@@ -104,33 +112,36 @@ class Env(Generic[TaskT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """The first messages and an info dict; by default `system`, if set, and a copy of the task's prompt."""
+        """Return the first messages and an info dict: by default the system message, if any, and the task's prompt.
+
+        All randomness of the rollout should come from `seed`.
+        """
         messages = deepcopy(list(self.task.prompt))
         if self.system is not None and messages[0]["role"] != "system":
             messages.insert(0, Message(role="system", content=self.system))
         return messages, {}
 
     async def step(self, action: Message) -> StepResult:
-        """Answer the assistant's message with new messages, a reward and whether it ended here.
+        """Answer the assistant's message with new messages, the reward of this turn, and whether the rollout ends.
 
-        The reward counts for this turn. In the step that ends the rollout, `info["stop_reason"]` may say why, and
-        `info["rewards"]` may give the outcome by name; then `score` is not asked.
+        In the step that ends the rollout, `info["stop_reason"]` may say why, and `info["rewards"]` may give the outcome
+        by name; then `score` is not called.
         """
         raise NotImplementedError(f"{type(self).__name__}.step(action)")
 
     async def score(self) -> dict[str, float]:
-        """Outcome rewards by name, their weights applied; they are added to the rewards of the steps.
+        """Return the outcome rewards by name, with their weights applied; they are added to the rewards of the steps.
 
-        Asked for once, when the rollout has ended, by itself or by a limit; not where its last step gave the outcome
-        in `info["rewards"]`.
+        It is called once, when the rollout has ended, by itself or by a limit. It is not called where the last step
+        gave the outcome in `info["rewards"]`.
         """
         return {}
 
     async def close(self) -> None:
-        """Give back what `reset` took; called once, also after an error or a cancellation.
+        """Give back what the env opened; called once, also after an error or a cancellation.
 
-        No plain tool or reward of this rollout runs any more, but for one that is inside a call of C which does not
-        return in five seconds; the log names it.
+        The plain tools and rewards of this rollout have ended by then. The exception is one inside a call of C that did
+        not return within five seconds; the log names it.
         """
 
     def fork(
@@ -142,21 +153,25 @@ class Env(Generic[TaskT]):
         box: bool = False,
         turns: int | None = None,
     ) -> AbstractAsyncContextManager[ForkedAgent]:
-        """A second conversation under this rollout, its limits and its reward: `async with self.fork(..) as kid`.
+        """Open a second conversation under this rollout's limits and reward: `async with self.fork(...) as agent`.
 
-        A "subagent" starts from `messages` alone, with `tools` (methods of this env, none by default). A "fork" goes
-        on from this conversation as if it had been answered with `messages`; it keeps the tools, and its shared
-        prefix is trained in the parent only. With `box` it has a branch of the box. `turns` is a limit of its own.
+        A "subagent" starts from `messages` alone, with `tools` (methods of this env, or their names; none by default).
+        A "fork" goes on from this conversation as if it had been answered with `messages`; it keeps the tools, and the
+        prefix that it shares with the parent is trained in the parent only. `box=True` gives the agent a branch of the
+        box. `turns` limits the agent's own turns.
 
-        The forked agent's tools run on a shallow copy of this env: what they assign to `self` stays with it, what they
+        The agent's tools run on a shallow copy of this env: what they assign to `self` stays with the agent, what they
         change in place is shared.
+
+        :raises EnvError: outside of a rollout.
+        :raises ValueError: for an unknown kind or tool, or `tools` given to a fork.
         """
         if self._forks is None:
             raise EnvError(f"{type(self).__name__}.fork: only inside a rollout, in a tool or in step()")
         if kind not in ("fork", "subagent"):
             raise ValueError(f"kind: {kind!r} is none of fork, subagent")
         if kind == "fork" and tools is not None:
-            raise ValueError("tools: a fork keeps the tools of its parent, they are part of the shared prefix")
+            raise ValueError("tools: a fork keeps the tools of its parent; leave `tools` out, or open a 'subagent'")
         names = None if kind == "fork" else [self._tool_name(given) for given in tools or ()]
         return self._forks.fork(self, kind, messages, tools=names, box=box, turns=turns)
 
@@ -166,18 +181,21 @@ class Env(Generic[TaskT]):
         for name, made in tools_of(cls).items():
             if attribute in (name, made.attribute):
                 return name
-        raise ValueError(f"tools: {attribute!r} is no @tool of {type(self).__name__}")
+        raise ValueError(f"tools: {attribute!r} is no @tool of {type(self).__name__}: put @ag.tool on the method")
 
 
 async def threads_ended(env: Env[Any]) -> None:
-    """Wait until the threads of the env's plain tools and rewards have ended; after a grace the log says which not."""
+    """Wait until the threads of the env's plain tools and rewards have ended, for five seconds at most.
+
+    The log names each thread that goes on.
+    """
     threads: Threads | None = getattr(env, "_threads", None)
     if threads is not None:
         await threads.ended(type(env).__name__)
 
 
 async def close(env: Env[Any]) -> None:
-    """Close the env when its threads have ended, or after a grace."""
+    """Close the env when its threads have ended, or after five seconds."""
     try:
         await threads_ended(env)
     finally:

@@ -1,4 +1,4 @@
-"""The protocols of forks and sub-agents."""
+"""Protocols of forks and sub-agents: conversations that an env opens inside a rollout."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,10 +12,11 @@ ForkKind: TypeAlias = Literal["fork", "subagent"]
 class ForkedAgent(Protocol):
     """A fork or a sub-agent of a running rollout: a conversation of its own, under the same limits.
 
-    Its turns are trained with the rollout's one reward; where a limit ends it, `stop_reason` says which.
+    Its turns are trained with the rollout's one reward.
     """
 
     stop_reason: str | None
+    """Why the agent ended, such as "answer" or the name of a limit; None while it runs."""
 
     @property
     def env(self) -> Any:
@@ -28,23 +29,23 @@ class ForkedAgent(Protocol):
         ...
 
     async def run(self) -> str:
-        """Let it play, tool calls and all, until it answers without a call or a tool stops it; the text.
+        """Play with tool calls until the agent answers without a call or a tool stops it, and return the text.
 
-        "" where a limit ended it first.
+        The text is "" where a limit ended the agent first.
         """
         ...
 
     async def turn(self) -> Message | None:
-        """One assistant message; None where a limit ended it."""
+        """Sample one assistant message; None where a limit ended the agent."""
         ...
 
     def reply(self, messages: Sequence[Message]) -> None:
-        """Answer its last turn; an overflowing answer is cut, and the next `turn` is None."""
+        """Answer the agent's last turn; where the answer overflows the context, the next `turn` gives None."""
         ...
 
 
 class ForkManager(Protocol):
-    """What a runner gives an env so that it can fork."""
+    """The part of a runner that opens forks and sub-agents for an env."""
 
     def fork(
         self,
@@ -56,5 +57,5 @@ class ForkManager(Protocol):
         box: bool,
         turns: int | None,
     ) -> AbstractAsyncContextManager[ForkedAgent]:
-        """A forked agent of the conversation this belongs to."""
+        """Open a fork or a sub-agent of the running conversation; the arguments are those of `Env.fork`."""
         ...

@@ -7,20 +7,20 @@ from agentgym.tools.declarations import check_number, check_whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one rollout may use, its forks and sub-agents included; past any of these it is truncated and scored."""
+    """Bounds on one rollout with all its forks and sub-agents; a rollout that reaches one is truncated and scored."""
 
     turns: int = 20
-    """Turns of the policy, summaries not counted."""
+    """Most turns of the model; summaries are not counted."""
     seconds: float = 600.0
-    """From the first prompt to the last answer; scoring may take as long again."""
+    """Most seconds from the first prompt to the last answer; scoring and `close` may each take as long again."""
     context_tokens: int = 8192
-    """Ids in one segment, prompt and answers together."""
+    """Most token ids in one segment, prompt and answers together."""
     turn_tokens: int = 1024
-    """Ids in one turn; clamped to what is left of the context."""
+    """Most sampled token ids in one turn; fewer where less is left of the context."""
     tokens: int | None = None
-    """Sampled ids in all; None for no limit but those of turns and context."""
+    """Most sampled token ids in the whole rollout; None for no such limit."""
     retries: int = 0
-    """Fresh attempts after a failure of engine or box, as long as no action has reached the env."""
+    """Most new attempts after the engine or the box failed before an action of the model had reached the env."""
 
     def __post_init__(self) -> None:
         for name in ("turns", "context_tokens", "turn_tokens", "tokens", "retries"):

@@ -1,4 +1,4 @@
-"""Environments by name."""
+"""The registry of environments by name."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _registry: dict[str, type[Env[Any]]] = {}
 
 
 def register(name: str) -> Callable[[EnvT], EnvT]:
-    """Make an env class known by name; two classes of one name are an error."""
+    """Make an env class known by a name: `@ag.register("name")`; ValueError where another class has the name."""
     if not isinstance(name, str):
         raise TypeError(f'register: needs a name, write `@ag.register("name")`; got {name!r}')
 
@@ -31,12 +31,16 @@ def register(name: str) -> Callable[[EnvT], EnvT]:
 
 
 def registered() -> Iterator[tuple[str, type[Env[Any]]]]:
-    """The envs that the imported modules registered, by name."""
+    """Yield name and class of every env that an imported module registered, sorted by name."""
     yield from sorted(_registry.items())
 
 
 def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
-    """The env class of a registered name or of "package.module:Class"; ValueError says what is known."""
+    """Return the env class of a registered name or of "package.module:Class"; a class is returned as it is.
+
+    :raises ValueError: for an unknown name; the message lists the known ones.
+    :raises EnvError: where the module cannot be imported or has no such class.
+    """
     if not isinstance(env, str):
         if not _is_env(env):
             raise ValueError(f"env: must be a class of Env or its name, got {env!r:.200}; pass the class itself")
@@ -50,6 +54,6 @@ def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     with boundary(EnvError, f"env {env!r}"):
         found = getattr(importlib.import_module(module), attribute)
     if not _is_env(found):
-        raise ValueError(f"env: {env!r} is no Env class")
+        raise ValueError(f"env: {env!r} is no Env class; name a subclass of ag.Env or ag.ToolEnv behind the colon")
     made: type[Env[Any]] = found
     return made

@@ -1,4 +1,4 @@
-"""Reward methods: how they are declared and called."""
+"""Reward methods: their decorator, their weights, and the call of one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,9 +31,10 @@ def reward(*, weight: float = ...) -> Callable[[F], F]: ...
 
 
 def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -> Callable[..., Any]:
-    """Score the finished rollout with a method, async or plain; the rollout's reward is the weighted sum.
+    """Make a method a reward: it scores the finished rollout, whose reward is the weighted sum of all of them.
 
-    A plain one runs in a thread of its own, as a plain tool does, and never blocks the loop.
+    The method is async or plain and returns a finite number. A plain one runs in a thread of its own and never blocks
+    the event loop.
     """
     check_number("weight", weight)
 
@@ -47,14 +48,16 @@ def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -
 
 @cache
 def rewards_of(owner: type) -> dict[str, float]:
-    """The weight of each `@reward` method of a class and its bases, by name."""
+    """Return the weight of each reward method of a class and its bases, by name."""
     return {name: mark.weight for name, mark in marked(owner, "__agentgym_reward__", "@ag.reward")}
 
 
 async def reward_value(method: Callable[..., Any], where: str, threads: Threads) -> float:
-    """What the method returns, as a float; EnvError says which reward raised, at which line, or gave no number.
+    """Call a reward method and return its value as a float.
 
-    A plain method runs in a thread of its own, and is interrupted where nobody waits for it any more.
+    A plain method runs in a thread of its own, which is interrupted when the caller stops waiting.
+
+    :raises EnvError: where the method raised, with the line, or returned no number; `where` names the reward.
     """
     try:
         value = await call_method(method, {}, name=f"agentgym-reward {method.__name__}", threads=threads)
@@ -70,7 +73,7 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
 
 
 def _number(value: Any, where: str) -> float:
-    """The value as a float. Text and arrays are refused, although Python could make a float of some."""
+    """Return the value as a float; text and arrays are refused, although Python could make a float of some."""
     if not isinstance(value, str | bytes) and not getattr(value, "ndim", 0):
         try:
             return float(value)

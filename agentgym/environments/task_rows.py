@@ -1,4 +1,4 @@
-"""Tasks from rows: dicts, or a data set of them, become the env's own tasks, one by one, when they are asked for."""
+"""Tasks from rows: the dicts of a data set become the env's own tasks when they are asked for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, overload
@@ -7,7 +7,7 @@ from agentgym.types import Task
 
 
 def task_type(env: type) -> type[Task]:
-    """The `Task` that an env class is written for: MyTask for `class MyEnv(ag.ToolEnv[MyTask])`."""
+    """Return the task type that an env class is written for: MyTask for `class MyEnv(ag.ToolEnv[MyTask])`."""
     for base in env.__mro__:
         for written in vars(base).get("__orig_bases__", ()):
             for argument in get_args(written):
@@ -17,7 +17,11 @@ def task_type(env: type) -> type[Task]:
 
 
 def as_task(env: type, row: Any) -> Any:
-    """A row as the env's task; a task as it is. ValidationError names the field, ValueError what is no row."""
+    """Return a dict as the env's task, and a task as it is.
+
+    :raises ValidationError: for a dict that the task type refuses; it names the field.
+    :raises ValueError: for anything that is neither a task nor a dict.
+    """
     if isinstance(row, Mapping):
         return task_type(env).model_validate(dict(row))
     if not hasattr(row, "id"):
@@ -27,7 +31,10 @@ def as_task(env: type, row: Any) -> Any:
 
 
 def as_tasks(env: type, tasks: Any) -> Any:
-    """A sequence of rows as one of the env's tasks, validated when they are asked for; one of tasks as it is."""
+    """Return a sequence of dicts as tasks that are validated when they are asked for, and one of tasks as it is.
+
+    :raises ValueError: for a single task, or a mapping of columns or splits.
+    """
     if isinstance(tasks, Task):
         raise ValueError(f"tasks: give a list of tasks, got the one task {tasks.id!r}")
     if isinstance(tasks, Mapping):
@@ -38,7 +45,7 @@ def as_tasks(env: type, tasks: Any) -> Any:
 
 
 class TaskRows(Sequence[Any]):
-    """A data set as tasks; it need not know slices itself. The same index gives the same task."""
+    """A data set as a sequence of tasks; the data set only needs `[index]` with whole numbers."""
 
     def __init__(self, env: type, rows: Any, indices: range) -> None:
         self.env, self.rows, self.indices = env, rows, indices

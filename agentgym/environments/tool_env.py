@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class ToolEnv(Env[TaskT]):
-    """An env whose `@tool` methods are the model's tools and whose `@reward` methods score the end.
+    """An env whose `@ag.tool` methods are the model's tools and whose `@ag.reward` methods score the rollout.
 
-    It ends when the model answers without a call (`self.answer` holds the text) or a tool returns `Stop`.
+    It ends when the model answers without a tool call (`self.answer` is the text) or when a tool returns `ag.Stop`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ class ToolEnv(Env[TaskT]):
         self.metrics |= {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
 
     async def setup(self) -> None:
-        """Prepare the box or anything else, before the first prompt is shown."""
+        """Prepare the box and the env's own state; called once, before the first prompt is shown."""
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -69,9 +69,10 @@ class ToolEnv(Env[TaskT]):
     async def call_tools(
         self, calls: Sequence[ToolCall], allowed_tools: Collection[str] | None = None
     ) -> tuple[list[Message], str | None]:
-        """Make the calls one after the other; their tool messages, and the reason where one of them stopped it.
+        """Make the calls in order, and return their tool messages and the reason of a tool that stopped the rollout.
 
-        `allowed_tools` names the tools there are for this caller; None for all.
+        Calls behind the one that stopped it are not made. `allowed_tools` names the tools that this caller may use;
+        None allows all.
         """
         messages: list[Message] = []
         for call in calls:
@@ -82,7 +83,7 @@ class ToolEnv(Env[TaskT]):
         return messages, None
 
     async def score(self) -> dict[str, float]:
-        """Every `@reward` method's value times its weight, by name; EnvError names one that has no value."""
+        """Return each reward method's value times its weight, by name; EnvError names one that has no value."""
         cls: type = type(self)
         return {
             name: weight * await reward_value(getattr(self, name), f"{cls.__name__}: reward {name!r}", self._threads)
@@ -94,7 +95,7 @@ class ToolEnv(Env[TaskT]):
         result = await dispatch(self, function["name"], function["arguments"], allowed_tools=allowed_tools)
         self.metrics["tool_calls"] += not result.malformed
         self.metrics["tool_errors"] += result.error
-        if result.error and not result.malformed:  # of a malformed call the name is the model's invention
+        if result.error and not result.malformed:  # The name in a malformed call may be none of ours.
             name = f"tool_errors/{function['name']}"
             self.metrics[name] = self.metrics.get(name, 0.0) + 1
         self.metrics["malformed_calls"] += result.malformed
@@ -111,7 +112,7 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
 
 
 def _end(messages: list[Message], reason: str) -> StepResult:
-    """The rollout ends here; whoever plays it asks for the score."""
+    """Return the step that ends the rollout; the runner asks for the score."""
     return StepResult(messages, 0.0, True, False, {"stop_reason": reason})
 
 
@@ -119,9 +120,9 @@ def _end(messages: list[Message], reason: str) -> StepResult:
 def _warn_of_no_reward(cls: type) -> None:
     scored = [getattr(cls, name) is not getattr(ToolEnv, name) for name in ("score", "step")]
     if not rewards_of(cls) and not any(scored):
-        said = "has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0"
+        said = "has no @ag.reward and overrides neither score nor step: every rollout has the reward 0.0"
         log.warning("%s %s", cls.__name__, said)
 
 
 _TAKEN = frozenset({*dir(ToolEnv), "task", "metrics", "answer", "tool_failures", "_box", "_forks", "_threads"})
-"""What a tool or a reward may not be called: it would hide, or be hidden by, what Env and ToolEnv use."""
+"""Names that no tool or reward may have, because Env and ToolEnv use them."""

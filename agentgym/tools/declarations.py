@@ -1,6 +1,6 @@
-"""What an env class declares, checked when the class is made: a mistake is refused by name, never found in a rollout.
+"""Checks of what an env class declares, made when the class is made, so that no mistake waits for a rollout.
 
-Only what the class statement itself shows is read here. Annotations stay unread: they may name what is defined later.
+They do not read annotations: an annotation may name something that is defined later.
 """
 
 import inspect
@@ -12,9 +12,10 @@ from typing import Any
 
 
 def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
-    """Each method of a class and its bases that carries `mark`, in the order of their definition: name and mark.
+    """Yield name and mark of each method of a class and its bases that carries `mark`, in the order of definition.
 
-    ValueError where one is no method, or was overridden without its decorator: `name = None` takes one away.
+    :raises ValueError: where a marked thing is no method, or a marked method was overridden without its decorator
+        (`name = None` removes it instead).
     """
     for name in dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base)):
         static = inspect.getattr_static(owner, name)
@@ -35,14 +36,14 @@ def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_target(target: object, decorator: str, use: str) -> None:
-    """TypeError where a decorator is put on anything but a function; `use` shows how it is written."""
+    """Raise TypeError where a decorator is put on anything but a function; `use` shows how to write it."""
     if not inspect.isfunction(target):
         shown = repr(target) if isinstance(target, str | int | float) else f"a {type(target).__name__}"
         raise TypeError(f"{decorator}: marks a method, got {shown}; {use}")
 
 
 def check_tool(function: Callable[..., Any], where: str) -> None:
-    """ValueError where the model could not call it: what it takes must be named and typed, and come from one call."""
+    """Raise ValueError where the model could not call the method: every parameter must be named and have a type."""
     if not inspect.getdoc(function):
         raise ValueError(f"{where}: needs a docstring, the model reads it")
     _check_kind(function, where)
@@ -57,7 +58,7 @@ def check_tool(function: Callable[..., Any], where: str) -> None:
 
 
 def check_reward(function: Callable[..., Any], where: str) -> None:
-    """ValueError where it cannot be called with `self` alone, or yields."""
+    """Raise ValueError where a reward cannot be called with `self` alone, or is a generator."""
     _check_kind(function, where)
     for parameter in _parameters(function, where):
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
@@ -65,20 +66,20 @@ def check_reward(function: Callable[..., Any], where: str) -> None:
 
 
 def check_free(name: str, taken: frozenset[str], where: str, decorator: str) -> None:
-    """ValueError where the library itself uses the method's name."""
+    """Raise ValueError where the library itself uses the method's name."""
     if name in taken:
         raise ValueError(f"{where}: agentgym's own classes use {name!r}; give the method another name{decorator}")
 
 
 def check_made(value: object, kind: type | UnionType | tuple[()], where: str, example: str) -> None:
-    """ValueError where a class attribute holds anything but an instance of `kind`: mostly the class, without `()`."""
+    """Raise ValueError where a class attribute is no instance of `kind`; a class that lacks its `()` is named."""
     if not isinstance(value, kind):
         got = f"the class {value.__name__}, without ()" if isinstance(value, type) else repr(value)
         raise ValueError(f"{where}: must be {example}, got {got}")
 
 
 def check_whole(name: str, value: object, *, may_be_none: bool = False) -> None:
-    """ValueError where a setting is no whole number."""
+    """Raise ValueError where a setting is no whole number."""
     if may_be_none and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -86,7 +87,7 @@ def check_whole(name: str, value: object, *, may_be_none: bool = False) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """ValueError where a setting is no finite number."""
+    """Raise ValueError where a setting is no finite number."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{name}: must be a finite number, got {value!r}")
 

@@ -1,7 +1,7 @@
-"""Tools from typed functions: the schema, the validation and the call, all from one signature.
+"""Tools from typed methods: the schema, the validation and the call all come from one signature.
 
-A tool's failure is an answer the model reads: an unknown name, bad JSON, a wrong argument, an exception
-and a time-out each become a tool message. A box's failure (SandboxError) is not, and passes through.
+A tool's failure is an answer that the model reads: an unknown name, bad JSON, a wrong argument, an exception and a
+time-out each become a tool message. The failure of a box (SandboxError) is raised instead.
 """
 
 import asyncio
@@ -30,10 +30,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Returned by a tool to end the rollout: `reason` becomes its stop_reason, `content` its last message."""
+    """The return value of a tool that ends the rollout."""
 
     reason: str
+    """The rollout's `stop_reason`: any word, not empty."""
     content: str = ""
+    """The text of the tool's last message."""
 
     def __post_init__(self) -> None:
         if not self.reason:
@@ -42,15 +44,20 @@ class Stop:
 
 @dataclass(slots=True, kw_only=True)
 class ToolResult:
-    """What one call came to; `malformed` when the model's call never reached the function."""
+    """The outcome of one tool call."""
 
     content: str
+    """The text that the model reads."""
     error: bool = False
+    """Whether anything went wrong, in the call or in the tool."""
     malformed: bool = False
+    """Whether the call was wrong and never reached the tool."""
     failed: bool = False
-    """The tool's own code raised (no ToolError), ran out of time, or returned what nobody can read."""
+    """Whether the tool's own code raised (not ToolError), timed out or returned neither text nor JSON."""
     stop: str | None = None
+    """The reason where the tool ended the rollout; None where it goes on."""
     seconds: float = 0.0
+    """Seconds from the call to its outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +73,11 @@ def tool(*, timeout_s: float = ..., name: str | None = ...) -> Callable[[F], F]:
 def tool(
     function: Callable[..., Any] | None = None, *, timeout_s: float = 30.0, name: str | None = None
 ) -> Callable[..., Any]:
-    """Offer a method to the model: its docstring describes it, its signature is the schema.
+    """Offer a method to the model: its docstring is the description, its signature is the schema.
 
-    Async or plain; a plain one runs in a thread of its own and never blocks the loop. Past `timeout_s`
-    seconds the model reads that it timed out.
+    The method is async or plain; a plain one runs in a thread of its own and never blocks the event loop. A call that
+    takes longer than `timeout_s` seconds is ended, and the model reads that it timed out. `name` is what the model
+    calls the tool; by default it is the method's name.
     """
     if timeout_s <= 0 or math.isnan(timeout_s):
         raise ValueError(f"timeout_s: must be positive, got {timeout_s}")
@@ -84,30 +92,37 @@ def tool(
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool of a class: what the model is told, and how its arguments are checked."""
+    """One tool of a class, with its schema and the check of its arguments."""
 
     name: str
+    """The name that the model uses."""
     attribute: str
+    """The name of the method."""
     timeout_s: float
+    """The most seconds of one call."""
     arguments: type[BaseModel]
+    """The pydantic model that validates the arguments."""
     schema: dict[str, Any]
+    """The schema that the model is shown, in OpenAI's format."""
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The validated keyword arguments; ValidationError names the field."""
+        """Return the validated keyword arguments; ValidationError names the field."""
         checked = self.arguments.model_validate(arguments)
         return {field[2:]: value for field, value in vars(checked).items()}
 
 
 @cache
 def tools_of(owner: type) -> dict[str, Tool]:
-    """Every method of a class (and its bases) marked with `@tool`, by the name the model uses."""
+    """Return every tool of a class and its bases by the name that the model uses."""
     return {name: _describe(owner, attribute, name, mark) for attribute, name, mark in declared(owner)}
 
 
 def declared(owner: type) -> Iterator[tuple[str, str, _Mark]]:
-    """Each tool's attribute, the name the model uses and its mark; ValueError where one could not be called.
+    """Yield each tool's method name, the name that the model uses, and its mark.
 
-    Annotations stay unread, so a class can be checked while what they name is not yet defined.
+    Annotations are not read, so a class can be checked before everything that they name is defined.
+
+    :raises ValueError: where the model could not call a tool, or two tools have one name.
     """
     names: dict[str, str] = {}
     for attribute, mark in marked(owner, "__agentgym_tool__", "@ag.tool"):
@@ -140,13 +155,13 @@ def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]
 
 
 _BY_NAME = ("properties", "$defs")
-"""Their keys are the user's own names, "title" among them."""
+"""Parts of a schema whose keys are the user's own names, which may be "title"."""
 _VALUES = ("default", "const", "enum", "examples")
-"""They hold the user's own values, which are no schemas."""
+"""Parts of a schema that hold the user's own values."""
 
 
 def _without_titles(schema: Any) -> Any:
-    """The same schema without pydantic's generated titles, which only cost tokens."""
+    """Return the schema without the titles that pydantic generates: they only cost tokens."""
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):
@@ -163,10 +178,12 @@ def _kept(key: str, inner: Any) -> Any:
 async def dispatch(
     owner: object, name: str, arguments: Mapping[str, Any] | str, *, allowed_tools: Collection[str] | None = None
 ) -> ToolResult:
-    """Call `owner`'s tool; whatever the model got wrong comes back as text it can act on.
+    """Call a tool of `owner`; whatever the model got wrong comes back as a text that it can act on.
 
     `arguments` is a mapping, or the raw text where the model's call was no valid JSON. `allowed_tools` names the tools
-    that there are for this caller; None for all of them.
+    that this caller may use; None allows all.
+
+    :raises AgentGymError: from inside the tool, all kinds but ToolError; EnvError where an attribute hides the tool.
     """
     start = time.perf_counter()
     result = await _dispatch(owner, name, arguments, allowed_tools)
@@ -234,7 +251,7 @@ async def _call(
             raise
         said = "something that it waited for was cancelled"
         return ToolResult(content=f"error: tool {made.name!r} failed: CancelledError: {said}", error=True, failed=True)
-    except (Exception, SystemExit) as error:  # a tool that calls sys.exit() must not end the training
+    except (Exception, SystemExit) as error:  # A tool that calls sys.exit() must not end the training.
         return _failed(made, function, error)
 
 
@@ -250,11 +267,11 @@ def _named(made: Tool, function: Callable[..., Any]) -> str:
 
 
 class _Expired(Exception):
-    """The limit of `_within` passed."""
+    """The time limit of `_within` has passed."""
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; _Expired where it takes longer. Work that waits for nothing costs no timer."""
+    """Return the work's result, or raise _Expired where it takes longer. Work that waits for nothing sets no timer."""
     with TimeLimit(seconds) as limit:  # Before the first step: tasks that are started in it must know the limit.
         try:
             waits_for = work.send(None)
@@ -271,7 +288,7 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Begun(Generic[T]):
-    """A coroutine that was run up to its first wait, to be awaited from there."""
+    """A coroutine that was run to its first wait; awaiting it runs the rest."""
 
     def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
         self.work, self.waits_for = work, waits_for
@@ -301,9 +318,9 @@ def _read(returned: object) -> ToolResult:
 
 
 def as_text(value: object) -> str:
-    """A tool's return value as the model reads it: text as it is, None as nothing, the rest as JSON.
+    """Return a tool's return value as the model reads it: text as it is, None as "", the rest as JSON.
 
-    TypeError for what has no text but its address in memory, which no two runs share.
+    :raises TypeError: for an object whose only text is its address in memory, which differs from run to run.
     """
     if isinstance(value, str):
         return value
@@ -318,7 +335,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 
 def _plain(value: object) -> object:
-    """What stands for a value that JSON does not know."""
+    """Return what stands for a value that JSON does not know."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     text = str(value)

@@ -1,8 +1,8 @@
-"""Blocking work in a thread of its own: it never blocks the event loop, and it ends when nobody waits for it any more.
+"""Threads for blocking tools and rewards: they never block the event loop, and are interrupted when nobody waits.
 
-A thread cannot be killed. An exception can be raised in it, which ends Python code that loops or computes at its next
-step; code that is inside one call of C (a sleep, a large matrix product) meets it when that call returns. A thread that
-goes on all the same is named in the log, again and again, until it ends.
+A thread cannot be killed, but an exception can be raised in it. Python code meets the exception at its next step; code
+inside one call of C (a sleep, a large matrix product) meets it when that call returns. The log names a thread that goes
+on, every five seconds, until it ends.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
-"""How long after it was interrupted a thread may go on before the log says so, and before its env is closed anyway."""
+"""Seconds that an interrupted thread may go on before the log names it, and before its env is closed anyway."""
 
 
 class Interrupted(BaseException):
-    """Raised in a thread whose caller has stopped waiting; no tool's `except Exception` keeps it in."""
+    """Raised in a thread whose caller has stopped waiting; `except Exception` does not catch it."""
 
 
 class Threads:
-    """The threads that work for one rollout; `ended` returns when the last of them has, or after a grace."""
+    """The threads that work for one rollout."""
 
     __slots__ = ("_workers",)
 
@@ -37,15 +37,14 @@ class Threads:
         self._workers: set[_Worker] = set()
 
     def __len__(self) -> int:
-        """How many are still at work."""
+        """Count the threads that are still at work."""
         self._workers = {worker for worker in self._workers if worker.thread.is_alive()}
         return len(self._workers)
 
     async def ended(self, owner: str) -> None:
-        """Wait until no thread is at work; after `GRACE_S` seconds the log says what each one hangs in.
+        """Wait until no thread is at work, for `GRACE_S` seconds at most; the log then says what each one hangs in.
 
-        A cancellation on the way is passed on when the wait is over: whoever closes what these threads use may only
-        do so behind them.
+        A cancellation is raised only when the wait is over: what these threads use must not be closed before.
         """
         cancelled, until = False, asyncio.get_running_loop().time() + GRACE_S
         while len(self) and (left := until - asyncio.get_running_loop().time()) > 0:
@@ -64,10 +63,11 @@ class Threads:
 
 
 async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", threads: Threads | None = None) -> T:
-    """What the work returns or raises; its thread has ended by then. Where the caller stops waiting, it is interrupted.
+    """Run the work in a thread, and return or raise what it does; the thread has ended by then.
 
-    A daemon thread for each call: one that never returns takes no place from the others and does not hold up the end
-    of the program. `threads` is where its rollout keeps account of it.
+    The thread is interrupted where the caller stops waiting. Each call has a daemon thread: work that never returns
+    takes no place from the others and does not hold up the end of the program. `threads` keeps account of the threads
+    of one rollout.
     """
     worker = _Worker(work, asyncio.get_running_loop(), name)
     if threads is not None:
@@ -76,7 +76,7 @@ async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", t
     try:
         await asyncio.wait((worker.future,))
         while worker.thread.is_alive():
-            # It lacks a few instructions to its end: to wait for them is quicker than to come again for them.
+            # The thread is a few instructions from its end: joining it is quicker than another turn of the loop.
             worker.thread.join(0.002)
             await asyncio.sleep(0)
     except asyncio.CancelledError:
@@ -92,9 +92,9 @@ async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", t
 async def call_method(
     function: Callable[..., Any], arguments: dict[str, Any], *, name: str, threads: Threads | None = None
 ) -> Any:
-    """What a method of the user returns: an async one runs in the event loop, any other in a thread of its own.
+    """Call a method of the user: an async one in the event loop, any other in a thread of its own.
 
-    A plain one that returns an awaitable, as one behind a decorator does, is awaited.
+    An awaitable that a plain method returns (a decorated async method does so) is awaited.
     """
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
@@ -111,12 +111,12 @@ class _Worker:
         self._working = True
 
     def described(self) -> str:
-        """The thread's name and the line that it is at, for the log."""
+        """Say the thread's name and the line that it is at, for the log."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         return f"its thread {self.thread.name!r} still runs, at {place_of_frame(frame) if frame else 'its end'}"
 
     def interrupt(self) -> None:
-        """Raise Interrupted in the thread while it is at work, and watch that it ends."""
+        """Raise Interrupted in the thread where it is at work, and look after five seconds whether it has ended."""
         with self._lock:  # Held until it is raised: the thread cannot meanwhile go on to something else.
             if not self._working or self.thread.ident is None:
                 return
@@ -130,12 +130,12 @@ class _Worker:
     def _complain(self) -> None:
         if self.thread.is_alive():
             log.warning("a tool goes on after its limit, in a call that does not return: %s", self.described())
-            self.interrupt()  # It may have caught the first one.
+            self.interrupt()  # The work may have caught the first exception.
 
     def _run(self) -> None:
         try:
             self._tell(*self._outcome())
-        except Interrupted:  # It came after the work was done: nobody waits for the result, but for the end.
+        except Interrupted:  # It came after the work was done. Nobody waits for the result, only for the end.
             self._tell(self.future.set_result, None)
 
     def _outcome(self) -> tuple[Callable[[Any], None], object]:
@@ -156,11 +156,11 @@ class _Worker:
             if not self.future.done():
                 set_it(value)
 
-        with suppress(RuntimeError):  # The loop is closed: nobody waits.
+        with suppress(RuntimeError):  # The loop is closed, and nobody waits.
             self.loop.call_soon_threadsafe(settle)
 
 
 def _read(future: "asyncio.Future[Any]") -> None:
-    """Nobody waits for it: what it raised is no news."""
+    """Read what the future raised, so that asyncio does not report it: nobody waits for it."""
     if not future.cancelled():
         future.exception()

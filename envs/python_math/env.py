@@ -121,7 +121,7 @@ def stamps(rng: random.Random) -> Question:
     return text, Fraction(sum((total - large * n) % small == 0 for n in range(total // large + 1)))
 
 
-RESPONSE_FORMATS: tuple[Family, ...] = (remainder, multiples, digit_sum, apart, dice, recurrence, taps, stamps)
+FAMILIES: tuple[Family, ...] = (remainder, multiples, digit_sum, apart, dice, recurrence, taps, stamps)
 
 
 # ---------------------------------------------------------------------------------------------------- tasks
@@ -129,7 +129,7 @@ RESPONSE_FORMATS: tuple[Family, ...] = (remainder, multiples, digit_sum, apart, 
 
 def make_task(split: Split, index: int) -> MathTask:
     """The task of an index, always the same; the families take turns, index by index."""
-    family = RESPONSE_FORMATS[index % len(RESPONSE_FORMATS)]
+    family = FAMILIES[index % len(FAMILIES)]
     rng = random.Random(index)
     text, answer = family(rng)
     while is_held_out(text) != (split == "test"):

@@ -220,7 +220,7 @@ def test_an_env_without_any_reward_says_so_once(caplog: pytest.LogCaptureFixture
 
     for _ in range(2):
         Unscored(TASK)
-    said = "Unscored has no @ag.reward and overrides neither score nor step: every rollout is worth 0.0"
+    said = "Unscored has no @ag.reward and overrides neither score nor step: every rollout has the reward 0.0"
     assert [record.getMessage() for record in caplog.records] == [said]
 
 

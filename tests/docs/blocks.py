@@ -1,0 +1,61 @@
+"""The Python blocks of the docs: where they stand, what they need, and which of them cannot run here."""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+RUN = ("environments.md", "engines.md")
+"""The guides whose blocks run, one after the other, each guide in a namespace of its own."""
+NOT_RUN = {
+    "rows = datasets.load_dataset(": "needs the package `datasets` and the network",
+    'read_adapter("runs/guess/adapter")': "needs the adapter of a run",
+    'load_adapter("runs/chase/adapter"': "needs the adapter of a run",
+    "ag.SGLangEngine.launch(": "needs SGLang servers and a GPU",
+}
+"""A text that only one block holds, and why that block is compiled and not run."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One Python block of a guide, and the line of the guide that it begins in."""
+
+    guide: str
+    line: int
+    text: str
+
+    @property
+    def why_not_run(self) -> str | None:
+        """Why the block cannot run in a test; None for one that can."""
+        return next((why for text, why in NOT_RUN.items() if text in self.text), None)
+
+    def tree(self) -> ast.Module:
+        """The parsed block, with the line numbers of the guide; a bare `await` is allowed."""
+        made = compile(self.text, self.guide, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        assert isinstance(made, ast.Module)
+        return ast.increment_lineno(made, self.line - 1)
+
+    def compiled(self) -> CodeType:
+        """The block as code; with an `await` outside of a function it makes a coroutine."""
+        made = compile(self.tree(), self.guide, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        assert isinstance(made, CodeType)
+        return made
+
+
+def blocks_of(guide: Path) -> list[Block]:
+    """The Python blocks of a guide, in order."""
+    text = guide.read_text()
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [Block(guide.name, text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+
+
+def names_of(tree: ast.Module, name: str) -> list[str]:
+    """The attributes that a block reads from the module called `name`."""
+    return [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+    ]

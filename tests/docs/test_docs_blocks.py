@@ -1,0 +1,115 @@
+"""The code in the docs: it runs as it is printed, or compiles where it cannot run here."""
+
+import ast
+import asyncio
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from tests.docs.blocks import DOCS, NOT_RUN, ROOT, RUN, Block, blocks_of, names_of
+
+ALL = [block for guide in sorted(DOCS.glob("**/*.md")) for block in blocks_of(guide)]
+GUIDES = [*sorted(DOCS.glob("**/*.md")), *(ROOT / name for name in ("CONTRIBUTING.md", "sandbox/README.md"))]
+NAME = re.compile(r"`((?:ag|agentgym)\.[A-Za-z_.]*[A-Za-z_])")
+"""The names of the library in inline code, such as `ag.Env` and `agentgym.testing`."""
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def named(block: Block) -> str:
+    return f"{block.guide}:{block.line}"
+
+
+async def run_block(block: Block, namespace: dict[str, Any]) -> None:
+    """Run a block, and then the tests that it defines."""
+    before = set(namespace)
+    work = eval(block.compiled(), namespace)
+    if inspect.isawaitable(work):
+        await work
+    for name in sorted(set(namespace) - before):
+        if name.startswith("test_"):
+            test = namespace[name]
+            await test(**dict.fromkeys(inspect.signature(test).parameters))
+
+
+@pytest.mark.parametrize("guide", RUN)
+def test_the_blocks_of_a_guide_run_in_their_order(guide: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = ModuleType(f"guide_{guide.removesuffix('.md')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.chdir(tmp_path)
+    failed, no_box = [], []
+    for block in blocks_of(DOCS / guide):
+        if block.why_not_run is None:
+            try:
+                asyncio.run(run_block(block, vars(module)))
+            except ag.SandboxError as error:
+                no_box.append(f"{named(block)}: {error}")
+            except Exception as error:
+                failed.append(f"{named(block)}: {type(error).__name__}: {error}")
+    assert not failed, "\n".join(failed)
+    if no_box:
+        pytest.skip("\n".join(no_box))
+
+
+@pytest.mark.parametrize("block", ALL, ids=named)
+def test_each_block_compiles_and_names_what_there_is(block: Block) -> None:
+    tree = block.tree()
+    missing = [name for name in names_of(tree, "ag") if not hasattr(ag, name)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("agentgym"):
+            module = importlib.import_module(node.module)
+            missing += [alias.name for alias in node.names if not hasattr(module, alias.name)]
+    assert not missing, f"{named(block)} names what agentgym does not have: {missing}"
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))
+def test_the_names_in_a_guides_text_are_there(guide: Path) -> None:
+    missing = [name for name in NAME.findall(guide.read_text()) if not is_there(name.removesuffix(".py"))]
+    assert not missing
+
+
+def is_there(name: str) -> bool:
+    """Whether `ag.X`, or a module of agentgym or something in one, is there under this name."""
+    module, *rest = name.replace("ag.", "agentgym.", 1).split(".") if name.startswith("ag.") else name.split(".")
+    found: Any = importlib.import_module(module)
+    for part in rest:
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(f"{found.__name__}.{part}")
+            except (ImportError, AttributeError):
+                return False
+        found = getattr(found, part)
+    return True
+
+
+@pytest.mark.parametrize("text", NOT_RUN)
+def test_each_reason_for_a_block_that_is_not_run_belongs_to_one_block(text: str) -> None:
+    held = [named(block) for block in ALL if text in block.text and block.guide in RUN]
+    assert len(held) == 1, held
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))
+def test_the_links_of_a_guide_lead_somewhere(guide: Path) -> None:
+    wrong = [target for target in LINK.findall(guide.read_text()) if not leads_somewhere(guide, target)]
+    assert not wrong
+
+
+def leads_somewhere(guide: Path, target: str) -> bool:
+    """Whether a link leads to a file, and to the heading that it names; links to other hosts are not followed."""
+    if target.startswith(("https://", "http://")):
+        return True
+    path, _, heading = target.partition("#")
+    found = (guide.parent / path).resolve() if path else guide
+    return found.exists() and (not heading or heading in headings(found))
+
+
+def headings(guide: Path) -> set[str]:
+    """The headings of a guide as links name them."""
+    lines = re.findall(r"^#+ (.*)$", guide.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
