@@ -54,7 +54,7 @@ class Fleet:
 
     @property
     def living(self) -> list[Server]:
-        """The servers that are not lost; NoServer, with the last words of our own, where none is left."""
+        """The servers that are not lost; NoServer where none is left."""
         living = self.router.alive
         if not living:
             raise self._no_server()
@@ -218,10 +218,10 @@ class Fleet:
                 self.lose(server)
 
     def _no_server(self) -> NoServer:
-        """With what those of our own servers that have ended said last."""
+        """The error where no server is left; it quotes the logs of the launched servers that have ended."""
         ended = [(s, s.process) for s in self.servers if s.process is not None and s.process.pid is None]
-        words = "".join(f"; {server} ended: {process.last_words()}" for server, process in ended)
-        return NoServer(f"no server is left of {', '.join(map(repr, self.servers)) or 'none'}{words}")
+        tails = "".join(f"; {server} ended: {process.log_tail()}" for server, process in ended)
+        return NoServer(f"no server is left of {', '.join(map(repr, self.servers)) or 'none'}{tails}")
 
 
 async def _unload(server: Server, adapters: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ async def open_servers(
 ) -> list[Server]:
     """Servers that take requests; closing the stack closes their connections and ends those that were launched.
 
-    Raises EngineError, with a launched server's last words, where one does not come up.
+    Raises EngineError, with the end of a launched server's log, where one does not come up.
     """
     if config.urls:
         servers = [Server(url) for url in config.urls]

@@ -87,7 +87,7 @@ async def test_the_process_ends_however_its_owner_does(
     assert await read(pipe) == b""
 
 
-async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_its_last_words(tmp_path: Path) -> None:
+async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_the_end_of_its_log(tmp_path: Path) -> None:
     said: list[str] = []
     command = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
     process = ServerProcess(command, tmp_path / "log")
@@ -102,10 +102,10 @@ async def test_a_server_has_time_to_tidy_up_before_it_is_killed(tmp_path: Path) 
     tidies = "import signal; signal.signal(signal.SIGTERM, lambda *_: (print('tidy'), exit()));"
     process = ServerProcess([sys.executable, "-c", f"{tidies} print('up'); signal.pause()"], tmp_path / "log")
     await process.start()
-    while "up" not in process.last_words():  # noqa: ASYNC110  a log tells nobody
+    while "up" not in process.log_tail():  # noqa: ASYNC110  a log tells nobody
         await asyncio.sleep(0.01)
     await process.close()
-    assert "tidy\n[ended with exit code 0]" in process.last_words()
+    assert "tidy\n[ended with exit code 0]" in process.log_tail()
     assert _GRACE_S > 5
 
 
