@@ -13,6 +13,8 @@ Import: `GymnasiumToolEnv`, an env like any other, whose one tool `act` takes a 
 from agentgym.extras import needs_extra
 
 with needs_extra():
+    import gymnasium  # noqa: F401
+
     from agentgym.bridges.gymnasium.exported import CHARSET, ExportedEnv, register_gymnasium
     from agentgym.bridges.gymnasium.tool_env import GymnasiumTask, GymnasiumToolEnv
 
