@@ -14,6 +14,7 @@ from agentgym.environments.env import Env, TaskT, threads_ended
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, Failure, SandboxError, boundary
+from agentgym.rollouts.context_warning import warn_of_short_context
 from agentgym.rollouts.conversation import Conversation, RolloutState
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.step_result import read_metrics, read_reset, read_rewards, read_step
@@ -102,6 +103,10 @@ class Episode:
             said = "; ".join([str(error), *getattr(error, "__notes__", ())])
             stop_reason, failure = StopReason.ERROR, Failure(type=type(error).__name__, message=said)
             self.may_be_retried = not self.touched and isinstance(error, EngineError | SandboxError)
+            if isinstance(error, ContextOverflow):
+                warn_of_short_context(self.cls, state.engine)
+        if stop_reason == StopReason.CONTEXT:
+            warn_of_short_context(self.cls, state.engine)
         state.metrics["seconds"] = time.perf_counter() - start
         state.metrics["turns"] = state.turns
         if retry:

@@ -15,7 +15,7 @@ from agentgym.engines.sglang.generation import Attempts
 from agentgym.engines.sglang.model_info import context_limit, served, write_adapter
 from agentgym.engines.sglang.process import NOT_SGLANG, Progress, ServerProcess, free_port
 from agentgym.engines.sglang.router import Router
-from agentgym.engines.sglang.server import NoServer, PolicyVersion, Server
+from agentgym.engines.sglang.server import NoServer, PolicyVersion, Server, ServerFacts
 from agentgym.errors import EngineError
 
 _LOG = logging.getLogger(__name__)
@@ -255,6 +255,14 @@ async def open_servers(
         first = failed.exceptions[0]
         raise (first if isinstance(first, EngineError) else failed) from None
     return servers
+
+
+async def facts_of(server: Server) -> ServerFacts:
+    """The settings that a server reports; EngineError where it cannot be reached."""
+    try:
+        return await server.facts()
+    except ConnectionError as error:
+        raise EngineError(f"{server}: {error}") from error
 
 
 async def _launch(stack: AsyncExitStack, config: SGLangConfig, model: str, log: Path) -> Server:

@@ -32,8 +32,9 @@ class LocalConfig:
 
     slots: int = 64
     """Most turns that are sampled at once; further ones wait. Each slot holds KV for a whole context."""
-    context_tokens: int = 512
-    """Most ids of a session, prompt and completion together."""
+    context_tokens: int | None = None
+    """Most ids of a session, prompt and completion together. None: as many as the model has positions, as far as the
+    KV of all slots stays within 1 GiB, and 512 at least."""
     prefill_tokens: int = 1024
     """Most ids of one prefill forward, padding included: what decoding rows wait for at most."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -46,8 +47,9 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         for name in ("slots", "context_tokens", "prefill_tokens", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: must be at least 1, got {value}")
 
 
 class _Command(NamedTuple):
@@ -100,7 +102,13 @@ class LocalEngine:
     @property
     def context_tokens(self) -> int:
         """The most ids, prompt and completion together, that one request may hold."""
-        return self._config.context_tokens
+        if self._config.context_tokens is not None:
+            return self._config.context_tokens
+        if self._batcher is None:
+            raise EngineError(
+                "context_tokens: known once the engine is open; set LocalConfig.context_tokens to choose it"
+            )
+        return self._batcher.policy.context
 
     @property
     def version(self) -> int:
@@ -204,7 +212,13 @@ class LocalEngine:
         """Everything slow about opening, away from the event loop."""
         with needs_extra():
             from agentgym.engines.transformers.batcher import Batcher
-            from agentgym.engines.transformers.model import InferenceModel, load_model, load_tokenizer, stop_ids
+            from agentgym.engines.transformers.model import (
+                InferenceModel,
+                default_context,
+                load_model,
+                load_tokenizer,
+                stop_ids,
+            )
 
         config, model = self._config, self._model
         stops: set[int] = set()
@@ -212,7 +226,8 @@ class LocalEngine:
             self._tokenizer, stops = load_tokenizer(model)
         if isinstance(model, str | Path):
             model = load_model(model, dtype=config.dtype, device=config.device)
-        policy = InferenceModel(model, slots=config.slots, context=config.context_tokens, threads=config.threads)
+        context = config.context_tokens or default_context(model, config.slots)
+        policy = InferenceModel(model, slots=config.slots, context=context, threads=config.threads)
         return Batcher(
             policy,
             slots=config.slots,

@@ -78,6 +78,13 @@ def test_it_is_an_engine() -> None:
     assert engine.version == 0
 
 
+async def test_a_model_that_comes_with_the_library_is_known_by_its_name() -> None:
+    async with Peer(sglang()) as peer, SGLangEngine("tiny", SGLangConfig(urls=(peer.url,))) as engine:
+        assert engine.tokenizer.decode(engine.tokenizer.encode("<|im_end|>")) == "<|im_end|>"
+        with pytest.raises(ValueError, match="vocabulary of 512"):
+            await say(engine, ids=[512])
+
+
 async def test_a_request_says_everything_that_bends_the_distribution() -> None:
     held = Held()
     held.go.set()
