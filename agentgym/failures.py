@@ -1,4 +1,4 @@
-"""What the user's own code raises: where it did, and one line in the log for each kind."""
+"""Exceptions of the user's own code: the line that raised one, and one log line for each kind."""
 
 import inspect
 import logging
@@ -21,19 +21,19 @@ _SQLITE = (
 
 
 def place_of(error: BaseException) -> str:
-    """Where the user's code was when this was raised: "my_env.py:12 in look"; "" where none of it was."""
+    """Return the last line of the user's code in a traceback, "my_env.py:12 in look"; "" where there is none."""
     own = [(frame, line) for frame, line in _frames(error.__traceback__) if _is_users(frame)]
     return _place(own[-1][0].f_code, own[-1][1]) if own else ""
 
 
 def place_of_function(function: Callable[..., Any]) -> str:
-    """Where a function is defined: "my_env.py:10 in look"; "" where nothing says it."""
+    """Return where a function is defined, "my_env.py:10 in look"; "" where that is not known."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return _place(code, code.co_firstlineno) if code is not None else ""
 
 
 def place_of_frame(frame: FrameType) -> str:
-    """The line of the user's code that led here, and the call it is in: "my_env.py:12 in look"."""
+    """Return the line of the user's code that is running, and its function: "my_env.py:12 in look"."""
     inner: FrameType | None = frame
     while inner is not None and not _is_users(inner):
         inner = inner.f_back
@@ -42,7 +42,7 @@ def place_of_frame(frame: FrameType) -> str:
 
 
 def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> None:
-    """A warning with the traceback, the first time that `what` raises this type of error at this line.
+    """Log a warning with the traceback, the first time that `what` raises this type of error at this line.
 
     `function` is what was called: its definition is named where no line of the user's code raised.
     """
@@ -57,7 +57,7 @@ def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> N
 
 
 def describe(error: BaseException) -> str:
-    """The error's type and text; one that cannot say its text says so."""
+    """Return the error's type and text, or a note where its text cannot be made."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as worse:
