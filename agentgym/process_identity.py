@@ -46,7 +46,7 @@ def lent_folder(kind: str) -> Iterator[Path]:
 
 
 def dead_folders() -> Iterator[Path]:
-    """Return the folders that dead processes of this machine left behind."""
+    """Yield the folders that dead processes of this machine left behind."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
         if _is_dead_folder(folder.name):
             yield folder

@@ -212,7 +212,7 @@ def _warn_once() -> None:
 
 
 def memory_file(content: bytes) -> Any:
-    """Yield a file that exists in memory only, open at its start."""
+    """Return a file that exists in memory only, open at its start."""
     file = os.fdopen(os.memfd_create("agentgym"), "w+b")
     file.write(content)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""The servers of an engine as one: each of them holds the current policy, or is lost."""
+"""The servers of an engine: each of them holds the current policy, or is lost and gets no requests."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ from agentgym.errors import EngineError
 
 _LOG = logging.getLogger(__name__)
 _UNLOAD_S = 60.0
-"""For servers to unload all that is ours when an engine closes."""
+"""Seconds for servers to unload this engine's adapters when it closes."""
 _SOON_S = 0.5
-"""After which a server that was just lost is asked again, at first."""
+"""Seconds after which a server that was just lost is asked again for the first time."""
 
 
 @dataclass(slots=True)
 class FleetCounts:
-    """What became of an engine's turns, requests and servers since it opened."""
+    """Counts of an engine's turns, requests and servers since it opened."""
 
     turns: int = 0
     requests: int = 0
@@ -48,7 +48,7 @@ class Fleet:
         self.policy = PolicyVersion(None, 0)
         self.counts = FleetCounts()
         self.closing = asyncio.Event()
-        """Set when the engine closes: nothing waits for a server any more."""
+        """An event that is set when the engine closes; all waiting for servers then ends."""
         self._updating = asyncio.Lock()
         self._asked = 0
 
@@ -61,7 +61,7 @@ class Fleet:
         return living
 
     def next(self, *, avoid: Sequence[Server]) -> Server:
-        """One server after the other; NoServer where none is left that is not to be avoided."""
+        """Return one server after the other; NoServer where none is left outside `avoid`."""
         usable = [server for server in self.living if server not in avoid]
         if not usable:
             raise self._no_server()
@@ -69,20 +69,20 @@ class Fleet:
         return usable[self._asked % len(usable)]
 
     def place(self, session: str, token_ids: Sequence[int], *, avoid: Sequence[Server]) -> Server:
-        """The session's server; NoServer where none is left that is not to be avoided."""
+        """Return the session's server; NoServer where none is left outside `avoid`."""
         try:
             return self.router.place(session, token_ids, avoid=avoid)
         except NoServer:
             raise self._no_server() from None
 
     def attempts(self, what: str) -> Attempts:
-        """What a new request keeps of its failures."""
+        """Return the record of a new request's failed attempts."""
         return Attempts(what, self.servers, wait_s=self.config.server_wait_s)
 
     # ------------------------------------------------------------------------------------------ policies
 
     async def load(self, adapter: Adapter | None, *, version: int) -> PolicyVersion:
-        """Make base plus adapter the current policy of all servers, or of none; the policy that it replaced.
+        """Make base plus adapter the current policy of all servers, or of none; return the policy before it.
 
         Raises ValueError for an adapter that a server does not serve, EngineError where none is left.
         """
@@ -147,7 +147,7 @@ class Fleet:
     # ------------------------------------------------------------------------------------------ health
 
     async def each(self, servers: Iterable[Server], ask: Callable[[Server], Awaitable[None]]) -> list[ValueError]:
-        """Ask these servers at once; what those said that refused. A server that cannot be asked is lost."""
+        """Ask these servers at once; return the refusals. A server that does not answer is lost."""
         refused: list[ValueError] = []
 
         async def one(server: Server) -> None:
@@ -197,7 +197,7 @@ class Fleet:
                 watching.create_task(self._watch_samples(server))
 
     async def _watch_answers(self, server: Server) -> None:
-        """Lose a server that does not answer; take it back, asking less and less often, when it serves again."""
+        """Lose a server that does not answer; ask it less and less often, and take it back when it serves again."""
         pause_s = self.config.health_s
         while True:
             await asyncio.sleep(pause_s)
@@ -280,6 +280,6 @@ async def _ready(server: Server, config: SGLangConfig, progress: Progress | None
         return
     status = await server.ready(config.health_s)
     if status is None:
-        raise EngineError(f"{server}: nobody answers")
+        raise EngineError(f"{server}: no server answers; check the url, or start the server")
     if status == 404:
         raise EngineError(f"{server}: {NOT_SGLANG}")

@@ -371,7 +371,7 @@ async def test_closing_fails_what_is_in_flight_and_leaves_nothing(no_leaks: None
 
 async def test_nobody_at_the_url_is_an_engine_error() -> None:
     engine = SGLangEngine.attach("http://127.0.0.1:1", model=MODEL, tokenizer=ByteTokenizer())
-    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:1: nobody answers"):
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:1: no server answers; check the url"):
         await engine.__aenter__()
 
 
