@@ -7,13 +7,22 @@ SGLANG ?= .venv-sglang
 # The quickstart's code is its own tiny model's: where no box runs it may run unprotected, and says so.
 BOX ?= $(shell $(PY) -m agentgym.sandboxes.choose --or-unsafe)
 ARGS ?=
+# Processes that `make test` spreads the test files over.
+JOBS ?= 2
+# Tests of the boxes and processes of the whole machine: they run one after the other, when the others have ended.
+ALONE := tests/sandboxes tests/recipes tests/scheduling/test_scheduler.py tests/cli/test_cli.py tests/cli/test_doctor.py
+# Seeds of the chaos test in `make proofs`.
+SEEDS ?= 1 2 3 4 5
 
-.PHONY: help setup quickstart check test test-slow sglang test-sglang clean
+.PHONY: help setup quickstart lint check test test-slow proofs mutants sglang test-sglang clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
-	@echo "make test         install what development needs, then run the tests"
-	@echo "make check        format, lint, types, tests: before every commit"
+	@echo "make test         install what development needs, then run the tests (JOBS=4, or ARGS='tests/chat -x')"
+	@echo "make lint         format, lint, types"
+	@echo "make check        lint, then the tests: before every commit"
 	@echo "make test-slow    the tests that take more time, most of them in Docker"
+	@echo "make proofs       the slow tests, then the chaos test of the sandboxes once for each of SEEDS='1 2 3 4 5'"
+	@echo "make mutants      put small faults into the code, and show those that no test notices"
 	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
 	@echo "make clean        remove the virtual environment and all caches"
 
@@ -41,17 +50,30 @@ box:
 quickstart: $(VENV)/train box
 	@$(PY) -m recipes.chase_grpo --box $(BOX) $(ARGS)
 
-check: $(VENV)/dev
+lint: $(VENV)/dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PY) -m pytest -q
 
+check: lint test
+
+# A file's tests stay in one process.
 test: $(VENV)/dev box
+ifeq ($(strip $(ARGS)),)
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile tests envs $(ALONE:%=--ignore=%)
+	$(PY) -m pytest -q $(ALONE)
+else
 	$(PY) -m pytest -q $(ARGS)
+endif
 
 test-slow: $(VENV)/dev box
 	$(PY) -m pytest -q -m 'slow and not sglang' $(ARGS)
+
+proofs: test-slow
+	for seed in $(SEEDS); do AGENTGYM_CHAOS_SEED=$$seed $(PY) -m pytest -q -m slow tests/sandboxes/test_chaos.py || exit 1; done
+
+mutants: $(VENV)/dev
+	$(PY) tests/mutants.py $(ARGS)
 
 # Without their dependencies: those are CUDA's, several GB that a CPU has no use for.
 $(SGLANG)/installed: tests/engines/sglang/cpu/requirements.txt

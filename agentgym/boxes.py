@@ -1,4 +1,4 @@
-"""The protocols of boxes, and what a program did in one."""
+"""The protocols of boxes, and the result of a program that ran in one."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,17 +12,17 @@ Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What a program did in a box; a failing program is a result, a dead box raises SandboxError."""
+    """The result of a program in a box. A program that fails is a result; a box that dies raises SandboxError."""
 
     status: Status
     exit_code: int
-    """0 for ok; a shell's exit code; 1 for an exception in Python; minus the signal when killed."""
+    """The exit code: 0 for success, 1 for an exception in Python, minus the signal's number for a killed program."""
     stdout: str
     stderr: str
     truncated: bool = False
-    """Output was cut in the middle: head and tail are kept."""
+    """Whether the output was cut in the middle; its head and tail are kept."""
     state_lost: bool = False
-    """The Python namespace of the box started anew."""
+    """Whether the Python namespace of the box was lost and started anew."""
     seconds: float = 0.0
 
     @property
@@ -32,11 +32,11 @@ class ExecResult:
 
     @property
     def timed_out(self) -> bool:
-        """Whether the time limit ended it."""
+        """Whether the time limit ended the program."""
         return self.status == "timeout"
 
     def text(self, limit: int = 8192) -> str:
-        """Stdout, stderr and what went wrong as one text of at most `limit` characters, for a model to read."""
+        """Return stdout, stderr and the reason of a failure as one text of at most `limit` characters, for a model."""
         parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n")]
         if self.status not in ("ok", "error"):
             parts.append(f"[{self.status} after {self.seconds:.1f} s]")
@@ -49,7 +49,7 @@ class ExecResult:
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """At most `limit` characters: head and tail kept, the cut named in between."""
+    """Return at most `limit` characters of a text: its head and tail, with a note of the cut between them."""
     if len(text) <= limit:
         return text
     note = f"\n[... {len(text) - limit} characters cut ...]\n"
@@ -58,7 +58,7 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
-"""A function that lives outside the box and that code in the box may call: plain JSON in, plain JSON out."""
+"""A function of the host that code in the box may call: it takes and returns plain JSON."""
 
 
 class Box(Protocol):
@@ -70,7 +70,7 @@ class Box(Protocol):
 
     @property
     def digest(self) -> str:
-        """What the box was made from: an image digest, or the kind of the box."""
+        """The image digest that the box was made from, or the kind of the box."""
         ...
 
     async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
@@ -98,11 +98,11 @@ class Box(Protocol):
         ...
 
     async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
-        """The file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes."""
+        """Return the file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes."""
         ...
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
-        """Sorted names in a folder, folders with a trailing slash."""
+        """Return the sorted names in a folder, those of folders with a trailing slash."""
         ...
 
     async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0) -> None:
@@ -119,14 +119,14 @@ class Box(Protocol):
         ...
 
     async def fork(self, *, timeout_s: float = 30.0) -> "Branch":
-        """A branch that goes on from here, with the same names in memory and a copy of the working folder.
+        """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.
 
         From now on neither meets what the other does. A branch ends when it is closed, and with its box's episode.
         """
         ...
 
     async def reset(self, *, timeout_s: float = 10.0) -> None:
-        """Back to the state of a new box: no process, file, name or branch of before is left."""
+        """Bring the box back to the state of a new one: no process, file, name or branch is left."""
         ...
 
 
@@ -134,7 +134,7 @@ class Branch(Box, Protocol):
     """A forked box: `async with await box.fork() as branch`."""
 
     async def close(self) -> None:
-        """End the branch: its processes and its files; it may be called twice."""
+        """End the branch, its processes and its files; closing twice is harmless."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -148,13 +148,13 @@ class Boxes(Protocol):
     """An open pool of boxes."""
 
     def lease(self) -> AbstractAsyncContextManager[Box]:
-        """A clean box for one rollout; it waits for a free one, and takes it back also on cancellation."""
+        """Lease a clean box for one rollout: wait for a free one, and take it back at the end, also on cancellation."""
         ...
 
 
 class Sandbox(Protocol):
-    """What an environment declares: which boxes it needs."""
+    """The boxes that an environment needs, as it declares them."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """A pool that leases at most `size` boxes at once and leaves nothing behind when it closes."""
+        """Open a pool that leases at most `size` boxes at once and leaves nothing behind when it closes."""
         ...

@@ -1,4 +1,4 @@
-"""The optional packages, and which extra of agentgym brings each."""
+"""Optional packages, and the extra of agentgym that brings each of them."""
 
 from types import TracebackType
 from typing import Literal
@@ -17,7 +17,7 @@ EXTRAS = {
     "requests": "docker",
     "gymnasium": "gymnasium",
 }
-"""From the name that is imported to the extra."""
+"""The extra that brings each package, by the name that is imported."""
 
 
 class MissingPackage(AgentGymError, ImportError):
@@ -28,7 +28,7 @@ class needs_extra:
     """Turn the failed import of an optional package into MissingPackage; whatever else is raised passes unchanged."""
 
     def __enter__(self) -> None:
-        """Nothing to open."""
+        """Do nothing: only the end of the block matters."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -36,7 +36,7 @@ def place_of_function(function: Callable[..., Any]) -> str:
 
 
 def place_of_frame(frame: FrameType) -> str:
-    """The line of the user's code that led here, and the call it is in: "my_env.py:12 in look"."""
+    """Return the line of the user's code that is running, and its function: "my_env.py:12 in look"."""
     inner: FrameType | None = frame
     while inner is not None and not _is_users(inner.f_code.co_filename):
         inner = inner.f_back

@@ -1,15 +1,15 @@
-"""The models that come with the library, by name."""
+"""Models that come with the library, by name."""
 
 from pathlib import Path
 
 SHIPPED = {"tiny": "chase"}
-"""Name of a model: its folder among the checkpoints of a checkout."""
+"""The folder of each shipped model among the checkpoints of a checkout, by the model's name."""
 
 
 def find_model(model: Path | str) -> Path | str:
-    """The folder of a model that comes with the library ("tiny"); any other folder or Hugging Face name as it is.
+    """Return the folder of a model that comes with the library ("tiny"), and any other folder or hub name unchanged.
 
-    "tiny" is a Qwen3 of 0.4 M parameters which runs on one CPU core. A folder of that name comes first.
+    "tiny" is a Qwen3 of 0.4 M parameters that runs on one CPU core. A folder of that name comes first.
     """
     if not isinstance(model, str) or model not in SHIPPED or Path(model).exists():
         return model

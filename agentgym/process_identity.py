@@ -1,4 +1,4 @@
-"""Whose containers and folders these are, so that what a dead process left can be told from what is in use."""
+"""Process identities: they name the owner of a folder or container, so that a dead owner's can be removed."""
 
 import hashlib
 import shutil
@@ -12,13 +12,13 @@ FOLDERS = "agentgym-"
 
 
 def owner() -> str:
-    """This process, told apart from every other of this machine at any time: host/boot/pid/start."""
+    """Return the identity of this process, "host/boot/pid/start": no other process ever has the same."""
     pid = Path("/proc/self").readlink()
     return f"{socket.gethostname()}/{_boot()}/{pid}/{_started(str(pid))}"
 
 
 def is_dead(who: str) -> bool:
-    """Whether that owner has ended; False for what other machines own."""
+    """Whether the process of this identity has ended; False for a process of another machine."""
     try:
         host, boot, pid, started = who.split("/")
     except ValueError:
@@ -27,7 +27,7 @@ def is_dead(who: str) -> bool:
 
 
 def new_folder(kind: str) -> Path:
-    """An empty folder of this process, for its user only, whose name says whose it is.
+    """Return a new empty folder that only this user may open; its name holds this process's identity.
 
     The name is short: programs in an unsafe box put unix sockets below it, and their paths hold 107 bytes.
     """
@@ -37,7 +37,7 @@ def new_folder(kind: str) -> Path:
 
 @contextmanager
 def lent_folder(kind: str) -> Iterator[Path]:
-    """A new folder for as long as the block runs."""
+    """Yield a new folder, which is removed at the end of the block."""
     folder = new_folder(kind)
     try:
         yield folder
@@ -46,14 +46,14 @@ def lent_folder(kind: str) -> Iterator[Path]:
 
 
 def dead_folders() -> Iterator[Path]:
-    """The folders that killed processes of this machine left."""
+    """Yield the folders that dead processes of this machine left behind."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
         if _is_dead_folder(folder.name):
             yield folder
 
 
 def sweep_folders() -> None:
-    """Remove them."""
+    """Remove the folders that dead processes of this machine left behind."""
     for folder in dead_folders():
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -76,7 +76,7 @@ def _boot() -> str:
 
 
 def _started(pid: str) -> str | None:
-    """When the process started, in the kernel's ticks; None where there is none."""
+    """The start time of a process, in the kernel's ticks; None where no such process runs."""
     try:
         return Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()[19]
     except (FileNotFoundError, ProcessLookupError):

@@ -4,12 +4,12 @@ import math
 import re
 
 MAX_DEPTH = 100
-"""Levels of lists and objects in a call's arguments: no tool asks for more, and not every template can write more."""
+"""Levels of lists and objects that a call's arguments may nest: not every template can write more."""
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def whole_characters(text: str) -> str:
-    """The text, each half of a surrogate pair replaced by U+FFFD: it is no character, and no bytes stand for it."""
+    """Return the text with each half of a surrogate pair replaced by U+FFFD: UTF-8 cannot encode a half."""
     if text.isascii():
         return text
     try:

@@ -1,4 +1,4 @@
-"""A task's id and prompt as people write them and as data sets hold them, brought into their one shape."""
+"""Conversion of a task's id and prompt, as people write them and as data sets hold them, into one form."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def as_id(value: Any) -> Any:
-    """A whole number as text; anything else as it is, for the validation to judge."""
+    """Return a whole number as text; anything else is returned unchanged, for the validation to judge."""
     return str(int(value)) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def as_messages(value: Any) -> Any:
-    """Text as one user message, one message as a prompt of its own, any other sequence as a tuple of messages.
+    """Return a text as one user message, one message as a prompt, and any other sequence as a tuple of messages.
 
     Arrow gives each row of a data set every key that one of them has, as None: in a message such a key is left out.
     """
@@ -27,7 +27,7 @@ def as_messages(value: Any) -> Any:
 def _without_nones(message: Any) -> Any:
     if not isinstance(message, Mapping):
         return message
-    # A role or a content of None is kept: it is no key that Arrow filled in, and the validation names it.
+    # A role or content of None is kept, so that the validation names it: every message has these two keys.
     kept = {key: value for key, value in message.items() if value is not None or key in ("role", "content")}
     if isinstance(kept.get("tool_calls"), Iterable):
         kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
@@ -35,5 +35,5 @@ def _without_nones(message: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """A tool call without Arrow's Nones; what stands in its arguments is left alone, there None may be meant."""
+    """Return a tool call without the Nones that Arrow fills in; its arguments are kept, for None may be meant there."""
     return {key: value for key, value in call.items() if value is not None} if isinstance(call, Mapping) else call

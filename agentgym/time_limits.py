@@ -1,4 +1,4 @@
-"""Time limits that stand still while a rollout is held up by the scheduler."""
+"""Time limits that are paused while the scheduler holds a rollout up."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -30,7 +30,7 @@ class TimeLimit:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The time runs in this block; TimeoutError where it runs out."""
+        """Run the clock in this block; TimeoutError where the time runs out."""
         async with asyncio.timeout(None if self._pauses else self._left) as self._timeout:
             self._running = True
             try:
@@ -43,14 +43,14 @@ class TimeLimit:
         return self._timeout is not None and self._timeout.expired()
 
     def pause(self) -> None:
-        """Stop the clock; it goes on when everybody who stopped it has called `resume`."""
+        """Stop the clock; it runs again when each caller of `pause` has called `resume`."""
         self._pauses += 1
         if self._timeout is not None and self._is_open() and (when := self._timeout.when()) is not None:
             self._left = when - asyncio.get_running_loop().time()
             self._timeout.reschedule(None)
 
     def resume(self) -> None:
-        """Let the clock go on, with the time that was left."""
+        """Let the clock run again, with the time that was left."""
         self._pauses -= 1
         if self._timeout is not None and self._is_open() and not self._pauses:
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
@@ -64,7 +64,7 @@ _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 
 @asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[TimeLimit]:
-    """At most so many seconds for the block, but for those spent `off_the_clock`; TimeoutError after them."""
+    """Limit the block to `seconds`, without the time spent `off_the_clock`; TimeoutError after them."""
     with TimeLimit(seconds) as limit:
         async with limit.running():
             yield limit
@@ -72,7 +72,7 @@ async def time_limit(seconds: float) -> AsyncIterator[TimeLimit]:
 
 @contextmanager
 def off_the_clock() -> Iterator[None]:
-    """No time limit around this block runs on, or runs out, inside it."""
+    """Pause all enclosing time limits for this block."""
     held = _limits.get()
     for limit in held:
         limit.pause()

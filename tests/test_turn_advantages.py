@@ -214,7 +214,10 @@ def test_the_last_sample_is_that_of_the_turn_that_came_last() -> None:
 
 @pytest.mark.parametrize(
     ("change", "error"),
-    [({"advantage_level": "steps"}, "advantage_level: 'steps' is none of"), ({"advantage_level": "turn"}, "rollout 'a': two turns have one")],
+    [
+        ({"advantage_level": "steps"}, "advantage_level: 'steps' is none of"),
+        ({"advantage_level": "turn"}, "rollout 'a': two turns have one"),
+    ],
 )
 def test_credit_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
     a, b = played("a", 1, 0, 0), played("b", 0, 0)

@@ -1,1 +1,1 @@
-"""Other worlds' environments and clients, one small file each."""
+"""Adapters to other libraries' environments."""

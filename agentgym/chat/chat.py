@@ -1,14 +1,14 @@
-"""Messages to token ids and back, append-only.
+"""One segment's conversation and its token ids, which only grow at the end.
 
-Sampled ids stay verbatim. After a turn only what the template writes *behind* that turn is encoded and
+Sampled ids are kept as they are. After a turn only the text that the template writes *behind* it is encoded and
 appended: the turn separator, the new messages, the next generation prompt::
 
     rendered   <user> 2+2? <end>\\n<assistant> | 4 <end> | \\n<user> sure? <end>\\n<assistant>
     ids        opened                          | sampled | appended
 
 A template that rewrites what it rendered before cannot be extended; `Chat.extend` says so with None, and
-the caller opens a new segment. Marks in contents are broken in what is rendered and written in letters in the ids
-(`agentgym.chat.marks`), and what a template refuses is shown to it in another form (`agentgym.chat.fitting`).
+the caller opens a new segment. Special tokens in contents are encoded as letters (`agentgym.chat.marks`), and a
+conversation that the template refuses is shown in another form (`agentgym.chat.fitting`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -25,7 +25,7 @@ from agentgym.messages import Message
 
 
 class Chat:
-    """One segment's conversation beside its ids: it only ever grows at the end."""
+    """Renders and encodes the conversation of one segment; it only grows at the end."""
 
     def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
         self.tokenizer, self.tools = tokenizer, tools
@@ -35,7 +35,7 @@ class Chat:
         self._deltas = _deltas.setdefault(tokenizer, TemplateDeltaCache())
         self._template = _template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
-        """The words which the template looks for that stood in the messages, with the roles of these."""
+        """Pairs of a role and a word that the template looks for, which stood in a message of that role."""
         self.reasoned = self.reasons = self.called = False
         for message in messages:
             self._note(message)
@@ -45,14 +45,14 @@ class Chat:
 
     @property
     def text(self) -> str:
-        """The chat as the template renders it, the assistant's turn open."""
+        """The rendered chat, the assistant's turn open."""
         if self._text is None:
             forms = ((form, form) for form in (self._shown, *history_forms(self._shown)))
             self._shown, self._text = first_rendered(self._rendered, forms)
         return self._text
 
     def prompt_ids(self) -> list[int]:
-        """Ids of everything rendered so far, up to the open assistant's turn."""
+        """Return the ids of the whole chat, up to the open assistant's turn."""
         if len(self.messages) > self._opened:
             return self.tokenizer.encode(self.text)
         check_messages(self.messages)
@@ -67,30 +67,30 @@ class Chat:
         return list(ids)
 
     def branch(self) -> "Chat":
-        """A chat that goes on from here without touching this one."""
+        """Return a copy that goes on from here by itself."""
         other = copy(self)
         other.messages, other._shown = list(self.messages), list(self._shown)
         return other
 
     def parse(self, token_ids: Sequence[int], *, stopped: bool) -> Message:
-        """The assistant message in a turn's ids; `stopped`: the last id is the stop token."""
+        """Parse a turn's ids into an assistant message; `stopped` says that the last id is the stop token."""
         ids = token_ids[:-1] if stopped else token_ids
         text = self.tokenizer.decode(ids)
         self._read = (ids, text)
         message = self.tokenizer.parse(text, self.tools)
         for i, call in enumerate(message.get("tool_calls", ())):
-            # Nine letters and digits: what Mistral's templates insist on, and the others do not mind.
+            # Nine letters and digits: Mistral's templates take no other form, and the others take any.
             call.setdefault("id", f"call{len(self.messages) % 1000:03}{i % 100:02}")
         return message
 
     def extend(
         self, token_ids: Sequence[int], reply: Message, new: Sequence[Message], room: int | None = None
     ) -> list[int] | None:
-        """Ids the template puts behind a finished turn for `new` messages and the next turn's opening.
+        """Return the ids behind a finished turn: those of the `new` messages and of the next turn's opening.
 
-        `token_ids` is the turn as sampled, its stop token last. None where the template rewrote what is
-        already there; the conversation has moved on all the same, and `prompt_ids` renders it whole. Where more ids
-        follow than there is `room` for, only some more than fit are made.
+        `token_ids` is the turn as sampled, its stop token last. None where the template rewrote earlier text; the
+        messages are taken up all the same, and `prompt_ids` renders them whole. Where the ids do not fit `room`, only
+        some more than fit are returned.
         """
         check_messages(new, answers=True)
         end = self.tokenizer.decode(token_ids[-1:])
@@ -117,7 +117,7 @@ class Chat:
         return ids_behind(self.tokenizer.encode, end, added, token_ids[-1], room)
 
     def _recalled(self, end: str, body: str, written: Message, new: Sequence[Message]) -> str | None:
-        """What is remembered of turns like this one; None where the whole chat must be rendered."""
+        """The cached text behind turns like this one; None where the whole chat must be rendered."""
         if not self._is_regular(end, body, new):
             return None
         short = partial(self._tried, [_QUESTION], [], end, written)
@@ -130,14 +130,14 @@ class Chat:
             self._deltas.learn(self._shape(end, written, new), new, added, whole, short)
 
     def _is_regular(self, end: str, body: str, new: Sequence[Message]) -> bool:
-        """Whether the template can be expected to add what it added for turns of the same shape."""
+        """Whether the template adds the same text for all turns of this shape."""
         if not end or end in body:
             return False
         sought = self._template.sought
         return sought is None or not any(sought.search(message["content"]) for message in new)
 
     def _append(self, written: Message, told: Sequence[Message], new: Sequence[Message]) -> None:
-        """Take up a turn and its answer: as they were, and as the template was shown them."""
+        """Append a turn and its answer, in their own form and in the form that the template took."""
         self.messages += [written, *new]
         for message in (written, *told):
             self._shown.append(message)
@@ -151,7 +151,7 @@ class Chat:
         return self._read[1] if ids == self._read[0] else self.tokenizer.decode(ids)
 
     def _note(self, message: Message) -> None:
-        """Keep what a template may look back for: reasoning, since when, calls, and the words it looks for."""
+        """Note what a template may look back for: reasoning, calls, and the words it looks for."""
         if message["role"] == "user":
             self.reasons = False
         elif message.get("reasoning_content"):
@@ -162,7 +162,7 @@ class Chat:
             self.seen |= {(message["role"], word) for word in self._template.sought.findall(content)}
 
     def _shape(self, end: str, reply: Message, new: Sequence[Message]) -> Hashable:
-        """What the text behind a turn depends on besides the contents of the new messages."""
+        """All that the text behind a turn depends on, but for the contents of the new messages."""
         past = (bool(self.tools), self._shown[0]["role"] if self._shown else "", min(len(self._shown), 3))
         looks_back = (self.reasoned, self.reasons, self.called, self.seen)
         calls = tuple([call["function"]["name"] for call in reply.get("tool_calls", ())])
@@ -171,16 +171,16 @@ class Chat:
         return (end, past, looks_back, said, fields)
 
     def _added(self, whole: str, end: str, body: str, reply: Message, new: Sequence[Message]) -> str | None:
-        """What the whole chat holds behind the end of the reply; None where the template rewrote the rest."""
+        """The rendered text behind the end of the reply; None where the template rewrote what was before."""
         start = len(self.text)
         if not whole.startswith(self.text) or not self._template.ends(self.tokenizer, end, reply, new):
             return None
         skip = body.count(end) if end else 0
-        if skip:  # the model wrote the mark as text: count those that the template kept
+        if skip:  # the model wrote the end as text: count how often the template kept it
             silent = Message(role="assistant", content="")
             try:
                 bare = self._rendered([*self._shown, silent, *new])
-            except Exception:  # These are messages that nobody wrote.
+            except Exception:  # No env sent these messages, so a refusal is no error.
                 return None
             skip = whole.count(end, start) - bare.count(end, start)
         at = after_nth(whole, end, start, skip)
@@ -194,14 +194,14 @@ class Chat:
         reply: Message,
         new: Sequence[Message],
     ) -> str | None:
-        """What is added behind a reply without end marks in its text; None also where the template refuses."""
+        """The text added behind a reply whose own text holds no end mark; None also where the template refuses."""
         try:
             whole = self.tokenizer.render([*past, reply, *new], tools, generation=True)
             asked, before = [*past, *tools] == [_QUESTION], self._template.asked
             if not (asked and whole.startswith(before)):
                 before = self.tokenizer.render(past, tools, generation=True)
             self._template.asked = before if asked else self._template.asked
-        except Exception:  # These are messages that nobody wrote.
+        except Exception:  # No env sent these messages, so a refusal is no error.
             return None
         at = after_nth(whole, end, len(before), 0) if whole.startswith(before) else None
         return None if at is None else whole[at:]
@@ -209,14 +209,15 @@ class Chat:
 
 _QUESTION = Message(role="user", content="?")
 _OPENINGS = 64
+"""First prompts that are remembered for each tokenizer."""
 _openings: "WeakKeyDictionary[ChatTokenizer, dict[str, tuple[str, list[Message], list[int]]]]" = WeakKeyDictionary()
-"""First prompts, rendered and encoded: the rollouts of a group begin alike."""
+"""First prompts, rendered and encoded: the rollouts of a group begin with the same one."""
 _deltas: "WeakKeyDictionary[ChatTokenizer, TemplateDeltaCache]" = WeakKeyDictionary()
 _templates: "WeakKeyDictionary[ChatTokenizer, Template]" = WeakKeyDictionary()
 
 
 def _template_of(tokenizer: ChatTokenizer) -> Template:
-    """What is known of the tokenizer's template, asked once."""
+    """The facts about the tokenizer's template, kept for its lifetime."""
     if tokenizer not in _templates:
         _templates[tokenizer] = Template(tokenizer)
     return _templates[tokenizer]

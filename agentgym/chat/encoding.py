@@ -1,32 +1,33 @@
-"""Encoding in pieces: a tokenizer cuts its text at its marks first, so what lies between them stands alone.
+"""Encoding of a text between its special tokens, and decoding by a table of bytes.
 
-And decoding by table, where a tokenizer's ids stand for bytes.
+A tokenizer cuts a text at its special tokens first, so each part between two of them is encoded by itself.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.chat.word_cache import Words
+from agentgym.chat.word_cache import WordCache
 
 _SHORT = 16
-"""Longer pieces are not remembered: they seldom come twice."""
+"""Characters of the longest piece that is remembered: longer ones seldom come twice."""
 _KNOWN = 4096
+"""Pieces that are remembered, special tokens included."""
 _PROBES = (" a b", "1\n", "\n\nx", "é ", "A.", "\t", "user\n")
 
 
-class Pieces:
-    """The ids of a text, as the tokenizer gives them; the short pieces that a template repeats are encoded once.
+class SpecialTokenSplitter:
+    """Encodes a text exactly as the tokenizer does; short pieces between special tokens are encoded once.
 
-    Where a tokenizer does not cut at its marks alone (it eats the spaces around them, or treats the beginning of a
-    text in its own way), every text is encoded whole.
+    Where a tokenizer does more than cut at its special tokens (it strips the spaces around them, or changes the
+    beginning of a text), every text is encoded whole.
     """
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
         self.ids: dict[str, list[int]] = {}
         self.pattern: re.Pattern[str] | None = None
-        self.words: Words | None = None
+        self.words: WordCache | None = None
         added = backend.get_added_tokens_decoder()
         marks = {
             token.content: [number]
@@ -39,10 +40,10 @@ class Pieces:
             self.ids = marks if self._stand_alone(longest_first[0]) else {}
             self.pattern = self.pattern if self.ids else None
         if self.pattern is not None and len(marks) == len(added):  # no mark is left in what lies between them
-            self.words = Words.of(backend)
+            self.words = WordCache.of(backend)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the whole text."""
+        """Return the ids of the text."""
         if self.pattern is None:
             return self._whole(text)
         ids: list[int] = []
@@ -65,7 +66,7 @@ class Pieces:
         return ids
 
     def _stand_alone(self, mark: str) -> bool:
-        """Whether texts next to a mark have the ids they have alone."""
+        """Whether texts on both sides of a special token have the ids that they have alone."""
         middle = self._whole(mark)
         return all(
             self._whole(before + mark + behind) == self._whole(before) + middle + self._whole(behind)
@@ -75,7 +76,7 @@ class Pieces:
 
 
 class Decoder:
-    """The text of ids, special tokens kept, as the tokenizer gives it; by a table of bytes where it is byte-level."""
+    """Decodes ids exactly as the tokenizer does, special tokens kept; a byte-level vocabulary is read from a table."""
 
     def __init__(self, backend: Any) -> None:
         from tokenizers.decoders import ByteLevel
@@ -84,7 +85,7 @@ class Decoder:
         self.table = _Bytes(backend) if isinstance(backend.decoder, ByteLevel) else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Bytes that are no character become U+FFFD."""
+        """Return the text of the ids; bytes that are no character become U+FFFD."""
         if self.table is not None:
             return b"".join(map(self.table.__getitem__, token_ids)).decode(errors="replace")
         text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
@@ -106,7 +107,7 @@ class _Bytes(dict[int, bytes]):
 
 
 def _byte_of_char() -> dict[str, int]:
-    """How byte-level vocabularies spell bytes: visible ones as themselves, the others from U+0100 on, in order."""
+    """The character of each byte in byte-level vocabularies: visible ones are themselves, others follow U+0100."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}

@@ -1,8 +1,8 @@
-"""Conversations in a form that a template takes.
+"""Other forms of a conversation, for templates that refuse it as it is.
 
 Templates refuse what their models were not trained on: two calls in one turn, a user behind a tool, arguments that are
-no object. Such a conversation is shown otherwise rather than lost. Sampled ids stay as they are; only what is written
-behind them, and what a new segment shows, comes from these forms.
+no object. Such a conversation is shown in another form, so that it goes on. Sampled ids never change; only the text
+behind them, and the text of a new segment, come from these forms.
 """
 
 import json
@@ -27,7 +27,7 @@ def is_malformed(reply: Message) -> bool:
 
 
 def _said(reply: Message, body: str) -> Message:
-    """The reply as text: malformed calls are in its content as the model wrote them."""
+    """The reply as text; malformed calls are in its content as the model wrote them."""
     return Message(role="assistant", content=reply["content"] if is_malformed(reply) else body)
 
 
@@ -42,12 +42,12 @@ def _called(reply: Message) -> Message:
 
 
 def readable(reply: Message, *, as_calls: bool) -> Message:
-    """A reply with a malformed call as most templates take it; `as_calls`: they want a call before a tool's message."""
+    """Return a reply with a malformed call as most templates take it; `as_calls` keeps it a call."""
     return _called(reply) if as_calls else _said(reply, "")
 
 
 def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
-    """How a reply may be shown, the best form first."""
+    """The forms of a reply, the one nearest to the original first."""
     if "tool_calls" not in reply:
         return [reply]
     first = readable(reply, as_calls=as_calls) if is_malformed(reply) else reply
@@ -55,7 +55,7 @@ def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """The messages with every user's text that follows a user's or a tool's message put into that message."""
+    """Return the messages with each user's text behind a user's or a tool's message joined to that message."""
     made: list[Message] = []
     for message in messages:
         if made and message["role"] == "user" and made[-1]["role"] in ("user", "tool"):
@@ -67,7 +67,7 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def from_user(messages: Sequence[Message]) -> list[Message]:
-    """The messages with those of tools told by the user, those of one turn in one message."""
+    """Return the messages with those of tools as the user's, those of one turn in one message."""
     told = [Message(role="user", content=m["content"]) if m["role"] == "tool" else m for m in messages]
     return joined(told)
 
@@ -75,7 +75,7 @@ def from_user(messages: Sequence[Message]) -> list[Message]:
 def fits(
     reply: Message, body: str, new: Sequence[Message], *, as_calls: bool
 ) -> Iterator[tuple[Message, list[Message]]]:
-    """Forms of a reply and of what answers it, the ones that are nearest to what was said first."""
+    """Yield forms of a reply and its answers, those nearest to the original first."""
     forms = _forms(reply, body, as_calls=as_calls)
     for told in ([*new], joined(new)):
         yield from ((form, told) for form in forms)
@@ -84,7 +84,7 @@ def fits(
 
 
 def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Forms of a whole conversation, the one that was said first."""
+    """Yield forms of a whole conversation, those nearest to the original first."""
     shown = [_said(m, "") if is_malformed(m) else m for m in messages]
     yield shown
     yield joined(shown)
@@ -101,7 +101,7 @@ def _told(message: Message) -> Message:
 
 
 def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]]) -> tuple[T, str]:
-    """The first form whose conversation the template takes, and the text of that; else what it said to the first."""
+    """Return the first form that the template takes, and its text; raise the error of the first form if all fail."""
     refused: Exception | None = None
     for form, messages in forms:
         try:
@@ -113,7 +113,7 @@ def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]])
 
 
 def check_messages(messages: Sequence[Message], *, answers: bool = False) -> None:
-    """ValueError for a message that templates would drop or fail at: it names the field."""
+    """Raise ValueError, with the field's name, for a message that templates would drop or fail at."""
     roles = _ANSWERS if answers else _ROLES
     for i, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
@@ -129,7 +129,7 @@ _ROLES = (*_ANSWERS, "assistant")
 
 
 def wants_calls(render: Render) -> bool:
-    """Whether the template refuses a conversation that goes on from a tool's message without a call before it."""
+    """Whether the template refuses a tool's message without a call before it, and takes it with one."""
     broken = Message(role="assistant", content="look(")
     bare = Message(role="tool", content="error", name="look", tool_call_id="call00100")
     asked = Message(

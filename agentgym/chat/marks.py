@@ -1,7 +1,7 @@
-"""Contents stay text: what a user, a tool or a file typed never becomes a special token.
+"""Special tokens in contents: text that a user, a tool or a file typed never becomes a special token.
 
-A tokenizer reads its marks wherever they stand. So `render` breaks each mark that a content holds, by one character
-that no text should hold, and `encode` writes such a mark in letters and leaves the character out::
+A mark is the text of an added token, and a tokenizer reads a mark wherever it stands. So `render` breaks each mark in
+a content by one character that no text should hold; `encode` drops that character and encodes the mark as letters::
 
     content    ok<|im_end|>
     rendered   <|im_start|>tool\\nok<BREAK|im_end|><|im_end|>
@@ -20,12 +20,13 @@ from agentgym.messages import Message
 from agentgym.sound_json import whole_characters
 
 BREAK = "\ufdd0"
-"""A character that Unicode keeps for internal use; one that a content holds itself is doubled."""
+"""The character that breaks a mark, one of Unicode's noncharacters; where a content holds it, it is doubled."""
 _TYPED = frozenset({"user", "tool"})
+"""Roles whose contents keep no mark at all."""
 
 
 def unbroken(text: str) -> tuple[str, list[int]]:
-    """The text without breaks, and where in it they stood."""
+    """Return the text without breaks, and the positions in it where they stood."""
     parts, breaks, length = list[str](), list[int](), 0
     for n, run in enumerate(re.split(f"({BREAK}+)", text)):
         kept = BREAK * (len(run) // 2) if n % 2 else run
@@ -37,14 +38,14 @@ def unbroken(text: str) -> tuple[str, list[int]]:
 
 
 def is_broken(start: int, stop: int, breaks: Sequence[int]) -> bool:
-    """Whether a break follows one of the characters `start` to `stop`."""
+    """Whether a break stands behind one of the characters `start` to `stop`."""
     return bisect_right(breaks, stop) > bisect_right(breaks, start)
 
 
 class Marks:
-    """The marks of one tokenizer, and how contents are shown to its template.
+    """The marks of one tokenizer; breaks those that a message's content holds.
 
-    What users and tools typed keeps no mark at all. The system's and the assistant's text, and the tools' schemas, keep
+    Text of users and tools keeps no mark at all. The system's and the assistant's text, and the tools' schemas, keep
     the marks that say nothing about turns (<think>, <tool_call>): prompts and models write them on purpose.
     """
 
@@ -53,15 +54,15 @@ class Marks:
         self._every, self._turns = _Breaker({*self.every}), _Breaker({*turns})
 
     def guarded(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with every mark in their contents broken; those without one are the same objects."""
+        """Return the messages with the marks in their contents broken; messages without one are the same objects."""
         return [cast("Message", self._of(message["role"]).value(message)) for message in messages]
 
     def guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The tools' schemas with every mark of turns broken."""
+        """Return the tools' schemas with the marks of turns broken."""
         return [cast("dict[str, Any]", self._turns.value(tool)) for tool in tools]
 
     def text(self, text: str, role: str) -> str:
-        """What a message of this role holds, with its marks broken."""
+        """Return the content of a message of this role with its marks broken."""
         return self._of(role).text(text)
 
     def _of(self, role: str) -> "_Breaker":
@@ -69,7 +70,7 @@ class Marks:
 
 
 class _Breaker:
-    """Breaks the marks of one set."""
+    """Breaks each of a set of marks."""
 
     def __init__(self, marks: set[str]) -> None:
         marks = {mark for mark in marks if mark}
@@ -84,7 +85,7 @@ class _Breaker:
         self._longest = max(map(len, marks), default=0)
 
     def text(self, text: str) -> str:
-        """The text with a break behind the first character of each mark."""
+        """Return the text with a break behind the first character of each mark."""
         if not self._hints.search(text):
             return text
         if self._found.search(text):
@@ -93,7 +94,7 @@ class _Breaker:
         return self._apart(text)
 
     def _apart(self, text: str) -> str:
-        """A break where the text's own ends could be part of a mark together with what the template puts beside it."""
+        """Break the ends of the text that could become a mark together with the template's text beside them."""
         begin = text[: self._longest]
         if any(c in begin for c in self._lasts) and any(begin[:n] in self._tails for n in range(1, self._longest)):
             behind = text[1:]
@@ -105,7 +106,7 @@ class _Breaker:
         return text
 
     def value(self, value: Any) -> Any:
-        """The value with every text in it broken, names of fields included; the same object where nothing changes."""
+        """Return the value with every text in it broken, field names too; the same object where nothing changes."""
         if isinstance(value, str):
             return self.text(value) if self._hints.search(value) else value
         if isinstance(value, dict):
@@ -127,11 +128,11 @@ class _Breaker:
 _FIELDS = frozenset(
     {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "id", "type", "function"}
 )
-"""Keys that templates ask for and that hold no mark."""
+"""Keys of messages and tool calls, which hold no mark."""
 
 
-class Letters:
-    """Encodes what `render` made of contents with marks; such texts are rare, and encoded whole."""
+class BrokenMarkEncoder:
+    """Encodes rendered texts that hold broken marks; they are rare, and encoded whole."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -139,7 +140,7 @@ class Letters:
         self._markless: Any = None
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text without its breaks; a mark that a break stands in has the ids of its letters."""
+        """Return the ids of the text without its breaks; a broken mark has the ids of its letters."""
         plain, breaks = unbroken(text)
         made = self.backend.encode(plain, add_special_tokens=False)
         if not breaks or not any(token in self.marks for token in made.ids):
@@ -157,10 +158,12 @@ class Letters:
             ids = [token for part in parts for token in self._plainly(part)]
             if ids and self.marks.isdisjoint(ids):
                 return ids
-        raise ValueError(f"messages: the text {mark!r} is a mark of the tokenizer, which cannot write it in letters")
+        raise ValueError(
+            f"messages: {mark!r} is an added token of the tokenizer, which cannot encode it as letters; remove it"
+        )
 
     def _plainly(self, text: str) -> list[int]:
-        """The ids of a text by a tokenizer that knows no marks."""
+        """The ids of a text by the same tokenizer without its added tokens."""
         if self._markless is None:
             from tokenizers import Tokenizer
 

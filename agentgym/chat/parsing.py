@@ -1,6 +1,6 @@
-"""What the model wrote, read as an assistant message: reasoning, content and tool calls. Nothing here raises.
+"""Parsing of a model's text into an assistant message: reasoning, content and tool calls. Nothing here raises.
 
-A call that is no valid JSON keeps what the model wrote as its `arguments` text: the tool message says what was wrong.
+A call that is no valid JSON keeps the model's text as its `arguments`, so that a tool message can say what was wrong.
 """
 
 import json
@@ -12,19 +12,17 @@ from agentgym.messages import Message, ToolCall
 from agentgym.sound_json import MAX_DEPTH, is_sound, whole_characters
 
 _SUSPECT = re.compile(r"\\u|NaN|Infinity|[eE]\+?\d\d\d|\d{300}")
-"""What stands in JSON that is not sound: NaN, a huge number or half a character."""
+"""A text that JSON may hold where it is not sound: NaN, a huge number or half a character."""
 _HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
-
-
 _CAST: dict[type, str] = {str: "string", list: "array"}
-"""What the long way may make something else of, and the schema type that forbids it."""
+"""Types of arguments that transformers' parser may cast, and the schema type for which it does not."""
 
 
 def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
-    """The message where it is text and then whole, valid calls: what the Hermes template reads, at a tenth of the cost.
+    """Parse text that is followed by whole, valid calls, as the Hermes format does, at a tenth of the cost.
 
-    None where there is anything else: reasoning, marks that do not close, text behind a call, or an argument that is
-    text where its schema says otherwise, which the long way casts.
+    None for anything else: reasoning, a tag that is not closed, text behind a call, or an argument that transformers'
+    parser would cast to the type in its schema.
     """
     if "think>" in text:
         return None
@@ -61,7 +59,7 @@ def _needs_casts(name: str, arguments: dict[str, Any], tools: Sequence[dict[str,
 
 
 def parse_hermes(text: str) -> Message:
-    """The assistant message in a text with JSON calls between <tool_call> tags; never raises."""
+    """Parse a text with JSON calls between <tool_call> tags into an assistant message; never raises."""
     calls = [{"function": _loaded(body)} for body in _HERMES_CALL.findall(text)]
     content = text.partition("<tool_call>")[0].strip() if calls else text
     return message_of(text, {"content": content, "tool_calls": calls})
@@ -79,17 +77,17 @@ def _is_sound(function: dict[str, Any]) -> bool:
 
 
 def thinks(opening: str) -> bool:
-    """Whether an assistant's turn opens inside of a thought."""
+    """Whether an assistant's turn opens inside its reasoning."""
     return opening.rfind("<think>") > opening.rfind("</think>")
 
 
 def raw_call(text: str) -> ToolCall:
-    """The call the model tried to write, for the tool message that tells it what was wrong."""
+    """Return a malformed call that keeps the model's text, for the tool message that says what was wrong."""
     return ToolCall(type="function", function={"name": "", "arguments": text})
 
 
 def message_of(text: str, parsed: dict[str, Any]) -> Message:
-    """The message of what was read; where a call is malformed, `text` is its content."""
+    """Return the message of parsed fields; where a call is malformed, the whole `text` is its content."""
     calls = [_tool_call(call) for call in parsed.get("tool_calls") or ()]
     if any(isinstance(call["function"]["arguments"], str) for call in calls):
         return Message(role="assistant", content=text, tool_calls=calls)

@@ -1,9 +1,9 @@
 # ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
-"""How the common families of models write reasoning and tool calls, as data.
+"""Response formats: the reasoning and tool calls of the common model families, as data.
 
-A tokenizer's own `response_template` comes first: what it ships is what its model was trained on. Where it ships none,
-its chat template is recognised by the marks it writes, and read with the template of that family. The form is that of
-transformers' `parse_response`. A malformed call keeps its text everywhere, so that the model can be told.
+A tokenizer's own `response_template` comes first. Where it has none, its chat template is recognised by the marks that
+it writes, and the response format with these marks is used. Formats are written for transformers' `parse_response`.
+A malformed call keeps its text in every format, so that the model can be told.
 """
 
 import json
@@ -197,7 +197,7 @@ RESPONSE_FORMATS: Mapping[str, dict[str, Any]] = {
     "llama": LLAMA,
     "hermes": HERMES,
 }
-"""By name, the ones with the most particular marks first."""
+"""The formats by name, those with the most particular marks first."""
 
 MARKS: Mapping[str, tuple[str, ...]] = {
     "harmony": ("<|channel|>", "<|message|>"),
@@ -209,36 +209,36 @@ MARKS: Mapping[str, tuple[str, ...]] = {
     "llama": ("<|start_header_id|>", "<|eot_id|>"),
     "hermes": ("<tool_call>",),
 }
-"""What the chat template of a family writes, every one of them."""
+"""The marks that a chat template of each format writes, all of them."""
 
 
 def response_format_of(chat_template: str) -> str | None:
-    """The family whose marks a chat template writes; None where it is none of these."""
+    """Return the name of the format whose marks a chat template writes; None where it writes those of none."""
     return next((name for name, marks in MARKS.items() if all(mark in chat_template for mark in marks)), None)
 
 
 _ID = re.compile(r"[A-Za-z0-9]{9}")
-"""The ids that Mistral's templates take."""
+"""A call's id as Mistral's templates take it."""
 
 
-def may_call(family: str | None, text: str, tools: Sequence[dict[str, Any]]) -> bool:
-    """Whether the reply can hold a call: Llama's bare JSON is one only where tools are offered."""
-    return family != "llama" or bool(tools) or "<|python_tag|>" in text
+def may_call(name: str | None, text: str, tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether a reply in this format can hold a call: Llama's bare JSON is one only where tools are offered."""
+    return name != "llama" or bool(tools) or "<|python_tag|>" in text
 
 
-def completed(family: str | None, text: str, message: Message) -> Message:
-    """The message with what its family needs besides; a call that was cut off is malformed and keeps its text."""
-    if family == "mistral_list":
+def completed(name: str | None, text: str, message: Message) -> Message:
+    """Add to the message what `parse_response` cannot read in this format; a call that was cut off is malformed."""
+    if name == "mistral_list":
         _take_ids(text, message)
-    elif family in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(RESPONSE_FORMATS[family], text):
+    elif name in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(RESPONSE_FORMATS[name], text):
         return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
-    elif family == "harmony" and text.strip() and message.keys() <= {"role", "content"} and not message["content"]:
+    elif name == "harmony" and text.strip() and message.keys() <= {"role", "content"} and not message["content"]:
         return Message(role="assistant", content=text)
     return message
 
 
 def _take_ids(text: str, message: Message) -> None:
-    """The ids that the model wrote, for calls in a list; one in another form is left out."""
+    """Put the ids that the model wrote into its calls; an id that Mistral's templates refuse is left out."""
     try:
         made = json.loads(text.partition("[TOOL_CALLS]")[2])
     except (ValueError, RecursionError):
@@ -248,9 +248,9 @@ def _take_ids(text: str, message: Message) -> None:
             call["id"] = item["id"]
 
 
-def _is_cut(family: dict[str, Any], text: str) -> bool:
-    """Whether a call holds more than whole pairs of name and value: one that is not closed would be dropped."""
-    calls = family["fields"]["tool_calls"]
+def _is_cut(response_format: dict[str, Any], text: str) -> bool:
+    """Whether a call holds more than whole pairs of name and value: the rest of a cut one would be dropped."""
+    calls = response_format["fields"]["tool_calls"]
     closed = re.compile(calls["close_pattern"])
     for opened in re.finditer(calls["open_pattern"], text):
         end = closed.search(text, opened.end())

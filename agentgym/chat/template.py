@@ -1,4 +1,4 @@
-"""What is asked once of a chat template: what it looks for, what it refuses, and what it writes behind a turn."""
+"""Facts about a chat template, found once: words it looks for, chats it refuses, text it writes behind a turn."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,37 +10,38 @@ from agentgym.messages import Message
 
 _ASK = Message(role="user", content="?")
 _SHOWN = "Qzx0xzQ"
+"""A content that no template holds itself."""
 
 
 class Renders(Protocol):
-    """The part of a ChatTokenizer that is asked here."""
+    """The part of a ChatTokenizer that a Template uses."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
-        """The chat as text."""
+        """Return the chat as text."""
         ...
 
 
 class Template:
-    """Answers that hold for one tokenizer's template; each is found by rendering a made-up chat, once."""
+    """Facts about one tokenizer's template; each is found by rendering a made-up chat, once."""
 
     def __init__(self, tokenizer: Renders) -> None:
         self.sought: re.Pattern[str] | None = any_of(getattr(tokenizer, "sought", ()))
-        """Words that change what the template writes; a tokenizer names them in `sought`."""
+        """A pattern of the words that change what the template writes; a tokenizer lists them in `sought`."""
         self.alone: bool = getattr(tokenizer, "cuts_at_marks", False)
-        """Whether what stands behind a mark has the ids it has alone; a tokenizer says so in `cuts_at_marks`."""
+        """Whether text behind a special token has the ids that it has alone; a tokenizer says so in `cuts_at_marks`."""
         self.asked = "\0"
-        """One question as the template shows it, once that was rendered."""
+        """The render of one question; a character that starts no render until it is known."""
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
 
     def wants_calls(self, tokenizer: Renders) -> bool:
-        """Whether a tool's message needs a call before it, even where the model's call was malformed."""
+        """Whether the template needs a call before a tool's message, even where the model's call was malformed."""
         if self._wants_calls is None:
             self._wants_calls = wants_calls(lambda messages: tokenizer.render(messages, [], generation=True))
         return self._wants_calls
 
     def ends(self, tokenizer: Renders, end: str, reply: Message, new: Sequence[Message]) -> bool:
-        """Whether the template writes `end` directly behind a reply like this, before what answers it.
+        """Whether the template writes `end` directly behind a reply like this, before the answer to it.
 
         Some models end a turn with the mark of who speaks next, and may name the wrong one.
         """
@@ -59,7 +60,7 @@ class Template:
         try:
             before = tokenizer.render([_ASK], [], generation=True)
             whole = tokenizer.render([_ASK, reply, answer], [], generation=True)
-        except Exception:  # It does not take these messages: nothing is known.
+        except Exception:  # The template refuses these messages: nothing is known.
             return True
         if not whole.startswith(before) or _SHOWN not in whole:
             return True
@@ -68,7 +69,7 @@ class Template:
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's variables; those that a chat sets itself are refused."""
+    """Return the template's variables; ValueError for one that a chat sets itself."""
     own = sorted(given.keys() & _OWN)
     if own:
         raise ValueError(f"chat_template_kwargs: {', '.join(own)} cannot be set here; the chat sets them itself")
@@ -81,8 +82,6 @@ _OWN = frozenset(
 
 
 _QUOTED = r"(['\"])((?:(?!\1).)+)\1"
-
-
 _IN = re.compile(_QUOTED + r"\s+(?:not\s+)?in\b")
 
 
@@ -94,17 +93,17 @@ _KEYS = frozenset(
     | {"arguments", "parameters", "id", "type", "text", "image", "image_url", "video", "audio", "properties", "items"}
     | {"required", "description", "return", "enum"}
 )
-"""Names of fields: a template that asks whether a message has one does not look into its text."""
+"""Field names: a template that asks whether a message has such a field does not look into its text."""
 
 
 def sought_words(template: str) -> set[str]:
-    """What the template's source compares parts of a text with; the names of a message's fields are left out."""
+    """Return the words that the template's source compares texts with, without the names of a message's fields."""
     found = {match[2] for pattern in (_IN, _ASKED) for match in pattern.finditer(template)}
     words = {word.replace("\\n", "\n") for word in found - _KEYS}
     return {word for word in words if word.strip()}
 
 
 def any_of(words: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds each of the words; None where there are none."""
+    """Return a pattern that finds each of the words; None where there are none."""
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

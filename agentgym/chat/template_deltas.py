@@ -1,17 +1,17 @@
-"""What a template writes behind a finished turn, remembered by the shape of the turn.
+"""A cache of the text that a chat template adds behind a finished turn, by the shape of the turn.
 
-Rendering a whole chat to learn what its last message added costs more than everything else a turn does. Most of
-what is added is the same each time::
+Rendering a whole chat to learn what its last message added costs more than all other work of a turn. Most of the added
+text is the same each time::
 
     \\n<user>\\n<tool_response>\\n | 57 | \\n</tool_response><end>\\n<assistant>\\n
     piece                        slot  piece
 
-A skeleton is trusted for one shape of turn (roles, names, whether there are calls, reasoning, tools), only for plain
-contents, and only after whole renders with other contents proved it. Contents that are not plain are rendered behind
-one question instead of the whole chat, where whole renders proved that this makes no difference. Both are proved
-again at every power of two of their uses, and where one is wrong it is never used again. Which ids are trained does
-not depend on this: ids are what the engine was given and what it sampled. What a wrong skeleton could change is how a
-message is shown.
+The pieces and slots of one shape of turn (roles, names, whether there are calls, reasoning, tools) are a
+`MessageTemplate`. It is used for plain contents only, and only after renders of the whole chat with other contents gave
+the same text. Contents that are not plain are rendered behind one question instead of the whole chat, where whole
+renders showed that this makes no difference. Both are checked again on uses 1, 2, 4, 8, ...; one that is wrong is
+discarded. The ids that are trained do not depend on the cache: they are what the engine was given and what it sampled.
+A wrong entry could only change how a message is shown.
 """
 
 import re
@@ -22,25 +22,25 @@ from agentgym.messages import Message
 
 Slot = tuple[int, str]
 """A field of one of the new messages: its index and its key."""
-Tail = Callable[[Sequence[Message]], str | None]
-"""What whole renders say is added for these messages; None where the template rewrote what was there."""
+Render = Callable[[Sequence[Message]], str | None]
+"""A function that renders the text added for new messages; None where the template rewrote earlier text."""
 
 PLAIN = re.compile(r"[\w.,:;!?()+*/=%-](?:[\w .,:;!?()+*/=%\n-]*[\w.,:;!?()+*/=%-])?")
 """Text that no template is known to trim, escape, split or look into."""
 _FIELDS = ("content", "tool_call_id")
 _KNOWN = 1024
-"""More shapes than this are not remembered: a model can make names up."""
+"""Shapes that are remembered at most: a model can make up names without end."""
 
 
 @dataclass(slots=True)
 class MessageTemplate:
-    """The pieces around the slots, one more than there are slots."""
+    """The text that is added for one shape of turn: one more piece than there are slots between them."""
 
     pieces: tuple[str, ...]
     slots: tuple[Slot, ...]
 
     def fill(self, new: Sequence[Message]) -> str | None:
-        """The text for these messages; None where a slot's text is not plain."""
+        """Return the added text for these messages; None where the text of a slot is not plain."""
         parts = [self.pieces[0]]
         for (index, field), piece in zip(self.slots, self.pieces[1:], strict=True):
             text: str = new[index][field]  # type: ignore[literal-required]
@@ -52,53 +52,53 @@ class MessageTemplate:
 
 @dataclass(slots=True)
 class KnownTemplate:
-    """What is known of one shape of turn."""
+    """One shape of turn in the cache, with its number of uses."""
 
-    skeleton: MessageTemplate | None
-    """None: contents do not pass through unchanged."""
+    template: MessageTemplate | None
+    """The pieces and slots; None where contents do not pass through the chat template unchanged."""
     short: bool
-    """Whether a render behind one question shows the same as that of the whole chat."""
+    """Whether a render behind one question adds the same text as a render of the whole chat."""
     uses: int = 0
 
-    def recall(self, new: Sequence[Message], short: Tail) -> str | None:
-        """What is added for these messages; None where the whole chat must be rendered."""
+    def recall(self, new: Sequence[Message], short: Render) -> str | None:
+        """Return the text that is added for these messages; None where the whole chat must be rendered."""
         self.uses += 1
-        if self.uses & (self.uses - 1) == 0:  # it is time for a proof
+        if self.uses & (self.uses - 1) == 0:  # it is time to check
             return None
-        filled = self.skeleton.fill(new) if self.skeleton else None
+        filled = self.template.fill(new) if self.template else None
         return short(new) if filled is None and self.short else filled
 
-    def prove(self, new: Sequence[Message], short: Tail, added: str | None) -> None:
-        """Never again use what would have been wrong here."""
-        if self.skeleton and self.skeleton.fill(new) not in (None, added):
-            self.skeleton = None
+    def check(self, new: Sequence[Message], short: Render, added: str | None) -> None:
+        """Discard what differs from `added`, the text that a render of the whole chat gave."""
+        if self.template and self.template.fill(new) not in (None, added):
+            self.template = None
         self.short = self.short and short(new) == added
 
 
 class TemplateDeltaCache:
-    """What is known of one tokenizer's template, by the shape of a turn."""
+    """The shapes of turn that are known of one tokenizer's chat template."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, KnownTemplate] = {}
 
-    def recall(self, shape: Hashable, new: Sequence[Message], short: Tail) -> str | None:
-        """What is added behind a turn of this shape; None where it must be rendered whole, and then `learn`ed."""
+    def recall(self, shape: Hashable, new: Sequence[Message], short: Render) -> str | None:
+        """Return the text added behind a turn of this shape; None where the caller must render it and call `learn`."""
         known = self.known.get(shape)
         return None if known is None else known.recall(new, short)
 
-    def learn(self, shape: Hashable, new: Sequence[Message], added: str | None, whole: Tail, short: Tail) -> None:
-        """Take in what a whole render added: a shape that was not seen before is tried out, others are proved."""
+    def learn(self, shape: Hashable, new: Sequence[Message], added: str | None, whole: Render, short: Render) -> None:
+        """Check a known shape against the text of a whole render, or try to find the pieces of a new shape."""
         known = self.known.get(shape)
         if known is not None:
-            known.prove(new, short, added)
+            known.check(new, short, added)
         elif len(self.known) < _KNOWN:
-            skeleton = None if added is None else _message_template(new, whole)
-            self.known[shape] = KnownTemplate(skeleton, added is not None and short(new) == added)
-            self.known[shape].prove(new, short, added)
+            template = None if added is None else _message_template(new, whole)
+            self.known[shape] = KnownTemplate(template, added is not None and short(new) == added)
+            self.known[shape].check(new, short, added)
 
 
-def _message_template(new: Sequence[Message], tail: Tail) -> MessageTemplate | None:
-    """The skeleton of what is added for messages like these; None where contents do not pass through unchanged."""
+def _message_template(new: Sequence[Message], tail: Render) -> MessageTemplate | None:
+    """The pieces and slots for messages like these; None where contents do not pass through unchanged."""
     slots = tuple((i, field) for i, message in enumerate(new) for field in _FIELDS if message.get(field))
     made = _cut(slots, new, tail)
     if made is None:
@@ -107,8 +107,8 @@ def _message_template(new: Sequence[Message], tail: Tail) -> MessageTemplate | N
     return made if made.fill(other) == tail(other) else None
 
 
-def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Tail) -> MessageTemplate | None:
-    """Pieces and slots, read off a render in which every slot holds a mark of its own."""
+def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> MessageTemplate | None:
+    """SpecialTokenSplitter and slots, read off a render in which every slot holds a mark of its own."""
     text = tail(_filled(new, slots, "Qzx{}xzQ"))
     if text is None:
         return None
@@ -135,7 +135,7 @@ def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str) -> list[Me
 
 
 def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
-    """Where the mark after `skip` others ends; None where there are not that many."""
+    """Return where the mark that follows `skip` other marks ends; None where there are fewer."""
     if not mark:
         return None
     for _ in range(skip + 1):
@@ -149,9 +149,9 @@ def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
 def ids_behind(
     encode: Callable[[str], list[int]], end: str, added: str, last: int, room: int | None = None
 ) -> list[int]:
-    """Ids of the text that follows a turn's end, as they are behind it; `last` is the end's own id.
+    """Return the ids of the text behind a turn's end, as they are behind it; `last` is the id of the end.
 
-    Of a long text only as much is encoded as fills the room, and some more: the rest would be thrown away.
+    Only as much of a long text is encoded as fills the room, and some more: the rest would be dropped.
     """
     length = len(added) if room is None else max(16 * room, _LONG)
     while True:
@@ -163,5 +163,6 @@ def ids_behind(
 
 
 _LONG = 1 << 14
+"""Characters that are always encoded."""
 _MARGIN = 256
-"""Ids near the place of the cut may be others than those of the whole text: these are behind the room."""
+"""Ids that are encoded beyond the room: near the cut they may differ from those of the whole text."""

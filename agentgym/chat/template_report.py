@@ -1,4 +1,4 @@
-"""What a chat template does to a conversation that grows turn by turn: the report of `agentgym doctor --model`."""
+"""Checks of a chat template against a conversation that grows turn by turn, for `agentgym doctor --model`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -35,24 +35,25 @@ _SEEN = Message(role="tool", content="noted", name="note", tool_call_id="call001
 
 
 class TemplateCheck(NamedTuple):
-    """One thing a template does or does not do, and what follows where it does not."""
+    """The outcome of one check of a template."""
 
     name: str
     ok: bool
     detail: str
+    """What is wrong and what follows from it; "" where the check passed."""
 
 
 def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
-    """What it keeps of a growing conversation, and whether a tool call comes back as it was written."""
-    yield _trait("appends text", lambda: _appends(tokenizer, [_SAID, _AGAIN, _SAID, _AGAIN], []))
-    yield _trait("appends tools", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
-    yield _trait("appends thought", lambda: _appends(tokenizer, [_THOUGHT, _AGAIN, _THOUGHT, _AGAIN], []))
-    yield _trait("separators", lambda: _exact(tokenizer))
-    yield _trait("tool calls", lambda: _round_trip(tokenizer))
+    """Yield each check: whether the template only appends, and whether a tool call is read as it was written."""
+    yield _checked("appends text", lambda: _appends(tokenizer, [_SAID, _AGAIN, _SAID, _AGAIN], []))
+    yield _checked("appends tools", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
+    yield _checked("appends thought", lambda: _appends(tokenizer, [_THOUGHT, _AGAIN, _THOUGHT, _AGAIN], []))
+    yield _checked("separators", lambda: _exact(tokenizer))
+    yield _checked("tool calls", lambda: _round_trip(tokenizer))
 
 
-def _trait(name: str, ask: Callable[[], str]) -> TemplateCheck:
-    """The answer is what is wrong, "" for nothing; a template that refuses is wrong too."""
+def _checked(name: str, ask: Callable[[], str]) -> TemplateCheck:
+    """The check of this name; `ask` returns what is wrong, or "". A template that refuses the chat fails it too."""
     try:
         wrong = ask()
     except _Found as found:
@@ -73,11 +74,11 @@ def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Seque
 
 
 class _Found(Exception):
-    """What is wrong, found on the way to another question."""
+    """A fault that was found on the way to another question."""
 
 
 def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """What the template writes in the assistant's turn that answers the question, and the end of it."""
+    """The text of the assistant's turn that answers the question, and the mark that ends it."""
     opened = tokenizer.render([_ASK], tools, generation=True)
     whole = tokenizer.render([_ASK, *told], tools, generation=False)
     if not whole.startswith(opened):
@@ -89,7 +90,7 @@ def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dic
 
 
 def _end_mark(tokenizer: ChatTokenizer) -> str:
-    """What stands directly behind an assistant's text: the end of its turn, or the mark of who speaks next."""
+    """The mark directly behind an assistant's text: the end of its turn, or the start of the next one."""
     opened = tokenizer.render([_ASK], [], generation=True)
     for messages in ([_ASK, _SAID], [_ASK, _SAID, _AGAIN]):
         told = tokenizer.render(messages, [], generation=False)
@@ -102,7 +103,7 @@ def _end_mark(tokenizer: ChatTokenizer) -> str:
 
 
 def _exact(tokenizer: ChatTokenizer) -> str:
-    """Whether opening, sampled turn and what is appended are the ids of the whole conversation."""
+    """Check that the opening, the sampled turn and the appended ids are the ids of the whole conversation."""
     body, end = _turn(tokenizer, [_SAID, _AGAIN], [])
     chat = Chat(tokenizer, [], [_ASK])
     opened = chat.prompt_ids()
@@ -111,17 +112,17 @@ def _exact(tokenizer: ChatTokenizer) -> str:
         return "the beginning of a turn is encoded otherwise behind its opening than in the whole conversation"
     # A model goes on from the opening: its words are encoded as they are there, and not alone.
     sampled = [*with_body[len(opened) :], *tokenizer.encode(end)]
-    delta = chat.extend(sampled, _SAID, [_AGAIN])
-    if delta is None:
+    added = chat.extend(sampled, _SAID, [_AGAIN])
+    if added is None:
         return "it rewrites the turn before, so there is no separator to keep"
     whole = tokenizer.encode(tokenizer.render([_ASK, _SAID, _AGAIN], [], generation=True))
-    if [*opened, *sampled, *delta] != whole:
+    if [*opened, *sampled, *added] != whole:
         return "what is appended behind a turn is encoded otherwise than in the whole conversation"
     return ""
 
 
 def _round_trip(tokenizer: ChatTokenizer) -> str:
-    """Whether a call, and a text, are read from what the template writes for them."""
+    """Check that a call and a text are read back from what the template writes for them."""
     body, _ = _turn(tokenizer, [_CALLED], TOOLS)
     read = tokenizer.parse(body, TOOLS)
     calls = [call["function"] for call in read.get("tool_calls", ())]

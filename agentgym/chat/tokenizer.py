@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from agentgym.chat.encoding import Decoder, Pieces
-from agentgym.chat.marks import BREAK, Letters, Marks
+from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
+from agentgym.chat.marks import BREAK, BrokenMarkEncoder, Marks
 from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
 from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, may_call, response_format_of
 from agentgym.chat.template import sought_words, template_variables
@@ -17,27 +17,27 @@ class ChatTokenizer(Protocol):
     """A tokenizer with a chat template and a parser for what the model writes; compared by identity."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
-        """The chat as text; `generation` opens the assistant's turn at its end.
+        """Return the chat as text; `generation` opens the assistant's turn at its end.
 
-        Every mark that a content holds is broken (`Marks.guarded`), so that `encode` writes it in letters.
+        Every mark that a content holds is broken (`Marks.guarded`), so that `encode` gives it the ids of its letters.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of rendered text: whole marks are special tokens, broken ones letters; nothing is added.
+        """Return the ids of rendered text: whole marks are special tokens, broken ones letters; nothing is added.
 
         Half a character, which no bytes stand for, is encoded as U+FFFD.
         """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens kept."""
+        """Return the text of the ids, special tokens kept."""
         ...
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
-        """The assistant message in a sampled text; never raises.
+        """Parse a sampled text into an assistant message; never raises.
 
-        A call that is no valid JSON keeps what the model wrote as its `arguments` text.
+        A call that is no valid JSON keeps the model's text as its `arguments`.
         """
         ...
 
@@ -55,7 +55,9 @@ class HuggingFaceTokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if not tokenizer.chat_template:
-            raise ValueError("tokenizer: has no chat_template")
+            raise ValueError(
+                "tokenizer: has no chat_template; set tokenizer.chat_template, or use the model's chat version"
+            )
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         self.tokenizer = tokenizer
@@ -63,13 +65,13 @@ class HuggingFaceTokenizer:
         # The layer below: the wrappers around it cost more than they do, once a turn.
         self.backend = tokenizer.backend_tokenizer
         source = tokenizer.get_chat_template()
-        self.family = response_format_of(source)
+        self.response_format = response_format_of(source)
         template = response_template or getattr(tokenizer, "response_template", None)
-        if template is None and self.family is not None:
-            template = RESPONSE_FORMATS[self.family]
+        if template is None and self.response_format is not None:
+            template = RESPONSE_FORMATS[self.response_format]
         self.response_template = None if template is None else load_response_template(template)
-        self._family_reads = template is RESPONSE_FORMATS.get(self.family or "")
-        self._pieces, self._letters = Pieces(self.backend), Letters(self.backend)
+        self._uses_known_format = template is RESPONSE_FORMATS.get(self.response_format or "")
+        self._pieces, self._letters = SpecialTokenSplitter(self.backend), BrokenMarkEncoder(self.backend)
         self.cuts_at_marks = self._pieces.pattern is not None
         self._decoder = Decoder(self.backend)
         self.marks = Marks(())
@@ -80,20 +82,20 @@ class HuggingFaceTokenizer:
         self._quick = template is HERMES and not thinks(self._prefix)
 
     def _marks(self) -> Marks:
-        """Every added token; those that are special, and those around a user's message, say whose turn it is."""
+        """Every added token; the special ones and those around a user's message are marks of turns."""
         added = self.backend.get_added_tokens_decoder().values()
         frame = self.render([Message(role="user", content="")], [], generation=False)
         turns = [token.content for token in added if token.special or token.content in frame]
         return Marks([token.content for token in added], turns)
 
     def _opening(self) -> str:
-        """What the template writes to open an assistant's turn."""
+        """The text with which the template opens an assistant's turn."""
         ask = [Message(role="user", content="")]
         closed = self.render(ask, [], generation=False)
         return self.render(ask, [], generation=True).removeprefix(closed)
 
     def _read_prefix(self) -> str:
-        """What a reply is read behind: the opening, without what the reader would take for the reply's own text."""
+        """The text that the parser is given before a reply: the opening, without what it would read as content."""
         if self.response_template is None:
             return ""
         read = self.tokenizer.parse_response("", self.response_template, prefix=self.opening)
@@ -121,7 +123,9 @@ class HuggingFaceTokenizer:
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         if self._quick and (message := plain_hermes(text, tools)) is not None:
             return message
-        if self.response_template is None or (self._family_reads and not may_call(self.family, text, tools)):
+        if self.response_template is None or (
+            self._uses_known_format and not may_call(self.response_format, text, tools)
+        ):
             return Message(role="assistant", content=text)
         try:
             parsed = self.tokenizer.parse_response(
@@ -130,6 +134,6 @@ class HuggingFaceTokenizer:
         except (ValueError, KeyError, TypeError, RecursionError):
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
         message = message_of(text, parsed)
-        if self._family_reads:
-            message = completed(self.family, text, message)
+        if self._uses_known_format:
+            message = completed(self.response_format, text, message)
         return message

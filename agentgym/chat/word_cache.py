@@ -1,7 +1,7 @@
-"""Encoding word by word: what byte-level BPE does between two words does not reach into either.
+"""A cache of words' token ids: byte-level BPE never merges across the end of a word.
 
-Before its merges a byte-level tokenizer cuts a text into words, by one pattern, and merges inside of each. So a word's
-ids are the same wherever it stands, and a table of words that came before takes the place of most encoding::
+A byte-level tokenizer first cuts a text into words by one pattern, then merges inside each word. So a word has the same
+ids wherever it stands, and most words can be looked up instead of encoded::
 
     "The sum of 3 and 4"    The |  sum |  of |  3 |  and |  4
 """
@@ -11,14 +11,15 @@ import re
 from typing import Any
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""How a ByteLevel pre-tokenizer with its own pattern cuts."""
+"""The pattern of a ByteLevel pre-tokenizer that has no other."""
 _USUAL = re.compile(r"[ -~\t\r\n]*")
-"""Text about which all regular expression engines agree, and that normalisation to NFC leaves as it is."""
+"""Text that all regular expression engines cut alike, and that NFC normalisation leaves unchanged."""
 _LONGEST = 2048
-"""Longer texts go to the tokenizer whole: there it costs less a word."""
+"""Characters of the longest text that is encoded word by word; longer ones cost the tokenizer less."""
 _KNOWN = 1 << 16
+"""Words that are remembered; then the cache starts again."""
 _WORD = 64
-"""Longer words are not remembered: they seldom come twice, and 65,536 of them would fill the memory."""
+"""Characters of the longest word that is remembered: longer ones seldom come twice, and would fill the memory."""
 _PROBES = (
     "it's 12345 o'clock, said I'LL  be\t\tback\n\n  (now)   \r\n x=1;y_z+=2 [a.b]{c}  ",
     "   leading\n\n\ntrailing   \n",
@@ -27,16 +28,16 @@ _PROBES = (
 )
 
 
-class Words:
-    """The ids of usual texts, as the tokenizer gives them; words that came before are looked up."""
+class WordCache:
+    """Encodes plain texts exactly as the tokenizer does, and remembers the ids of their words."""
 
     def __init__(self, backend: Any, pattern: Any) -> None:
         self.backend, self.pattern = backend, pattern
         self.ids: dict[str, list[int]] = {}
 
     @classmethod
-    def of(cls, backend: Any) -> "Words | None":
-        """None for a tokenizer whose words cannot be told, or that was seen to encode one of its texts otherwise."""
+    def of(cls, backend: Any) -> "WordCache | None":
+        """Return a tokenizer's cache; None where its pattern is not known, or it encodes a probe in another way."""
         pattern = _pattern(backend)
         if pattern is None:
             return None
@@ -45,7 +46,7 @@ class Words:
         return words if same else None
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of a text without marks; None where the tokenizer should encode it whole."""
+        """Return the ids of a text without special tokens; None where the tokenizer should encode it whole."""
         if len(text) > _LONGEST or not _USUAL.fullmatch(text):
             return None
         known, ids = self.ids, list[int]()
@@ -63,7 +64,7 @@ class Words:
 
 
 def _pattern(backend: Any) -> Any | None:
-    """The compiled pattern by which the tokenizer cuts a text into words; None where that is not all it does."""
+    """The compiled pattern that cuts a text into words; None where the tokenizer does more than that."""
     from tokenizers import models
 
     if not isinstance(backend.model, models.BPE) or backend.model.dropout:
@@ -98,6 +99,6 @@ def _written(cut: dict[str, Any]) -> str | None:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """What a part of a tokenizer is made of; nothing where there is none."""
+    """The settings of one part of a tokenizer; empty where it has no such part."""
     state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return state

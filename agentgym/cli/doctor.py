@@ -66,9 +66,9 @@ def doctor(model: str | None = None) -> int:
 
 def _doctor_of(model: str) -> int:
     traits = list(model_findings(model))
-    for trait in traits:
-        _say(str(trait))
-    return 0 if all(trait.ok for trait in traits if trait.name in ("separators", "tool calls")) else 1
+    for check in traits:
+        _say(str(check))
+    return 0 if all(check.ok for check in traits if check.name in ("separators", "tool calls")) else 1
 
 
 def model_findings(model: str) -> Iterator[Finding]:
@@ -90,14 +90,17 @@ def model_findings(model: str) -> Iterator[Finding]:
                 raise
             raise EngineError(f"model {model!r}: no folder here, not in the hub's cache, and {why_not}") from error
     tokenizer = HuggingFaceTokenizer(found)
-    family, shipped = tokenizer.family, getattr(tokenizer.tokenizer, "response_template", None) is not None
-    detail = "a response_template of its own" if shipped else f"read as {family}"
-    known = shipped or family is not None
-    yield Finding(
-        name="family", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"
+    known_format, shipped = (
+        tokenizer.response_format,
+        getattr(tokenizer.tokenizer, "response_template", None) is not None,
     )
-    for trait in check_template(tokenizer):
-        yield Finding(name=trait.name, ok=trait.ok, detail=trait.detail, otherwise="no")
+    detail = "a response_template of its own" if shipped else f"read as {known_format}"
+    known = shipped or known_format is not None
+    yield Finding(
+        name="response format", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"
+    )
+    for check in check_template(tokenizer):
+        yield Finding(name=check.name, ok=check.ok, detail=check.detail, otherwise="no")
 
 
 def why_no_hub() -> str | None:

@@ -1,4 +1,4 @@
-"""What an episode asks of an engine: token ids in, token ids and log-probabilities out."""
+"""The protocol of engines: token ids in, token ids and their log-probabilities out."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ class Engine(Protocol):
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """How this engine's model reads and writes chats."""
+        """The chat tokenizer of this engine's model."""
         ...
 
     @property
@@ -29,7 +29,7 @@ class Engine(Protocol):
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        """At most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
+        """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
         A session is one growing context: what an earlier call of it already computed is kept. The ids drawn
         depend on `token_ids`, `sampling`, `seed` and the weights, not on what else is being generated.
@@ -43,9 +43,9 @@ class Engine(Protocol):
         ...
 
     async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
-        """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on."""
+        """Sample new tokens from base plus adapter (None: the base alone), under `version`."""
         ...
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Log-probability of each id but the first, given those before it: what `generate` would report."""
+        """Return the log-probability of each id but the first, given those before it, as `generate` would report it."""
         ...

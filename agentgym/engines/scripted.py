@@ -18,23 +18,23 @@ from agentgym.types import Completion, Floats, Sampling, Version
 
 
 def call(name: str, /, **arguments: Any) -> Message:
-    """The assistant calls one tool."""
+    """Return a reply that calls one tool."""
     return calls((name, arguments))
 
 
 def calls(*named: tuple[str, dict[str, Any]]) -> Message:
-    """The assistant calls several tools in one turn."""
+    """Return a reply that calls several tools in one turn."""
     made = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in named]
     return Message(role="assistant", content="", tool_calls=made)  # type: ignore[typeddict-item]
 
 
 def say(text: str) -> Message:
-    """The assistant answers in plain text."""
+    """Return a reply in plain text."""
     return Message(role="assistant", content=text)
 
 
 def raw(text: str) -> str:
-    """The assistant writes exactly this, malformed calls and all."""
+    """Return a reply of exactly this text, such as a malformed call."""
     return text
 
 
@@ -42,7 +42,7 @@ Reply: TypeAlias = Message | str
 
 
 ReplyPolicy: TypeAlias = Callable[[str], Reply]
-"""From the whole text before the assistant's turn to what the assistant answers."""
+"""A function from the whole text before the assistant's turn to the assistant's reply."""
 
 
 class ByteTokenizer:

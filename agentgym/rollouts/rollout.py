@@ -15,6 +15,7 @@ from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, Failure, SandboxError, boundary
 from agentgym.messages import Message
+from agentgym.rollouts.context_warning import warn_of_short_context
 from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.rollout_state import RolloutState
@@ -116,6 +117,10 @@ class Attempt:
             if running.cancelling() > self.cancellations:
                 raise asyncio.CancelledError from error  # what failed on the way out must not keep it in
             self._fail(error)
+            if isinstance(error, ContextOverflow):
+                warn_of_short_context(self.cls, self.state.engine)
+        if self.stop_reason == StopReason.CONTEXT:
+            warn_of_short_context(self.cls, self.state.engine)
         self.state.metrics["seconds"] = time.perf_counter() - start
         self.state.metrics["turns"] = self.state.turns
         if self.retries:

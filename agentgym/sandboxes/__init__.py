@@ -1,1 +1,1 @@
-"""The host side of a box. Never imports environments or rollouts: an environment is handed its box."""
+"""The host's side of boxes. It imports no environments and no rollouts: an environment is given its box."""

@@ -1,4 +1,4 @@
-"""One box over a wire: the same calls whatever the box is made of."""
+"""A box over a wire, with the same calls for every kind of box."""
 
 import asyncio
 import errno
@@ -19,7 +19,7 @@ from agentgym.sandboxes.wire import Frame, Wire
 
 PROTOCOL = 1
 MARGIN_S = 3.0
-"""How much longer than the call's own limit the host waits before it gives the box up."""
+"""Seconds beyond a call's own limit after which the host gives the box up."""
 FILES_S = 30.0
 RESET_S = 10.0
 START_S = 30.0
@@ -42,7 +42,7 @@ class RemoteBox:
 
     @classmethod
     async def open(cls, wire: Wire, *, digest: str, end: Callable[[], Awaitable[None]]) -> "RemoteBox":
-        """Wait for the server's first word; SandboxError where it is not the one expected."""
+        """Wait for the server's first frame; SandboxError where it is not the expected one."""
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
         except (WireError, TimeoutError) as error:
@@ -53,7 +53,7 @@ class RemoteBox:
 
     @property
     def digest(self) -> str:
-        """What the box was made from: the image's digest or the kind of the box, and the Python inside."""
+        """The image's digest, or the kind of the box and the version of its Python."""
         return self._digest
 
     async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
@@ -91,7 +91,7 @@ class RemoteBox:
         await self._write(files, (), timeout_s)
 
     async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = FILES_S) -> bytes:
-        """The file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes.
+        """Return the file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes.
 
         Also ValueError for a link, a pipe, a path that leads out, and a `limit` over 16 MiB.
         """
@@ -100,7 +100,7 @@ class RemoteBox:
         return (await self._call("read", b"", timeout_s, path=path, limit=limit)).body
 
     async def list(self, path: str = ".", *, timeout_s: float = FILES_S) -> list[str]:
-        """Sorted names in a folder, folders with a trailing slash."""
+        """Return the sorted names in a folder, those of folders with a trailing slash."""
         return [os.fsencode(name).decode("utf-8", "replace") for name in await self._names(path, timeout_s)]
 
     async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = FILES_S) -> None:
@@ -116,7 +116,7 @@ class RemoteBox:
     async def get(
         self, source: str, target: str | Path, *, limit: int = MAX_TREE, timeout_s: float = FILES_S
     ) -> Sequence[str]:
-        """Copy a file of the box to `target`, or what is in a folder into the folder `target`; what was left out.
+        """Copy a file of the box to `target`, or a folder's content into the folder `target`; return what was left out.
 
         Links, pipes and devices are left out, and named. ValueError over `limit` bytes, 16 MiB in one file or
         10,000 files, FileExistsError where a link of this machine is in the way.
@@ -153,7 +153,7 @@ class RemoteBox:
         return left_out
 
     async def fork(self, *, timeout_s: float = FILES_S) -> "RemoteBox":
-        """A branch that goes on from here: the same names in memory, a copy of the working folder.
+        """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.
 
         Of a process with several threads only the main one goes on in the branch. The copied folder stands at
         another path, which is the branch's current folder: use relative paths. Close it, or use `async with`.
@@ -173,7 +173,7 @@ class RemoteBox:
         return RemoteBox(self.link, digest=self._digest, end=end, session=branch)
 
     async def reset(self, *, timeout_s: float = RESET_S) -> None:
-        """Back to the state of a new box, verified; SandboxError, and a broken box, where something is left.
+        """Bring the box back to the state of a new one; SandboxError, and a broken box, where something is left.
 
         It ends every branch; a branch itself cannot be reset.
         """
@@ -191,7 +191,7 @@ class RemoteBox:
 
     @property
     def broken(self) -> str | None:
-        """Why no call can be answered any more; None while it works."""
+        """The reason why no call can be answered any more; None while the box works."""
         return self.link.broken
 
     def cut(self) -> None:
@@ -199,7 +199,7 @@ class RemoteBox:
         self.link.cut("it was closed")
 
     async def close(self) -> None:
-        """End the box and everything in it, or this branch alone; it may be called twice."""
+        """End the box and everything in it, or this branch alone; closing twice is harmless."""
         if self._session == TRUNK:
             self.cut()
         await self._end()
@@ -218,7 +218,7 @@ class RemoteBox:
             await self._call("write", body, _left(deadline), files=names)
 
     async def _names(self, path: str, timeout_s: float) -> Sequence[str]:
-        """Each is one name, a folder's with a slash behind it; those that are not text keep their bytes.
+        """Read a folder's names, those of folders with a slash behind them; names that are not text keep their bytes.
 
         A box that answers anything else, such as a path, is cut: its names become paths of this machine.
         """
@@ -260,7 +260,7 @@ def _text(text: str, field: str) -> bytes:
 def _batches(
     files: Mapping[str, str | bytes], executable: Container[str] = ()
 ) -> Iterator[tuple[list[tuple[str, int, bool]], bytes]]:
-    """Frames of at most 16 MiB and 200 files."""
+    """Yield the files in groups of at most 16 MiB and 200 files, one for each frame."""
     names: list[tuple[str, int, bool]] = []
     parts: list[bytes] = []
     size = 0
@@ -296,7 +296,7 @@ def _left(deadline: float) -> float:
 
 
 def _result(frame: Frame, box: RemoteBox) -> ExecResult:
-    """The answer's facts, typed and size-checked."""
+    """Return the result in an answer; types and sizes are checked."""
     try:
         result = _parse(frame)
     except (KeyError, TypeError, WireError) as error:

@@ -1,4 +1,4 @@
-"""Which box: by name, or the best that runs here. `python -m agentgym.sandboxes.choose` says which that is."""
+"""The choice of a kind of box, by name or the best that runs here; `python -m agentgym.sandboxes.choose` prints it."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyBox:
-    """The best box that runs here: Docker where its engine and our image are there, else bubblewrap.
+    """The best box that runs here: Docker where its engine and the sandbox image are there, else bubblewrap.
 
     It never falls back to running code unprotected: "unsafe" must be asked for by name.
     """
@@ -25,12 +25,12 @@ class AnyBox:
     kind: Kind = "auto"
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """A pool of at most `size` boxes; SandboxError says what to install where none can be had."""
+        """Open a pool of at most `size` boxes; SandboxError that says what to install where no kind runs here."""
         return named(self.kind).open(size)
 
 
 def named(kind: Kind) -> Sandbox:
-    """The sandbox of that name with its defaults; whether it runs here shows when it is opened."""
+    """Return the sandbox of that name with its defaults; it is not checked that it runs here."""
     match kind:
         case "auto":
             return auto()
@@ -45,7 +45,7 @@ def named(kind: Kind) -> Sandbox:
 
 
 def auto() -> Sandbox:
-    """The strongest sandbox that runs here, never an unsafe one; SandboxError that says what each one lacks."""
+    """Return the strongest sandbox that runs here, never an unsafe one; SandboxError that says what each kind lacks."""
     no_docker = why_no_docker()
     if no_docker is None:
         return Docker()
@@ -59,7 +59,7 @@ def auto() -> Sandbox:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """For scripts: the name of the best box on stdout; where there is none, exit code 1 and what each kind lacks.
+    """Print the name of the best box; where no kind runs here, print what each one lacks and exit with code 1.
 
     With --or-unsafe it is "unsafe" then, and stderr says so.
     """

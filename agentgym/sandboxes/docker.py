@@ -18,17 +18,17 @@ from agentgym.sandboxes.pool import open_pool
 
 RETRIES = 2
 DOWN_S = 0.5
-"""How long an engine that does not answer is left alone."""
+"""Seconds for which an engine that does not answer is not asked again."""
 PATIENCE_S = 60.0
 _log = logging.getLogger("agentgym.sandboxes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Docker(DockerSettings):
-    """Boxes in containers; what they stop and what they do not is in sandbox/README.md."""
+    """Boxes in Docker containers; sandbox/README.md lists the attacks that they stop."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """At most `size` containers, each started by its first lease in some 200 ms; all removed at the end.
+        """Open a pool of at most `size` containers; a lease starts one in some 200 ms. All are removed at the end.
 
         While an engine is down, leases wait for it up to a minute; the boxes that it took along raise SandboxError.
         """
@@ -48,7 +48,7 @@ class Docker(DockerSettings):
                 await engine.close()
 
     async def _start(self, engines: Sequence[Engine]) -> RemoteBox:
-        """A box on the engine that has the fewest; tried again while engines are down or fail."""
+        """Start a box on the engine that has the fewest; another engine is tried where one is down or fails."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
         failures = 0
@@ -67,7 +67,7 @@ class Docker(DockerSettings):
 
 
 async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
-    """One engine is enough to begin with; the first one's error where none answers."""
+    """Check that at least one engine answers; raise the error of the first one otherwise."""
     down: list[EngineDown] = []
     for engine in engines:
         try:
@@ -88,7 +88,7 @@ async def _sweep(engines: Sequence[Engine]) -> None:
 
 
 def why_no_docker(image: str | None = None) -> str | None:
-    """Why Docker boxes cannot run here; None where they can."""
+    """Return the reason why Docker boxes cannot run here; None where they can."""
 
     def probe() -> None:
         client = connect(timeout_s=5)

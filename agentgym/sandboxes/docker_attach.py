@@ -41,12 +41,12 @@ async def attach(host: str, name: str) -> Wire:
 
 
 def _wants_tls() -> bool:
-    """As the engine's client library has it: a path to certificates is enough."""
+    """Whether TLS is used: as in the docker package, a path to certificates is enough."""
     return bool(os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH"))
 
 
 def _tls() -> ssl.SSLContext:
-    """As the docker command reads DOCKER_CERT_PATH; without DOCKER_TLS_VERIFY the engine's name is not checked."""
+    """TLS settings from DOCKER_CERT_PATH; the engine's name is checked where DOCKER_TLS_VERIFY is set."""
     folder = Path(os.environ.get("DOCKER_CERT_PATH") or Path("~/.docker").expanduser())
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
@@ -57,13 +57,13 @@ def _tls() -> ssl.SSLContext:
 
 
 class Attached(Wire):
-    """An HTTP answer first; then pieces of output, each 8 bytes of head (stream, length) and its bytes."""
+    """Decodes an HTTP answer, then pieces of output: each has 8 bytes of head (stream, length) before its bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._raw = bytearray()
         self._words = b""
-        """What the server said on its standard error: why it could not start."""
+        """The server's standard error, which says why it could not start."""
         self._upgraded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def upgrade(self, name: str) -> None:

@@ -28,7 +28,7 @@ class EngineDown(SandboxError):
 
 
 class EngineFailed(SandboxError):
-    """The engine answered that something went wrong on its side, or a box did not live to its first word."""
+    """The engine reported an internal error, or a box ended before its first frame."""
 
 
 class NoDockerPackage(SandboxError):
@@ -36,12 +36,12 @@ class NoDockerPackage(SandboxError):
 
 
 def address() -> str:
-    """The engine that DOCKER_HOST names, else the local one."""
+    """Return the address of the engine that DOCKER_HOST names, else of the local one."""
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
 def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
-    """A client of an engine, local or over TCP; EngineDown where none answers, NoDockerPackage without the library."""
+    """Open a client of an engine, local or over TCP; EngineDown where none answers, or NoDockerPackage."""
     host = host or address()
     _probe(host)
     return _client_class()(timeout=timeout_s, **_client_settings(host))
@@ -49,7 +49,7 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """What the engine refuses is SandboxError; EngineDown or EngineFailed where it is down, or fails."""
+    """Turn an engine's refusal into SandboxError, and its absence or failure into EngineDown or EngineFailed."""
     _need_package()
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
@@ -66,7 +66,7 @@ def engine_errors() -> Iterator[None]:
 
 
 def translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run it under `engine_errors`."""
+    """Call a function under `engine_errors`."""
     with engine_errors():
         return operation(*args, **kwargs)
 
@@ -79,7 +79,7 @@ def _need_package() -> None:
 
 
 def _probe(host: str) -> None:
-    """Connect once, before the library is loaded for it; EngineDown names the engine that is not there."""
+    """Connect once, before the docker package is loaded; EngineDown names the engine that does not answer."""
     url = urlsplit(host)
     try:
         if url.scheme == "unix":
@@ -104,7 +104,7 @@ def _client_settings(host: str) -> dict[str, Any]:
 
 @functools.cache
 def _client_class() -> "type[docker.APIClient]":
-    """The client library's class, with two of its ways mended."""
+    """The docker package's client class, with two faults mended."""
     _need_package()
     from docker import APIClient
     from docker.transport import UnixHTTPAdapter

@@ -75,7 +75,7 @@ def _listener(path: Path) -> socket.socket:
 
 
 def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
-    """What the server inside is told: its folders, each process's limits, and where its wire is.
+    """The configuration of the server inside: its folders, each process's limits, and the place of its wire.
 
     That is a socket in the mounted folder where `connected`, else its own input and output.
     """
@@ -88,7 +88,7 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
 
 
 def container_limits(spec: DockerSettings) -> dict[str, Any]:
-    """What the engine holds the container to, as its client library names it."""
+    """The container's limits, in the form that the docker package takes."""
     from docker.types import LogConfig
 
     gvisor = spec.runtime == "runsc"
@@ -135,12 +135,12 @@ class Engine:
         return connect(host=self.host)
 
     async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking operation in our threads; the engine's and the connection's errors are SandboxError."""
+        """Run a blocking operation in this engine's threads; errors of engine and connection are SandboxError."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: DockerSettings) -> None:
-        """Remove what the dead left, and look for the image."""
+        """Remove what dead processes left, and look for the image."""
         await self.do(self.sweep)
         await self.digest(spec)
 
@@ -151,7 +151,7 @@ class Engine:
         return self._digest
 
     async def start(self, spec: DockerSettings) -> RemoteBox:
-        """A new box; nothing is left of one that failed to start or was cancelled."""
+        """Start a box; nothing is left of one that failed to start or was cancelled."""
         async with self._starting:
             digest = await self.digest(spec)
             name = f"agentgym-{self._run}-{next(self._numbers)}"
@@ -251,7 +251,7 @@ class Engine:
                 shutil.rmtree(folder, ignore_errors=True)
 
     async def close(self) -> None:
-        """Remove what this run still has, and hand the threads back."""
+        """Remove what this process still has, and end the threads."""
         try:
             with suppress(SandboxError):
                 await asyncio.shield(self.do(self._remove_run))
@@ -260,7 +260,7 @@ class Engine:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove the containers and folders whose owner on this machine is dead, and what is left of ours."""
+        """Remove containers and folders of dead processes of this machine, and what is left of this process's own."""
         for container in self._labelled("agentgym.owner"):
             ours = container["Labels"].get("agentgym.run") == self._run
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False

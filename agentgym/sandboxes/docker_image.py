@@ -1,4 +1,4 @@
-"""The image that Docker boxes run: what it is called, and whether an engine has it."""
+"""The sandbox image: its name, and whether an engine has it."""
 
 from typing import TYPE_CHECKING
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     import docker
 
 IMAGE = "agentgym-sandbox"
-"""The repository of our images; their tag is the digest of the server inside."""
+"""The repository of sandbox images; an image's tag is the digest of the server inside it."""
 SERVER_LABEL = "agentgym.server"
 BUILD = "agentgym sandbox build"
 
 
 def default_image() -> str:
-    """Our image for this agentgym's server."""
+    """Return the name of the image that holds this version's server."""
     return f"{IMAGE}:{server_digest()}"
 
 
 def image_digest(client: "docker.APIClient", image: str) -> str:
-    """The image's id; SandboxError that says how to build it where it is missing or holds another server."""
+    """Return the image's id; SandboxError that says how to build it where it is missing or holds another server."""
     from docker.errors import ImageNotFound
 
     try:

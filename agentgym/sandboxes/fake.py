@@ -1,4 +1,4 @@
-"""Fake boxes: a box in this process, for tests."""
+"""Fake boxes: boxes inside the process of a test."""
 
 import ast
 import asyncio
@@ -36,9 +36,11 @@ class FakeBox:
     async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
         self.log.append(command)
         if self.shell is None:
-            raise AssertionError(f"FakeBox: no shell was given, and the env ran {command!r}")
+            raise AssertionError(f"FakeBox: the env ran {command!r}; give FakeBox(shell=...) an answer for it")
         if not callable(self.shell) and command not in self.shell:
-            raise AssertionError(f"FakeBox: no answer for {command!r}; the shell knows {sorted(self.shell)}")
+            raise AssertionError(
+                f"FakeBox: no answer for {command!r}; add it to the shell, which knows {sorted(self.shell)}"
+            )
         answer = self.shell(command) if callable(self.shell) else self.shell[command]
         return answer if isinstance(answer, ExecResult) else _ok(answer)
 
@@ -88,14 +90,14 @@ class FakeBox:
         return []
 
     async def fork(self, *, timeout_s: float = 30.0) -> "FakeBox":
-        """A box with copies of the files and of every name that can be copied; the others are shared."""
+        """Return a box with copies of the files and of every name that can be copied; other names are shared."""
         branch = FakeBox(self.shell, self.initial)
         branch.files = dict(self.files)
         branch.namespace = {name: _copy(value) for name, value in self.namespace.items()}
         return branch
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: a fake branch holds no process."""
 
     async def __aenter__(self) -> "FakeBox":
         return self
@@ -110,7 +112,7 @@ class FakeBox:
 
 
 class FakeBoxes:
-    """A pool of FakeBoxes; `leased` holds those in use, `made` all there ever were."""
+    """A pool of FakeBoxes; `leased` holds those in use, `made` all that were ever made."""
 
     def __init__(self, make: Callable[[], Box] = FakeBox) -> None:
         self.make = make
@@ -165,7 +167,7 @@ def _ok(stdout: str) -> ExecResult:
 
 
 def _from_thread(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
-    """The host function as blocking code in another thread may call it."""
+    """Return the host function as blocking code in another thread may call it."""
 
     async def answer(*args: Any, **kwargs: Any) -> object:
         value = function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What led to an error, and work that cannot be undone: small things that every kind of box needs."""
+"""Helpers of every kind of box: an error's causes, and work that must not be cancelled."""
 
 import asyncio
 import errno
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what led to it, the latest first."""
+    """Yield the error and its causes, the latest first."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -20,18 +20,18 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether this process could open no more files, and that is why."""
+    """Whether the error came because this process could open no more files."""
     return any(isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE) for cause in causes(error))
 
 
 def exhausted() -> str:
-    """What to do about it."""
+    """Return the advice for the limit on open files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return f"this process has too many open files (RLIMIT_NOFILE is {limit}): raise it with `ulimit -n`"
 
 
 async def finished(task: "asyncio.Future[T]") -> T:
-    """Its result; where we are cancelled meanwhile it is waited for all the same, because it cannot be undone."""
+    """Return the result of work that cannot be undone: it is waited for even where the caller is cancelled."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -20,7 +20,7 @@ class HostFile(NamedTuple):
 
 
 def load_tree(source: Path, target: str, max_file: int) -> list[HostFile]:
-    """The file, or every file in the folder, by its path below `target`; ValueError for links and over the limits."""
+    """Return the file, or each file in the folder, by its path below `target`; ValueError for links and over limits."""
     found: list[HostFile] = []
     room = MAX_TREE
     for path in _files(source):
@@ -35,7 +35,7 @@ def load_tree(source: Path, target: str, max_file: int) -> list[HostFile]:
 
 
 def _file_target(source: Path, target: str) -> str:
-    """Where a single file goes: into the working folder, or to the path that was said."""
+    """The target of a single file: the given path, or its own name in the working folder."""
     return source.name if target in ("", ".") else target
 
 
@@ -60,7 +60,7 @@ def _load(path: Path, limit: int) -> tuple[bytes, bool]:
 
 
 def store_tree(target: Path, files: Sequence[HostFile]) -> None:
-    """Write them below `target`, and nowhere else; nothing is written where one of the paths leads out of it.
+    """Write the files below `target`, and nowhere else; nothing is written where one of the paths leads out of it.
 
     FileExistsError where a link is in the way, ValueError for a path that is not names between slashes.
     """
@@ -75,7 +75,7 @@ def store_tree(target: Path, files: Sequence[HostFile]) -> None:
 
 
 def is_name(name: str) -> bool:
-    """Whether it is one component of a path, which leads to something in its folder."""
+    """Whether a name is one component of a path and leads to something in its folder."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
@@ -105,7 +105,7 @@ def _store(top: Path, parts: Sequence[str], file: HostFile) -> None:
 
 
 def _enter(folder: int, name: str) -> int:
-    """The sub-folder instead of the folder, made where there is none."""
+    """Open a sub-folder in place of its folder; it is made where there is none."""
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=folder)
     try:

@@ -1,4 +1,4 @@
-"""Build the image that Docker boxes run; `agentgym sandbox build` is its command."""
+"""The build of the sandbox image, behind `agentgym sandbox build`."""
 
 import io
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 def build(
     tag: str | None = None, *, base: str | None = None, from_debootstrap: bool = False, pip: Sequence[str] = ()
 ) -> str:
-    """The id of the built image; SandboxError says why there is none.
+    """Build the image and return its id; SandboxError that says why it could not be built.
 
     It stands on `base`, any image with a python3; without one on the Dockerfile's where its registry can be
     reached; else, or when told so, on a minimal Debian by debootstrap, which needs root and a package mirror.
@@ -47,7 +47,7 @@ def build(
 
 
 def _images_of(api: "APIClient") -> "DockerClient":
-    """The library's higher client over ours: it builds images, and says why one could not be built."""
+    """The docker package's image client, which reports why a build failed."""
     from docker import DockerClient
 
     class Over(DockerClient):
@@ -58,7 +58,7 @@ def _images_of(api: "APIClient") -> "DockerClient":
 
 
 def packages_dockerfile(image: str, pip: Sequence[str]) -> str:
-    """The image with packages installed for all users; pip itself comes from Debian where the image has none."""
+    """Install packages in the image for all users; pip itself comes from Debian where the image has none."""
     return "\n".join(
         [
             f"FROM {image}",
@@ -111,6 +111,6 @@ def _run(*command: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise SandboxError(f"{command[0]} is not installed") from error
+        raise SandboxError(f"{command[0]} is not installed; install it, or build from another base") from error
     if done.returncode:
         raise SandboxError(f"{command[0]} failed: {(done.stderr or done.stdout)[-500:]}")

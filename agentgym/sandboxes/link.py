@@ -1,4 +1,4 @@
-"""The wire of one box as calls: one at a time, each with its answer, and the host functions that its code asks for."""
+"""Calls over the wire of one box, one at a time, and the host functions that code in the box calls."""
 
 import asyncio
 import itertools
@@ -14,15 +14,15 @@ from agentgym.errors import AgentGymError, SandboxError, ToolError, WireError
 from agentgym.sandboxes.wire import Frame, Wire
 
 TRUNK = 0
-"""The session that a box starts with; forks get the others."""
+"""The number of the session that a box starts with; forks get the others."""
 SANDBOX_LOST = "sandbox_lost"
-"""How the text of a SandboxError begins where an episode's box is gone, or could not be had."""
+"""The beginning of a SandboxError's text where an episode's box is gone, or could not be started."""
 MAX_FILE = 16 << 20
 MAX_ASKS = 1000
 
 
 class NotAFile(ValueError):
-    """A link, a pipe, a socket or a device where a file was asked for."""
+    """The path of a file call names a link, a pipe, a socket or a device."""
 
 
 _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset())
@@ -39,13 +39,13 @@ class Link:
         self._ending: list[int] = []
         self._broken: str | None = None
         self.needs_replacement = False
-        """The box still works, but went through something after which a new one is the safer one."""
+        """Whether the box works but should be replaced by a new one before its next lease."""
         self.created_at = self.used = asyncio.get_running_loop().time()
-        """When it was opened, and when the last call began or ended, on the loop's clock."""
+        """The times at which the wire was opened and the last call began or ended, on the loop's clock."""
 
     @property
     def broken(self) -> str | None:
-        """Why no call can be answered any more; None while it works."""
+        """The reason why no call can be answered any more; None while the box works."""
         return self._broken or self._wire.error
 
     def cut(self, why: str) -> None:
@@ -56,7 +56,7 @@ class Link:
     async def call(
         self, op: str, body: bytes, patience_s: float, serve: Mapping[str, HostFunction] | None = None, **fields: object
     ) -> Frame:
-        """One call and its answer; SandboxError where the box does not give one.
+        """Make one call and return its answer; SandboxError where the box does not give one.
 
         A call that is cancelled is ended inside the box too.
         """
@@ -77,7 +77,7 @@ class Link:
                 self.cut(str(error))
                 raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
             except BaseException:
-                # The call goes on in there: end it. Its answer is passed over by the next call.
+                # The call still runs in the box: end it. The next call skips its answer.
                 with suppress(WireError):
                     self._wire.send({"id": call, "op": "cancel"})
                 raise
@@ -87,11 +87,11 @@ class Link:
         return frame
 
     def new_session(self) -> int:
-        """A number that no other session of this box ever has."""
+        """Return a number that no other session of this box ever has."""
         return next(self._ids)
 
     def end_later(self, branch: int) -> None:
-        """End a branch before the next call; the answer is passed over."""
+        """End a branch before the next call; its answer is skipped."""
         self._ending.append(branch)
 
     def _end_branches(self) -> None:
@@ -99,7 +99,7 @@ class Link:
             self._wire.send({"id": next(self._ids), "op": "end", "branch": self._ending.pop()})
 
     async def _answer(self, call: int, deadline: float, serve: Mapping[str, HostFunction] | None) -> Frame:
-        """The frame that ends the call; questions that come before it are answered."""
+        """Return the frame that ends the call; calls of host functions before it are answered."""
         asked = 0
         frame = await self._next(call, deadline)
         while "ask" in frame.envelope:
@@ -117,7 +117,7 @@ class Link:
                 return frame
 
     async def _serve(self, ask: Frame, call: int, deadline: float, serve: Mapping[str, HostFunction] | None) -> Frame:
-        """Answer one question; the next frame of the call, which may come before the function has ended."""
+        """Answer one call of a host function; return the next frame, which may come before the function has ended."""
         number = ask.envelope["ask"]
         inside = _serving.set(_serving.get() | {id(self)})
         try:
@@ -141,7 +141,7 @@ class Link:
 
 
 def _begin(body: bytes, serve: Mapping[str, HostFunction] | None) -> bytes | Awaitable[object]:
-    """Call the function that was asked for: its answer, or what to wait for. Infrastructure errors are raised."""
+    """Call a host function: its answer, or an awaitable of it. Errors of infrastructure are raised."""
     try:
         if serve is None:
             raise ToolError(f"over {MAX_ASKS} calls of host functions in one cell")
@@ -169,7 +169,7 @@ def _answer(value: object) -> bytes:
 
 
 def _refusal(error: Exception) -> bytes:
-    """What the code in the box reads; an error of infrastructure is not for it, and is raised here."""
+    """The answer that code in the box reads; an error of infrastructure is raised here instead."""
     if isinstance(error, AgentGymError) and not isinstance(error, ToolError):
         raise error
     text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
@@ -177,7 +177,7 @@ def _refusal(error: Exception) -> bytes:
 
 
 async def _cancelled(task: "asyncio.Future[Any]") -> None:
-    """Cancel and wait, whatever comes of it: its result is not wanted any more."""
+    """Cancel a task and wait for its end; its result is dropped."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task})
@@ -196,7 +196,7 @@ def _question(body: bytes) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) -> None:
-    """OSError by its number, so that a missing file is FileNotFoundError; ValueError for what the box refuses."""
+    """Raise the box's refusal: OSError by its number (a missing file is FileNotFoundError), else ValueError."""
     text, number = envelope.get("error"), envelope.get("errno")
     if envelope.get("gone") is True:
         raise SandboxError(f"{SANDBOX_LOST}: the branch was closed, or ended with its episode")

@@ -1,4 +1,4 @@
-"""Boxes without Docker: bubblewrap's namespaces, or, where it was asked for by name, a plain process."""
+"""Boxes without Docker: bubblewrap's namespaces, or a plain process where that is asked for by name."""
 
 import asyncio
 import functools
@@ -27,7 +27,7 @@ from agentgym.sandboxes.wire import Wire
 
 END_S = 3.0
 BRANCHES = "/branches"
-"""Where the working folders of forked sessions stand inside a box."""
+"""The folder inside a box that holds the working folders of forked sessions."""
 _log = logging.getLogger("agentgym.sandboxes")
 
 
@@ -44,10 +44,10 @@ class Bubblewrap:
     disk_mb: int = 128
     pids: int = 128
     python: str | None = None
-    """The interpreter inside; None takes /usr/bin/python3, else the one that runs this."""
+    """The Python inside the box; None takes /usr/bin/python3, else the one that runs this."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """At most `size` boxes, each started by its first lease in some 60 ms."""
+        """Open a pool of at most `size` boxes, each started by its first lease in some 60 ms."""
         return open_pool(self._start, size)
 
     async def _start(self) -> RemoteBox:
@@ -78,7 +78,7 @@ class Bubblewrap:
 
 @functools.cache
 def why_no_bubblewrap() -> str | None:
-    """Why bubblewrap boxes cannot run here; None where they can."""
+    """Return the reason why bubblewrap boxes cannot run here; None where they can."""
     if shutil.which("bwrap") is None:
         return "bwrap is not installed (apt-get install bubblewrap)"
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
@@ -99,7 +99,7 @@ def _interpreter(python: str | None) -> list[str]:
 
 
 def _drop_root() -> list[str]:
-    """As root, become nobody first: files of the host's root stay closed, and the process limit counts."""
+    """The command that makes root nobody first: root's files stay closed, and the process limit holds."""
     if os.geteuid() != 0:
         return []
     return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
@@ -137,7 +137,7 @@ def _bwrap(interpreter: str, disk_bytes: int, server: Mapping[str, int], calls: 
 
 
 def _read_only(interpreter: str) -> list[str]:
-    """The host's programs and libraries, and the little of /etc that they need."""
+    """The mounts of the host's programs and libraries, and of the few files of /etc that they need."""
     binds = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         path = Path("/", name)
@@ -155,7 +155,7 @@ def _read_only(interpreter: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """Boxes that are none: plain processes of this user, with this user's files, network and processes in reach.
+    """Boxes without protection: plain processes of this user, which reach this user's files, network and processes.
 
     Limits of time, memory and output hold against mistakes; nothing holds against intent.
     """
@@ -171,7 +171,7 @@ class Process:
             )
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """At most `size` processes, each with a private working folder."""
+        """Open a pool of at most `size` processes, each with a private working folder."""
         _warn_once()
         return self._open(size)
 
@@ -212,7 +212,7 @@ def _warn_once() -> None:
 
 
 def memory_file(content: bytes) -> Any:
-    """A file that exists in memory only, open at its start."""
+    """Return a file that exists in memory only, open at its start."""
     file = os.fdopen(os.memfd_create("agentgym"), "w+b")
     file.write(content)
     file.seek(0)
@@ -229,12 +229,12 @@ async def start_server(
     held: ExitStack | None = None,
     scratch: Sequence[str] = (),
 ) -> RemoteBox:
-    """Start a server with one end of a socket pair as its wire; SandboxError with its last words where it fails.
+    """Start a server with one end of a socket pair as its wire; SandboxError with its error output where it fails.
 
     It inherits the descriptors `keep`; `held` is closed as soon as it has them, before its first word is waited for:
     a hundred boxes that start at once hold no more files than one.
     """
-    with memory_file(b"") as words:
+    with memory_file(b"") as errors:
         ours, theirs = socket.socketpair()
         try:
             # In the loop's thread on purpose: --die-with-parent means the thread that forked.
@@ -242,7 +242,7 @@ async def start_server(
                 [*command, json.dumps({**config, "fd": theirs.fileno()})],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=words,
+                stderr=errors,
                 env=environment,
                 pass_fds=[theirs.fileno(), *keep],
                 start_new_session=True,
@@ -263,8 +263,8 @@ async def start_server(
             ours.close()
             await ending()
             if isinstance(error, SandboxError):
-                words.seek(0)
-                said = words.read(2000).decode("utf-8", "replace").strip()
+                errors.seek(0)
+                said = errors.read(2000).decode("utf-8", "replace").strip()
                 raise SandboxError(f"{error}{f': {said}' if said else ''}") from error.__cause__
             raise
 
@@ -278,7 +278,7 @@ async def _first_word(wire: Wire, digest: str, ending: Any) -> RemoteBox:
 
 
 async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> None:
-    """Return when the server is gone, killing it where it does not go; its wire is cut already."""
+    """Wait until the server has ended, and kill it where it does not; its wire is cut already."""
     if process.poll() is None and not await _exits(process.pid, END_S):
         process.kill()
         await finished(asyncio.ensure_future(asyncio.to_thread(process.wait)))
@@ -298,7 +298,7 @@ def _settle(gone: "asyncio.Future[None]") -> None:
 
 
 async def _exits(pid: int, timeout_s: float) -> bool:
-    """Whether our child has been seen to end within `timeout_s`; never where no descriptor is left to watch it by."""
+    """Whether the child ends within `timeout_s`; False where no descriptor is left to watch it."""
     loop = asyncio.get_running_loop()
     gone = loop.create_future()
     try:

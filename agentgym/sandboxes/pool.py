@@ -1,4 +1,4 @@
-"""Warm boxes: leased clean, taken back always, reset before anybody else sees them."""
+"""A pool of started boxes: each is leased clean, always taken back, and reset before its next lease."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from agentgym.sandboxes.link import SANDBOX_LOST
 EPISODES_PER_BOX = 200
 IDLE_S = 600.0
 LEASE_S = 3600.0
-"""A lease without a call for so long has lost its holder."""
+"""Seconds without a call after which a lease counts as abandoned."""
 LIFE_S = 6 * 3600.0
 TEND_S = 60.0
 SLOW_RESET_S = 1.0
@@ -31,7 +31,7 @@ class Pool:
 
     def __init__(self, start: Callable[[], Awaitable[RemoteBox]], size: int) -> None:
         if size < 1:
-            raise ValueError(f"size: {size} boxes")
+            raise ValueError(f"size: must be at least 1, got {size}")
         self._start = start
         self._places = asyncio.Semaphore(size)
         self._idle: deque[RemoteBox] = deque()
@@ -39,11 +39,11 @@ class Pool:
         self._returning: set[asyncio.Task[None]] = set()
         self._closed = False
         self.started = self.ended = self.unclean = 0
-        """Boxes that were started, those of them that were ended, and those of these that no reset made clean."""
+        """Counts of boxes: started, ended, and ended because a reset did not make them clean."""
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Box]:
-        """A clean box; waits for a free one. SandboxError when none can be started or the pool is closed."""
+        """Lease a clean box, waiting for a free one. SandboxError where none can be started or the pool is closed."""
         await self._places.acquire()
         try:
             box = await self._take()
@@ -58,7 +58,7 @@ class Pool:
             returning.add_done_callback(self._returning.discard)
 
     async def close(self) -> None:
-        """End every box, leased ones too; nothing is left behind even where this is cancelled."""
+        """End every box, leased ones too; none is left behind even where this call is cancelled."""
         self._closed = True
         for box in self._episodes:
             box.cut()
@@ -73,7 +73,7 @@ class Pool:
                 ends.create_task(box.close())
 
     async def maintain(self) -> None:
-        """End boxes that nobody has used for long, that died, and those of leases without a call."""
+        """End boxes that are idle for long, that died, and those of abandoned leases."""
         now = asyncio.get_running_loop().time()
         for box in list(self._idle):
             # Ending one takes a while, and meanwhile another may have been leased.
@@ -120,7 +120,7 @@ class Pool:
             self._places.release()
 
     async def _clean(self, box: RemoteBox) -> bool:
-        """Whether it may be leased again."""
+        """Whether the box may be leased again."""
         if self._closed or box.broken or box.link.needs_replacement or box not in self._episodes:
             return False
         self._episodes[box] += 1
@@ -138,7 +138,7 @@ class Pool:
         return clock() - began < SLOW_RESET_S and not self._closed
 
     async def _drop(self, box: RemoteBox) -> None:
-        """End it; its place is free for another one only after that."""
+        """End the box; only then may another one take its place."""
         self.ended += self._episodes.pop(box, None) is not None
         try:
             await box.close()
@@ -154,7 +154,7 @@ async def _settled(task: "asyncio.Task[None]") -> None:
 async def open_pool(
     start: Callable[[], Awaitable[RemoteBox]], size: int, sweep: Callable[[], Awaitable[None]] | None = None
 ) -> AsyncIterator[Pool]:
-    """A pool that is tended every minute, and closed when the block ends, however it ends."""
+    """Yield the pool; it is maintained every minute, and closed at the end of the block."""
     pool = Pool(start, size)
     tending = asyncio.create_task(_tend(pool, sweep))
     try:

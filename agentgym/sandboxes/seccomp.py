@@ -16,15 +16,15 @@ KILL_PROCESS = 0x80000000
 ERRNO = 0x00050000
 EPERM = 1
 X32 = 0x40000000
-"""On x86-64, numbers from here on are those of another table."""
+"""The first number of another table of system calls on x86-64."""
 LOAD, AND, JUMP_EQUAL, JUMP_FROM, JUMP_ABOVE, RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 0x06
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Where `struct seccomp_data` holds them; each argument has its low 32 bits first."""
+"""Offsets in `struct seccomp_data`; each argument has its low 32 bits first."""
 
 
 @functools.cache
 def profile(*, network: bool) -> str:
-    """The allow-list as the JSON text that Docker takes; with `network` it has the internet's socket families too."""
+    """Return the allow-list as the JSON text that Docker takes; `network` adds the internet's address families."""
     rules = json.loads((image_folder() / "seccomp.json").read_text())
     if network:
         for family in (AF_INET, AF_INET6):
@@ -35,7 +35,7 @@ def profile(*, network: bool) -> str:
 
 @functools.cache
 def program(*, network: bool = False) -> bytes:
-    """The same list as a BPF program for this machine; SandboxError where its system calls are not known here."""
+    """Return the allow-list as a BPF program; SandboxError where this machine's system calls are not known here."""
     machine = platform.machine()
     if machine not in MACHINES:
         raise SandboxError(f"no system call table for {machine}; there are {sorted(MACHINES)}")
@@ -45,7 +45,7 @@ def program(*, network: bool = False) -> bytes:
 
 
 def numbers(table: str) -> dict[str, int]:
-    """Numbers by name, from runs such as `13: rt_sigaction rt_sigprocmask`."""
+    """System call numbers by name, from runs such as `13: rt_sigaction rt_sigprocmask`."""
     found: dict[str, int] = {}
     number = 0
     for word in table.split():
@@ -106,7 +106,7 @@ def _rule(rule: Mapping[str, Any]) -> list[bytes]:
 
 
 def _spans(known: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each run of neighbours."""
+    """The first and last number of each run of neighbours."""
     spans: list[tuple[int, int]] = []
     for number in sorted(known):
         if spans and number == spans[-1][1] + 1:
@@ -191,4 +191,4 @@ AARCH64 = """
 """
 
 MACHINES = {"x86_64": (0xC000003E, X86_64), "aarch64": (0xC00000B7, AARCH64)}
-"""How the kernel names the architecture, and its numbers."""
+"""The kernel's name of each architecture, its number and its system calls."""

@@ -23,7 +23,7 @@ class Frame(NamedTuple):
 
 
 def encode(envelope: dict[str, Any], body: bytes = b"") -> bytes:
-    """The bytes of one frame; WireError where it is larger than the other end takes."""
+    """Return the bytes of one frame; WireError where it is larger than the other end takes."""
     if body:
         envelope = {**envelope, "body": len(body)}
     head = json.dumps(envelope).encode()
@@ -33,15 +33,15 @@ def encode(envelope: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Bytes in as they come, whole frames out; WireError at the first that is malformed or too large."""
+    """Cuts incoming bytes into whole frames; WireError at the first frame that is malformed or too large."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._needed = _LENGTH.size
-        """Bytes without which there is no use in looking."""
+        """The fewest bytes in which a whole frame can be."""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completed."""
+        """Take `data` in and return the frames that it completed."""
         self._data += data
         frames: list[Frame] = []
         while len(self._data) >= self._needed:
@@ -51,7 +51,7 @@ class Decoder:
         return frames
 
     def _take(self) -> Frame | None:
-        """The first frame; None, and how much it needs, where it is not whole yet."""
+        """Take the first frame; None where it is not whole yet, and then note how many bytes it needs."""
         (size,) = _LENGTH.unpack_from(self._data)
         if size > MAX_ENVELOPE:
             raise WireError(f"an envelope of {size} bytes")
@@ -97,7 +97,7 @@ class Wire(asyncio.Protocol):
 
     @classmethod
     async def over(cls, connection: socket.socket) -> "Wire":
-        """A wire over a connected socket, which it owns from now on."""
+        """Open a wire over a connected socket, and take the socket over."""
         connection.setblocking(False)
         try:
             _, wire = await asyncio.get_running_loop().create_connection(cls, sock=connection)
@@ -108,7 +108,7 @@ class Wire(asyncio.Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why nothing more can come or go; None while the wire is open."""
+        """The reason why the wire is closed; None while it is open."""
         return None if self._error is None else str(self._error)
 
     def send(self, envelope: dict[str, Any], body: bytes = b"") -> None:
@@ -118,7 +118,7 @@ class Wire(asyncio.Protocol):
         self._transport.write(encode(envelope, body))
 
     async def receive(self, deadline: float) -> Frame:
-        """The next frame; TimeoutError at `deadline` on the loop's clock, WireError when no more can come."""
+        """Wait for the next frame; TimeoutError at `deadline` on the loop's clock, WireError when no more can come."""
         while not self._frames:
             if self._error is not None:
                 raise WireError(str(self._error)) from self._error

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
-"""Each family's calls, reasoning and text are read back from what its models write, and malformed calls keep theirs."""
+"""Each response format: calls, reasoning and text are read back, and malformed calls keep their text."""
 
 from typing import Any
 
@@ -62,16 +62,16 @@ MALFORMED = {
 }
 
 
-def tokenizer(family: str) -> HuggingFaceTokenizer:
-    """A tokenizer whose chat template writes the marks of the family."""
+def tokenizer(form: str) -> HuggingFaceTokenizer:
+    """A tokenizer whose chat template writes the marks of the response format."""
     core = Tokenizer(
         models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
     )
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     made = PreTrainedTokenizerFast(tokenizer_object=core)
-    marks = "".join(MARKS[family])
-    anchor = RESPONSE_FORMATS[family]["start_anchor"]
+    marks = "".join(MARKS[form])
+    anchor = RESPONSE_FORMATS[form]["start_anchor"]
     opening = "{% if add_generation_prompt %}" + anchor + "{% endif %}"
     made.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" + opening + "{# " + marks + " #}"
@@ -83,29 +83,29 @@ def calls(message: Message) -> list[Any]:
     return [call["function"] for call in message.get("tool_calls", ())]
 
 
-@pytest.mark.parametrize("family", RESPONSE_FORMATS)
-def test_a_call_is_read_with_its_arguments_cast_by_the_schema(family: str) -> None:
-    read = tokenizer(family).parse(WRITTEN[family], TOOLS)
+@pytest.mark.parametrize("form", RESPONSE_FORMATS)
+def test_a_call_is_read_with_its_arguments_cast_by_the_schema(form: str) -> None:
+    read = tokenizer(form).parse(WRITTEN[form], TOOLS)
     assert calls(read) == [{"name": "look", "arguments": ARGUMENTS}]
-    assert read["content"] == ("" if family in ("llama", "harmony") else "so")
+    assert read["content"] == ("" if form in ("llama", "harmony") else "so")
 
 
-@pytest.mark.parametrize("family", ["hermes", "qwen_coder", "mistral", "deepseek", "glm"])
-def test_several_calls_are_read_in_their_order(family: str) -> None:
-    one = WRITTEN[family].removeprefix("so").strip()
-    read = tokenizer(family).parse(one + one.replace("look", "find"), TOOLS)
+@pytest.mark.parametrize("form", ["hermes", "qwen_coder", "mistral", "deepseek", "glm"])
+def test_several_calls_are_read_in_their_order(form: str) -> None:
+    one = WRITTEN[form].removeprefix("so").strip()
+    read = tokenizer(form).parse(one + one.replace("look", "find"), TOOLS)
     assert [call["name"] for call in calls(read)] == ["look", "find"]
 
 
-@pytest.mark.parametrize("family", RESPONSE_FORMATS)
-def test_plain_text_is_the_content(family: str) -> None:
-    text = "<|channel|>final<|message|>an answer<|return|>" if family == "harmony" else "an answer"
-    assert tokenizer(family).parse(text, TOOLS) == say("an answer")
+@pytest.mark.parametrize("form", RESPONSE_FORMATS)
+def test_plain_text_is_the_content(form: str) -> None:
+    text = "<|channel|>final<|message|>an answer<|return|>" if form == "harmony" else "an answer"
+    assert tokenizer(form).parse(text, TOOLS) == say("an answer")
 
 
-@pytest.mark.parametrize("family", ["hermes", "qwen_coder", "deepseek", "glm"])
-def test_thinking_is_reasoning(family: str) -> None:
-    read = tokenizer(family).parse("<think>\nhm\n</think>\n\nyes", TOOLS)
+@pytest.mark.parametrize("form", ["hermes", "qwen_coder", "deepseek", "glm"])
+def test_thinking_is_reasoning(form: str) -> None:
+    read = tokenizer(form).parse("<think>\nhm\n</think>\n\nyes", TOOLS)
     assert read == say("yes") | {"reasoning_content": "hm"}
 
 
@@ -124,16 +124,16 @@ def test_a_call_of_llama_needs_no_tag() -> None:
     assert calls(tokenizer("llama").parse(text, TOOLS)) == [{"name": "look", "arguments": ARGUMENTS}]
 
 
-@pytest.mark.parametrize("family", MALFORMED)
-def test_a_malformed_call_keeps_its_text(family: str) -> None:
-    read = tokenizer(family).parse(MALFORMED[family], TOOLS)
-    assert read["content"] == MALFORMED[family]
+@pytest.mark.parametrize("form", MALFORMED)
+def test_a_malformed_call_keeps_its_text(form: str) -> None:
+    read = tokenizer(form).parse(MALFORMED[form], TOOLS)
+    assert read["content"] == MALFORMED[form]
     assert isinstance(calls(read)[0]["arguments"], str)
 
 
-@pytest.mark.parametrize("family", RESPONSE_FORMATS)
-def test_a_template_is_known_by_its_marks(family: str) -> None:
-    assert tokenizer(family).family == family
+@pytest.mark.parametrize("form", RESPONSE_FORMATS)
+def test_a_template_is_known_by_its_marks(form: str) -> None:
+    assert tokenizer(form).response_format == form
 
 
 def test_a_template_with_other_marks_is_of_no_family() -> None:
@@ -211,7 +211,7 @@ def test_calls_of_mistral_in_a_list_keep_the_ids_that_the_model_wrote() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "text"),
+    ("form", "text"),
     [
         ("glm", "<tool_call>look\n<arg_key>what</arg_key>\n<arg_value>a long"),
         ("glm", "<tool_call>look\n<arg_key>what</arg_key>\n</tool_call>"),
@@ -219,8 +219,8 @@ def test_calls_of_mistral_in_a_list_keep_the_ids_that_the_model_wrote() -> None:
         ("qwen_coder", "<tool_call>\n<function=look>\n<parameter=what>\nx\n</function>\n</tool_call>"),
     ],
 )
-def test_a_call_that_was_cut_off_within_an_argument_is_malformed(family: str, text: str) -> None:
-    read = tokenizer(family).parse(text, TOOLS)
+def test_a_call_that_was_cut_off_within_an_argument_is_malformed(form: str, text: str) -> None:
+    read = tokenizer(form).parse(text, TOOLS)
     assert read["content"] == text
     assert calls(read) == [{"name": "", "arguments": text}]
 
@@ -238,10 +238,10 @@ def test_what_no_tool_can_be_given_is_a_malformed_call(value: str) -> None:
         assert read["content"] == f"<tool_call>\n{body}\n</tool_call>"
 
 
-def opened_with(family: str, more: str) -> HuggingFaceTokenizer:
-    """A tokenizer whose template opens the assistant's turn with more than the family's anchor."""
-    made = tokenizer(family).tokenizer
-    anchor = RESPONSE_FORMATS[family]["start_anchor"]
+def opened_with(form: str, more: str) -> HuggingFaceTokenizer:
+    """A tokenizer whose template opens the assistant's turn with more than the form's anchor."""
+    made = tokenizer(form).tokenizer
+    anchor = RESPONSE_FORMATS[form]["start_anchor"]
     made.chat_template = made.chat_template.replace(anchor, anchor + more)
     return HuggingFaceTokenizer(made)
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from agentgym.chat.chat import Chat, _deltas
-from agentgym.chat.encoding import Decoder, Pieces
+from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
 from agentgym.chat.parsing import plain_hermes
 from agentgym.chat.template_deltas import KnownTemplate, MessageTemplate, TemplateDeltaCache
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
@@ -162,10 +162,10 @@ def test_an_empty_answer_does_not_hide_later_ones() -> None:
 def test_a_wrong_skeleton_is_never_used_again() -> None:
     new = [Message(role="tool", content="57")]
     known = KnownTemplate(MessageTemplate(("<", ">"), ((0, "content"),)), short=False)
-    known.prove(new, lambda _: None, "<57>")
-    assert known.skeleton is not None
-    known.prove(new, lambda _: None, "[57]")
-    assert known.skeleton is None
+    known.check(new, lambda _: None, "<57>")
+    assert known.template is not None
+    known.check(new, lambda _: None, "[57]")
+    assert known.template is None
 
 
 def test_the_shapes_that_are_remembered_are_bounded() -> None:
@@ -183,7 +183,7 @@ TEXT = st.lists(st.sampled_from([START, END, " ", "\n", "a", "é", " b", "1", "<
 @given(text=TEXT)
 def test_pieces_are_encoded_as_the_whole_text_is(mark: dict[str, bool], text: str) -> None:
     core = CORES.setdefault(str(mark), trained(**mark))
-    pieces = Pieces(core)
+    pieces = SpecialTokenSplitter(core)
     whole = core.encode(text, add_special_tokens=False).ids
     assert pieces.encode(text) == whole
     assert pieces.encode(text) == whole
@@ -196,7 +196,7 @@ def test_a_tokenizer_that_treats_the_beginning_of_a_text_in_its_own_way_encodes_
     core = trained()
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     text = f"a{END}b"
-    assert Pieces(core).encode(text) == core.encode(text, add_special_tokens=False).ids
+    assert SpecialTokenSplitter(core).encode(text) == core.encode(text, add_special_tokens=False).ids
 
 
 @settings(deadline=None)

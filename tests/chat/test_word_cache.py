@@ -1,4 +1,4 @@
-"""Words looked up in a table have the ids that the tokenizer gives the whole text."""
+"""WordCache looked up in a table have the ids that the tokenizer gives the whole text."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from agentgym.chat.encoding import Pieces
-from agentgym.chat.word_cache import Words
+from agentgym.chat.encoding import SpecialTokenSplitter
+from agentgym.chat.word_cache import WordCache
 
 LINES = ["the sum of 3 and 4 is 7, isn't it?\n", 'def add(a, b):\n    return {"sum": a + b}\n', "  12345 67 \t\r\n\n"]
 QWEN = (
@@ -39,7 +39,7 @@ KNOWN = {
     "qwen": trained(split(QWEN), normalizers.NFC()),
     "llama3": trained(split(LLAMA)),
 }
-WORDS = {name: Words.of(core) for name, core in KNOWN.items()}
+WORDS = {name: WordCache.of(core) for name, core in KNOWN.items()}
 TEXT = st.one_of(
     st.text(st.characters(max_codepoint=126), max_size=40),
     st.lists(st.sampled_from([*" \n\r\t'sSéx1\x1c_", "  ", "sum", "isn't", "<|end|>", "<|", "123"])).map("".join),
@@ -51,7 +51,7 @@ TEXT = st.one_of(
 @given(text=TEXT)
 def test_words_have_the_ids_of_the_whole_text(name: str, text: str) -> None:
     whole = KNOWN[name].encode(text, add_special_tokens=False).ids
-    assert Pieces(KNOWN[name]).encode(text) == whole
+    assert SpecialTokenSplitter(KNOWN[name]).encode(text) == whole
     words = WORDS[name]
     assert words is not None
     if "<|end|>" not in text:
@@ -67,7 +67,7 @@ def test_unusual_texts_are_left_to_the_tokenizer(text: str) -> None:
 
 def test_a_word_that_came_before_is_not_encoded_again() -> None:
     core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
-    words = Words.of(core)
+    words = WordCache.of(core)
     assert words is not None
     first = words.encode("the sum of 3")
     words.backend = None
@@ -87,28 +87,28 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("why", UNKNOWN)
 def test_a_tokenizer_whose_words_cannot_be_told_has_none(why: str) -> None:
-    assert Words.of(UNKNOWN[why]) is None
+    assert WordCache.of(UNKNOWN[why]) is None
 
 
 def test_a_pattern_that_leaves_text_over_is_found_out() -> None:
-    assert Words.of(trained(split(r"\p{L}+"))) is None
+    assert WordCache.of(trained(split(r"\p{L}+"))) is None
 
 
 def test_a_tokenizer_that_drops_merges_at_random_has_no_table() -> None:
     core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
     core.model.dropout = 0.5
-    assert Words.of(core) is None
+    assert WordCache.of(core) is None
 
 
 def test_a_mark_inside_of_a_piece_is_still_a_mark() -> None:
     core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
     core.add_tokens([AddedToken("sum", special=False, normalized=True)])
-    assert Pieces(core).words is None
-    assert Pieces(core).encode("the sum<|end|>") == core.encode("the sum<|end|>").ids
+    assert SpecialTokenSplitter(core).words is None
+    assert SpecialTokenSplitter(core).encode("the sum<|end|>") == core.encode("the sum<|end|>").ids
 
 
 def test_long_words_are_not_remembered_so_that_the_table_stays_small() -> None:
-    words = Words.of(trained(pre_tokenizers.ByteLevel(add_prefix_space=False)))
+    words = WordCache.of(trained(pre_tokenizers.ByteLevel(add_prefix_space=False)))
     assert words is not None
     before = len(words.ids)
     for n in range(50):

@@ -134,6 +134,33 @@ async def test_an_output_past_the_context_is_cut_in_ids_mask_and_logprobs_togeth
     assert (played.stop_reason, played.reward) == ("context", 1.0)
 
 
+def about_the_context(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "the engine's context" in record.getMessage()]
+
+
+async def test_a_rollout_that_ends_at_the_engines_context_is_warned_of_once_for_each_env_and_engine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    env, other = limited(), limited(turns=3)
+    engine = Scripted(forever, context_tokens=OPENED + 40)
+    for desk in (env, env, other):
+        assert (await play(desk, engine)).stop_reason == "context"
+    warned = about_the_context(caplog)
+    assert len(warned) == 2
+    assert f"context of {OPENED + 40} tokens, and limits.context_tokens is 8192" in warned[0]
+    tight = Scripted(forever, context_tokens=OPENED)
+    assert (await ag.rollout(env, TASK, tight)).error is not None
+    assert len(about_the_context(caplog)) == 3
+
+
+async def test_a_rollout_that_ends_at_its_envs_own_context_or_fits_the_engines_is_not_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert (await play(limited(context_tokens=OPENED + 40), forever)).stop_reason == "context"
+    assert (await play(Desk, Scripted([say("bye")], context_tokens=400))).stop_reason == "done"
+    assert about_the_context(caplog) == []
+
+
 async def test_the_token_limit_of_a_turn_is_clamped_to_what_is_left_of_the_context() -> None:
     engine = Spy([say("hi"), say("bye")], context_tokens=150)
     await play(limited(turn_tokens=100), engine)

@@ -235,7 +235,14 @@ def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str
 
 @pytest.mark.parametrize(
     "changes",
-    [{"advantage": "grpo"}, {"advantage_level": "turn"}, {"env": "chase"}, {"model": "tiny"}, {"prompts": 3}, {"staleness": 1}]
+    [
+        {"advantage": "grpo"},
+        {"advantage_level": "turn"},
+        {"env": "chase"},
+        {"model": "tiny"},
+        {"prompts": 3},
+        {"staleness": 1},
+    ]
     + [{"train": replace(SETTINGS.train, **of)} for of in ({"lora_rank": 4}, {"betas": (0.5, 0.9)}, {"dora": True})],
 )
 def test_what_makes_another_policy_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:

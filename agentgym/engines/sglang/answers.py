@@ -1,4 +1,4 @@
-"""What an SGLang server answers, as checked values; never a repair."""
+"""Checks of an SGLang server's answers: each becomes a typed value or an error, and none is repaired."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from agentgym.errors import EngineError
 from agentgym.types import Completion, Floats, Version
 
 _SAID = 400
-"""Characters of a server's own words that an error quotes."""
+"""Characters of a server's text that an error quotes."""
 
 
 def completion_of(body: Any, version: int, *, named: bool = True, ours: str | None = None) -> Completion:
-    """The answer of POST /generate as a Completion; EngineError where it is not what it should be, never a repair.
+    """Return the answer of POST /generate as a Completion; EngineError where it breaks its format.
 
     Its version is `version`, or with `named` the number of the weights where the server gives one that is not `ours`.
     Log-probabilities come as `[value, id, text]`, one for each of `output_ids`, the stop id included.
@@ -43,7 +43,7 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
 
 
 def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[Version, ...]:
-    """The policy version of each span; `version` where the server's weights are `ours` or have no number for a name.
+    """Return each span's policy version; it is `version` where the weights are `ours` or have no number for a name.
 
     A server whose base weights are pushed in flight reports `[{"version": "7", "start": 0, "end": 3}, ..]`.
     """
@@ -57,7 +57,7 @@ def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[
 
 
 def field_of(body: Any, *path: str, default: Any = None) -> Any:
-    """A nested field of an answer; EngineError that names it where it is missing."""
+    """Return a nested field of an answer; EngineError that names it where it is missing."""
     for name in path:
         body = body.get(name) if isinstance(body, dict) else None
     if body is None and default is None:
@@ -66,7 +66,7 @@ def field_of(body: Any, *path: str, default: Any = None) -> Any:
 
 
 def scores_of(rows: Sequence[Any], token_ids: Sequence[int]) -> Floats:
-    """The values of rows `[value, id, ..]` of these ids; EngineError where they are of others or not finite."""
+    """Return the values of rows `[value, id, ..]`; EngineError where the ids are others or a value is not finite."""
     try:
         scored, values = [row[1] for row in rows], np.array([float(row[0]) for row in rows], np.float32)
     except (TypeError, ValueError, IndexError, KeyError):
@@ -79,7 +79,7 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int]) -> Floats:
 
 
 def first_of(rows: Any) -> Any:
-    """The row of the one id that was asked about at the one position that was sampled; None where there is none."""
+    """Return the row of the one id and the one position that were asked for; None where there is none."""
     try:
         return rows[0][0]
     except (TypeError, IndexError, KeyError):
@@ -87,7 +87,7 @@ def first_of(rows: Any) -> Any:
 
 
 def reason_of(answer: Answer) -> str:
-    """What the server says went wrong: `error` is a text in some answers, and holds a message in others."""
+    """Return the server's reason: `error` is a text in some answers, and holds a message in others."""
     body = answer.body
     said = body.get("error", body.get("error_message", body)) if isinstance(body, dict) else body
     said = said.get("message", said) if isinstance(said, dict) else said
@@ -95,7 +95,7 @@ def reason_of(answer: Answer) -> str:
 
 
 def require_possible(completion: Completion, server: object, max_tokens: int, vocabulary: int) -> None:
-    """EngineError that names the server where it sampled more than it was asked for, or what is no id."""
+    """Raise EngineError, with the server's name, where it sampled too many ids or one outside the vocabulary."""
     ids = completion.token_ids
     if len(ids) > max_tokens:
         raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")

@@ -1,4 +1,4 @@
-"""Which SGLang servers to use, or how to launch them."""
+"""Settings of SGLang servers: those to attach to, or to launch."""
 
 import os
 import shlex
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 COMMAND = "AGENTGYM_SGLANG"
-"""Environment variable: the command that launches a server where the config names none."""
+"""The environment variable with the command that launches a server, where the config names none."""
 _MARGIN = 16
-"""Ids of context that a server keeps for itself: 7 in SGLang 0.5.23."""
+"""Ids added to a launched server's context, for it keeps some for itself: 7 in SGLang 0.5.23."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGLangConfig:
-    """Servers to attach to, or else to launch; the last fields hold for both."""
+    """Settings of the SGLang engine; `slots` and the fields after it hold for attached and launched servers."""
 
     urls: tuple[str, ...] = ()
-    """Servers that run already, as http://host:port; empty: launch."""
+    """Servers that run already, as http://host:port; empty launches new ones."""
     servers: int = 1
-    """How many to launch."""
+    """Number of servers to launch."""
     command: str = ""
-    """What launches a server, before the flags, as a shell would split it; empty: the environment variable
-    AGENTGYM_SGLANG, or else `python -m sglang.launch_server` with the Python that runs this."""
+    """The command that launches a server, before its flags, as a shell would split it; empty takes that of the
+    environment variable AGENTGYM_SGLANG, or else `python -m sglang.launch_server` with the Python that runs this."""
     arguments: str = ""
     """Further flags for a launched server, as a shell would split them: "--tp 2 --mem-fraction-static 0.8"."""
     max_lora_rank: int = 16
@@ -31,20 +31,20 @@ class SGLangConfig:
     lora_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """The linear layers that an adapter may change in a launched server."""
     startup_s: float = 600.0
-    """A launched server that is not ready by then is given up."""
+    """Seconds after which a launched server that is not ready is ended with an error."""
     slots: int = 64
-    """Rollouts at once; a launched server runs as many requests."""
+    """Rollouts at once; a launched server runs as many requests at once."""
     context_tokens: int = 512
-    """Most ids of a session, prompt and completion together, where the servers allow as many."""
+    """Most ids of a session, prompt and completion together; a server's own lower limit comes first."""
     adapters: Literal["tensors", "disk"] = "tensors"
-    """How an adapter reaches the servers: in the request, or through a folder that they can read."""
+    """The way of an adapter to the servers: "tensors" in the request, "disk" through a folder that they can read."""
     health_s: float = 10.0
-    """Seconds between two health checks; a server that does not answer one within as many is lost."""
+    """Seconds between two health checks, and for each answer; a server that misses one gets no more requests."""
     stall_s: float = 60.0
-    """A server that answers health checks, but samples no id for this many seconds when asked for one, is lost."""
+    """Seconds in which a server must sample an id when asked for one; otherwise it gets no more requests."""
     server_wait_s: float = 120.0
-    """For a request that no server can take, or a new adapter: how long it waits for one to come back, or for a busy
-    one; 0 fails at once. A launched server that has ended does not come back, and is not waited for."""
+    """Seconds that a request or a new adapter waits while no server can take it; 0 fails at once. A launched server
+    that has ended is not waited for."""
 
     def __post_init__(self) -> None:
         for name in ("servers", "slots", "context_tokens", "max_lora_rank", "startup_s", "health_s", "stall_s"):
@@ -54,10 +54,10 @@ class SGLangConfig:
             raise ValueError(f"server_wait_s: must be at least 0, got {self.server_wait_s}")
         twice = sorted({url for url in self.urls if self.urls.count(url) > 1})
         if twice:
-            raise ValueError(f"urls: {twice} appear twice")
+            raise ValueError(f"urls: {twice} appear twice; name each server once")
 
     def launch_command(self, model: str, *, port: int, context_limit: int) -> list[str]:
-        """The command line of a server for `model`, whose positions end at `context_limit`."""
+        """Return the command line of a server for `model`, whose positions end at `context_limit`."""
         flags: list[Sequence[str]] = [
             ("--model-path", model, "--host", "127.0.0.1", "--port", str(port)),
             ("--context-length", str(min(self.context_tokens + _MARGIN, context_limit))),
@@ -66,7 +66,7 @@ class SGLangConfig:
             ("--lora-target-modules", *self.lora_modules),
             shlex.split(self.arguments),
         ]
-        return [*self._launcher(), *(word for words in flags for word in words)]
+        return [*self._launcher(), *(flag for group in flags for flag in group)]
 
     def _launcher(self) -> Sequence[str]:
         return shlex.split(self.command or os.environ.get(COMMAND, "")) or (

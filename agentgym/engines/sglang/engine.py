@@ -1,7 +1,7 @@
-"""The SGLang engine: a model behind one or several SGLang servers, spoken to over HTTP in ids, never in text.
+"""The SGLang engine: a model behind one or several SGLang servers, asked over HTTP in token ids.
 
-When the weights change, each request in flight is ended by its id, what it had is kept, and its turn goes on from
-there under the new ones.
+When the weights change, each request in flight is aborted, the ids that it had sampled are kept, and its turn goes on
+from there under the new weights.
 """
 
 import asyncio
@@ -20,20 +20,21 @@ from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.adapter_files import opened_adapter
 from agentgym.engines.sglang.answers import require_possible
 from agentgym.engines.sglang.config import SGLangConfig
-from agentgym.engines.sglang.fleet import Fleet, FleetCounts, open_servers
+from agentgym.engines.sglang.fleet import Fleet, FleetCounts, facts_of, open_servers
 from agentgym.engines.sglang.generation import Generation, Piece, empty
 from agentgym.engines.sglang.model_info import ModelFacts, model_facts, require_vocabulary
 from agentgym.engines.sglang.process import Progress
 from agentgym.engines.sglang.prompts import Prompts, checked
 from agentgym.engines.sglang.server import Ask, NoServer, PolicyVersion, Server, ServerFacts, Unavailable
 from agentgym.errors import EngineError
+from agentgym.models import find_model
 from agentgym.process_identity import lent_folder
 from agentgym.types import Completion, Floats, Sampling
 
 __all__ = ["SGLangConfig", "SGLangEngine"]
 
 _AGAIN_S = 0.2
-"""An abort that overtook its request was without effect: it is sent again until the request has ended."""
+"""Seconds between two aborts of one request: an abort that reaches the server before its request has no effect."""
 
 
 class SGLangEngine:
@@ -56,8 +57,9 @@ class SGLangEngine:
     ) -> None:
         self._config = config or SGLangConfig()
         if model is None and not self._config.urls:
-            raise ValueError("model: a server to launch needs one")
-        self._model, self._tokenizer, self._progress = model, tokenizer, progress
+            raise ValueError("model: name the model of the server to launch, or attach to a server with `urls`")
+        self._model = None if model is None else find_model(model)
+        self._tokenizer, self._progress = tokenizer, progress
         self._stack: AsyncExitStack | None = None
         self._fleet = Fleet([], self._config, Path())
         self._facts: ModelFacts | None = None
@@ -65,7 +67,7 @@ class SGLangEngine:
         self._prompts = Prompts(0)
         self._turns: dict[str, Generation] = {}
         self._name = uuid4().hex
-        """Of this engine among all that ask a server: its requests' ids begin with it."""
+        """The first part of the ids of this engine's requests: several engines may ask one server."""
         self._background: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -99,7 +101,7 @@ class SGLangEngine:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(lent_folder("sglang")))
             servers = await open_servers(stack, self._config, self._model, folder, self._progress)
-            self._served = tuple([await _facts_of(server) for server in servers])
+            self._served = tuple([await facts_of(server) for server in servers])
             model = self._model or self._served[0].model
             self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
             for facts in self._served:
@@ -237,7 +239,7 @@ class SGLangEngine:
                 await attempts.wait(nobody, self._fleet.closing)
 
     async def close(self) -> None:
-        """End what was launched; unanswered requests fail with EngineError. Closing twice is harmless."""
+        """End the launched servers; unanswered requests fail with EngineError. Closing twice is harmless."""
         stack, self._stack = self._stack, None
         if stack is not None:
             await stack.aclose()
@@ -275,7 +277,7 @@ class SGLangEngine:
         return empty(policy.version)
 
     async def _request(self, turn: Generation, policy: PolicyVersion, server: Server) -> Completion:
-        """Ask one server; while the request is in flight, `turn.piece` is it."""
+        """Ask one server; `turn.piece` is the request while it is in flight."""
         facts = self._opened()
         # All ids have one length: a server ends every request whose id begins with the one that is aborted.
         piece = turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests:012d}", server)
@@ -301,7 +303,7 @@ class SGLangEngine:
         return completion
 
     async def _end(self, piece: Piece) -> None:
-        """Make the server end a request now; it has ended when this returns."""
+        """Abort a request, and return when it has ended."""
         while True:
             with suppress(ConnectionError, EngineError):
                 await piece.server.abort(piece.rid)
@@ -328,7 +330,7 @@ class SGLangEngine:
         task.add_done_callback(self._background.discard)
 
     async def _settle(self) -> None:
-        """The first part of closing: nothing of ours runs on, and attached servers hold nothing of ours."""
+        """End all background work and requests, and unload this engine's adapters from attached servers."""
         self._fleet.closing.set()
         for turn in self._turns.values():
             turn.ended.set()
@@ -338,13 +340,6 @@ class SGLangEngine:
         if tasks:
             await asyncio.wait(tasks)
         for server in self._fleet.servers:
-            await server.close()  # by that it learns that nobody waits for its requests any more
+            await server.close()  # a server ends the requests of a closed connection
         if self._config.urls:
             await self._fleet.unload_all()
-
-
-async def _facts_of(server: Server) -> ServerFacts:
-    try:
-        return await server.facts()
-    except ConnectionError as error:
-        raise EngineError(f"{server}: {error}") from error

@@ -1,4 +1,4 @@
-"""The servers of an engine as one: each of them holds the current policy, or is lost."""
+"""The servers of an engine: each of them holds the current policy, or is lost and gets no requests."""
 
 import asyncio
 import logging
@@ -15,19 +15,19 @@ from agentgym.engines.sglang.generation import Attempts
 from agentgym.engines.sglang.model_info import context_limit, served, write_adapter
 from agentgym.engines.sglang.process import NOT_SGLANG, Progress, ServerProcess, free_port
 from agentgym.engines.sglang.router import Router
-from agentgym.engines.sglang.server import NoServer, PolicyVersion, Server
+from agentgym.engines.sglang.server import NoServer, PolicyVersion, Server, ServerFacts
 from agentgym.errors import EngineError
 
 _LOG = logging.getLogger(__name__)
 _UNLOAD_S = 60.0
-"""For servers to unload all that is ours when an engine closes."""
+"""Seconds for servers to unload this engine's adapters when it closes."""
 _SOON_S = 0.5
-"""After which a server that was just lost is asked again, at first."""
+"""Seconds after which a server that was just lost is asked again for the first time."""
 
 
 @dataclass(slots=True)
 class FleetCounts:
-    """What became of an engine's turns, requests and servers since it opened."""
+    """Counts of an engine's turns, requests and servers since it opened."""
 
     turns: int = 0
     requests: int = 0
@@ -48,20 +48,20 @@ class Fleet:
         self.policy = PolicyVersion(None, 0)
         self.counts = FleetCounts()
         self.closing = asyncio.Event()
-        """Set when the engine closes: nothing waits for a server any more."""
+        """An event that is set when the engine closes; all waiting for servers then ends."""
         self._updating = asyncio.Lock()
         self._asked = 0
 
     @property
     def living(self) -> list[Server]:
-        """The servers that are not lost; NoServer, with the last words of our own, where none is left."""
+        """The servers that are not lost; NoServer where none is left."""
         living = self.router.alive
         if not living:
             raise self._no_server()
         return living
 
     def next(self, *, avoid: Sequence[Server]) -> Server:
-        """One server after the other; NoServer where none is left that is not to be avoided."""
+        """Return one server after the other; NoServer where none is left outside `avoid`."""
         usable = [server for server in self.living if server not in avoid]
         if not usable:
             raise self._no_server()
@@ -69,20 +69,20 @@ class Fleet:
         return usable[self._asked % len(usable)]
 
     def place(self, session: str, token_ids: Sequence[int], *, avoid: Sequence[Server]) -> Server:
-        """The session's server; NoServer where none is left that is not to be avoided."""
+        """Return the session's server; NoServer where none is left outside `avoid`."""
         try:
             return self.router.place(session, token_ids, avoid=avoid)
         except NoServer:
             raise self._no_server() from None
 
     def attempts(self, what: str) -> Attempts:
-        """What a new request keeps of its failures."""
+        """Return the record of a new request's failed attempts."""
         return Attempts(what, self.servers, wait_s=self.config.server_wait_s)
 
     # ------------------------------------------------------------------------------------------ policies
 
     async def load(self, adapter: Adapter | None, *, version: int) -> PolicyVersion:
-        """Make base plus adapter the current policy of all servers, or of none; the policy that it replaced.
+        """Make base plus adapter the current policy of all servers, or of none; return the policy before it.
 
         Raises ValueError for an adapter that a server does not serve, EngineError where none is left.
         """
@@ -147,7 +147,7 @@ class Fleet:
     # ------------------------------------------------------------------------------------------ health
 
     async def each(self, servers: Iterable[Server], ask: Callable[[Server], Awaitable[None]]) -> list[ValueError]:
-        """Ask these servers at once; what those said that refused. A server that cannot be asked is lost."""
+        """Ask these servers at once; return the refusals. A server that does not answer is lost."""
         refused: list[ValueError] = []
 
         async def one(server: Server) -> None:
@@ -197,7 +197,7 @@ class Fleet:
                 watching.create_task(self._watch_samples(server))
 
     async def _watch_answers(self, server: Server) -> None:
-        """Lose a server that does not answer; take it back, asking less and less often, when it serves again."""
+        """Lose a server that does not answer; ask it less and less often, and take it back when it serves again."""
         pause_s = self.config.health_s
         while True:
             await asyncio.sleep(pause_s)
@@ -218,10 +218,10 @@ class Fleet:
                 self.lose(server)
 
     def _no_server(self) -> NoServer:
-        """With what those of our own servers that have ended said last."""
+        """The error where no server is left; it quotes the logs of the launched servers that have ended."""
         ended = [(s, s.process) for s in self.servers if s.process is not None and s.process.pid is None]
-        words = "".join(f"; {server} ended: {process.last_words()}" for server, process in ended)
-        return NoServer(f"no server is left of {', '.join(map(repr, self.servers)) or 'none'}{words}")
+        tails = "".join(f"; {server} ended: {process.log_tail()}" for server, process in ended)
+        return NoServer(f"no server is left of {', '.join(map(repr, self.servers)) or 'none'}{tails}")
 
 
 async def _unload(server: Server, adapters: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ async def open_servers(
 ) -> list[Server]:
     """Servers that take requests; closing the stack closes their connections and ends those that were launched.
 
-    Raises EngineError, with a launched server's last words, where one does not come up.
+    Raises EngineError, with the end of a launched server's log, where one does not come up.
     """
     if config.urls:
         servers = [Server(url) for url in config.urls]
@@ -257,6 +257,14 @@ async def open_servers(
     return servers
 
 
+async def facts_of(server: Server) -> ServerFacts:
+    """The settings that a server reports; EngineError where it cannot be reached."""
+    try:
+        return await server.facts()
+    except ConnectionError as error:
+        raise EngineError(f"{server}: {error}") from error
+
+
 async def _launch(stack: AsyncExitStack, config: SGLangConfig, model: str, log: Path) -> Server:
     port = free_port()
     limit = await asyncio.to_thread(context_limit, model)
@@ -272,6 +280,6 @@ async def _ready(server: Server, config: SGLangConfig, progress: Progress | None
         return
     status = await server.ready(config.health_s)
     if status is None:
-        raise EngineError(f"{server}: nobody answers")
+        raise EngineError(f"{server}: no server answers; check the url, or start the server")
     if status == 404:
         raise EngineError(f"{server}: {NOT_SGLANG}")

@@ -1,4 +1,4 @@
-"""One turn on its way: the requests it takes, and what they have sampled so far."""
+"""One call of `generate`: its requests, the ids that they sampled so far, and their failed attempts."""
 
 import asyncio
 from collections import Counter
@@ -45,27 +45,27 @@ class Generation:
     versions: list[Version] = field(default_factory=list)
     piece: Piece | None = None
     ending: Literal["keep", "drop"] | None = None
-    """What an abort asked for."""
+    """Set by an abort: whether the sampled ids are kept or dropped."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set together with `ending`, for a turn that waits."""
+    """An event that is set together with `ending`; a turn that waits for a server waits for it too."""
 
     def end(self, how: Literal["keep", "drop"]) -> None:
-        """Ask for nothing more; what was sampled is kept or dropped."""
+        """End the turn; the sampled ids are kept or dropped."""
         self.ending = how
         self.ended.set()
 
     @property
     def context(self) -> Prompt:
-        """What the next request starts from."""
+        """The prompt of the next request."""
         return self.prompt.then(self.ids)
 
     @property
     def room(self) -> int:
-        """How many more ids it may sample."""
+        """Ids that the turn may still sample."""
         return self.max_tokens - len(self.ids)
 
     def take(self, piece: Completion) -> None:
-        """Append what a request sampled; a version that goes on is not named twice."""
+        """Append the ids that a request sampled; a version that goes on is listed once."""
         for start, version in piece.versions if len(piece.token_ids) else ():
             if not self.versions or self.versions[-1].version != version:
                 self.versions.append(Version(start + len(self.ids), version))
@@ -73,7 +73,7 @@ class Generation:
         self.logprobs += piece.logprobs.tolist()
 
     def completion(self, finish_reason: Literal["stop", "length", "abort"], version: int) -> Completion:
-        """All that was sampled, or nothing where it is to be dropped; `version` is that of an empty one."""
+        """Return all sampled ids, or none where they are dropped; `version` is that of an empty completion."""
         if self.ending == "drop" or not self.ids:
             return empty(version)
         return Completion(
@@ -85,7 +85,7 @@ class Generation:
 
 
 def empty(version: int) -> Completion:
-    """An abort before anything was sampled."""
+    """Return the completion of a turn that was aborted before it sampled an id."""
     return Completion(
         token_ids=np.zeros(0, np.int64),
         logprobs=np.zeros(0, np.float32),
@@ -95,12 +95,13 @@ def empty(version: int) -> Completion:
 
 
 _TRIES = 2
-"""Broken connections to one server, within one request, before that server is not asked any more."""
+"""Broken connections to one server after which a request does not try that server again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+"""Seconds between two attempts; each pause is twice the last one."""
 
 
 class Attempts:
-    """Kept for one request; a request that no server can take now waits `wait_s` seconds in all, and then fails."""
+    """The failed attempts of one request; while no server can take it, it waits `wait_s` seconds in all, then fails."""
 
     def __init__(self, what: str, servers: Sequence[Server], *, wait_s: float) -> None:
         self._what, self._servers, self._wait_s = what, servers, wait_s
@@ -112,11 +113,11 @@ class Attempts:
 
     @property
     def avoid(self) -> list[Server]:
-        """The servers that are not to be asked now: they failed this request, or said that they are busy."""
+        """The servers not to ask now: they failed this request, or reported that they are busy."""
         return [server for server in self._servers if server in self._busy or self._gave_up(server)]
 
     def failed(self, server: Server, error: ConnectionError | Unavailable) -> None:
-        """A server did not answer: a busy one is asked again after a pause, another one once more or not at all."""
+        """Note a failure: a busy server is asked again after a pause, another one once more or not at all."""
         self._last = error
         if isinstance(error, Busy):
             self._busy.add(server)
@@ -124,9 +125,9 @@ class Attempts:
             self._failures[server] += _TRIES if isinstance(error, Unavailable) else 1
 
     async def wait(self, nobody: EngineError, ended: asyncio.Event | None = None) -> None:
-        """Pause, until `ended` at most, before the servers are looked at again; each pause is longer than the last.
+        """Pause before the next attempt, or until `ended` is set; each pause is longer than the last one.
 
-        Raises an EngineError with both reasons where no server can come back, or the time to wait is over.
+        Raises EngineError with both reasons where no server can come back, or the time to wait is over.
         """
         now = monotonic()
         if self._until is None:

@@ -20,7 +20,7 @@ _IDLE_S = 2.0
 """A connection idle for longer is not used again: servers close theirs after 5 s, and a request must not meet that."""
 
 encoded = json.JSONEncoder(separators=(",", ":")).encode
-"""A value as the JSON that is sent."""
+"""Encodes a value as compact JSON."""
 
 
 class Answer(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a client of a server must know about the model, read from the model's own files."""
+"""Facts about a served model that its client needs, read from the model's own files."""
 
 import json
 from dataclasses import dataclass, replace
@@ -14,17 +14,17 @@ from agentgym.extras import needs_extra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Read once, when an engine opens."""
+    """The tokenizer, vocabulary and stop ids of a model; they are read once, when an engine opens."""
 
     tokenizer: ChatTokenizer
     vocabulary: int
-    """Ids from 0 to below this; a server dies of any other."""
+    """The number of ids; an id outside 0 .. vocabulary - 1 would end the server."""
     stop_ids: tuple[int, ...]
     """The ids that end a turn, by the tokenizer and by the model's generation config, else by its config."""
 
 
 def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFacts:
-    """Of a folder or hub name of a causal language model; with `tokenizer` the model's own is not loaded."""
+    """Return the facts about a model, a folder or hub name; with `tokenizer` the model's own is not loaded."""
     with needs_extra():
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -45,7 +45,7 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
 
 
 def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) -> None:
-    """ValueError where a server serves a folder of this machine whose model has other ids than `model`."""
+    """Raise ValueError where a server serves a folder of this machine whose model has another vocabulary."""
     if str(model) == served_model or not (Path(served_model) / "config.json").is_file():
         return
     with needs_extra():
@@ -59,7 +59,7 @@ def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) ->
 
 
 def context_limit(model: str | Path) -> int:
-    """How many positions the model has."""
+    """Return the number of positions that the model has."""
     with needs_extra():
         from transformers import AutoConfig
 
@@ -71,7 +71,7 @@ def _as_set(ids: Any) -> set[int]:
 
 
 def served(adapter: Adapter) -> Adapter:
-    """The adapter as a server reads it, which scales by alpha / r alone; ValueError for what it cannot serve."""
+    """Return the adapter for a server, which scales by alpha / r alone; ValueError for one that it cannot serve."""
     config = dict(adapter.config)
     if config.get("use_dora"):
         raise ValueError("adapter: use_dora is not served by SGLang; train with dora=False, or use the embedded engine")

@@ -1,4 +1,4 @@
-"""A server process that is ours: launched, watched while it starts, and never left behind."""
+"""Launched server processes: each is watched while it starts and ended when its owner ends."""
 
 import asyncio
 import os
@@ -14,14 +14,14 @@ from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import EngineError
 
 Progress = Callable[[str], None]
-"""Told in a few words what a server is doing while it starts."""
+"""A function that is called with a short text on what a server is doing while it starts."""
 
 _POLL_S = 0.25
 _GRACE_S = 10.0
-"""For a server to end by itself when it is told to: SGLang looks every 5 s, and then tidies up."""
+"""Seconds for a server to end by itself before it is killed: SGLang looks for a signal every 5 s, then cleans up."""
 NOT_SGLANG = "has no /ready: it is no SGLang server, or an older one than 0.5.23; install that or a newer one"
-_LAST_WORDS = 20
-"""Lines of a server's log that an error quotes."""
+_LOG_TAIL = 20
+"""Lines at the end of a server's log that an error quotes."""
 _SUPERVISE = Path(__file__).with_name("supervise.py")
 
 
@@ -33,29 +33,29 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """One command and all that it starts: ended when this is closed, and when our process ends in whatever way."""
+    """One command and all processes that it starts: ended by `close`, and when this Python process ends in any way."""
 
     def __init__(self, command: Sequence[str], log: Path, *, grace_s: float = _GRACE_S) -> None:
         self.command, self.log, self._grace_s = tuple(command), log, grace_s
-        self._keeper: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.subprocess.Process | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether it ran once and does not run any more."""
-        return self._keeper is not None and self._keeper.returncode is not None
+        """Whether the command was started and has ended."""
+        return self._supervisor is not None and self._supervisor.returncode is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the session that the server and its children run in; None where nothing runs."""
-        running = self._keeper is not None and self._keeper.returncode is None
-        return self._keeper.pid if running and self._keeper is not None else None
+        """The id of the session that the server and its children run in; None where nothing runs."""
+        running = self._supervisor is not None and self._supervisor.returncode is None
+        return self._supervisor.pid if running and self._supervisor is not None else None
 
     async def start(self) -> None:
-        """Start the command; EngineError where there is no such program."""
+        """Start the command; EngineError where its program is not installed."""
         if shutil.which(self.command[0]) is None:
             raise EngineError(f"command: there is no program {self.command[0]!r} to launch a server with")
         with self.log.open("wb") as log:
-            self._keeper = await asyncio.create_subprocess_exec(
+            self._supervisor = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(_SUPERVISE), str(self._grace_s), *self.command),
                 stdin=PIPE,
                 stdout=log,
@@ -65,15 +65,16 @@ class ServerProcess:
             )
 
     async def ready(self, client: JsonClient, *, startup_s: float, progress: Progress | None) -> None:
-        """Wait until it answers that it is ready; EngineError, with its last words, where it ends or takes too long."""
+        """Wait until the server is ready; EngineError with the end of its log where it ends or takes too long."""
         try:
             async with asyncio.timeout(startup_s):
                 while not await self._is_ready(client):
-                    if progress is not None and (said := self.last_words(1)):
+                    if progress is not None and (said := self.log_tail(1)):
                         progress(said)
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise EngineError(f"the server was not ready after {startup_s:g} s: {self.last_words()}") from None
+            late = f"startup_s: the server was not ready after {startup_s:g} s"
+            raise EngineError(f"{late}; its log ends: {self.log_tail()}") from None
 
     async def _is_ready(self, client: JsonClient) -> bool:
         if self.pid is None:
@@ -86,23 +87,23 @@ class ServerProcess:
         return False
 
     def _why(self) -> str:
-        words = self.last_words()
-        if "No module named 'sglang" in words or "No module named sglang" in words:
+        tail = self.log_tail()
+        if "No module named 'sglang" in tail or "No module named sglang" in tail:
             return f"{self.command[0]} has no SGLang: name a Python that has it in AGENTGYM_SGLANG; see docs/engines.md"
-        return words
+        return tail
 
-    def last_words(self, lines: int = _LAST_WORDS) -> str:
-        """The end of its log."""
+    def log_tail(self, lines: int = _LOG_TAIL) -> str:
+        """The last lines of the server's log that are not empty."""
         with suppress(OSError):
             said = self.log.read_bytes()[-(1 << 14) :].decode(errors="replace").splitlines()
             return "\n".join([line for line in said if line.strip()][-lines:])
         return ""
 
     async def close(self) -> None:
-        """End it and all that it started; it may be called twice."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is None:
+        """End the command and all that it started; closing twice is harmless."""
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
             return
-        assert keeper.stdin is not None
-        keeper.stdin.close()  # the keeper's sign to end what it keeps, and itself
-        await asyncio.shield(keeper.wait())
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()  # it then ends the server and itself
+        await asyncio.shield(supervisor.wait())

@@ -1,7 +1,7 @@
-"""What requests start from: ids that were checked, as JSON.
+"""Prompts of requests: checked ids and their JSON.
 
-A session's prompt begins with what it was before, so only what is new in it is looked at. With a thousand ids, checking
-and writing them all would cost a request more than the rest of it.
+A session's prompt usually begins with its last one, so only the new ids are checked and written. With a thousand ids,
+checking and writing all of them would cost more than the rest of a request.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ import numpy as np
 
 
 class Prompt(NamedTuple):
-    """Ids of the vocabulary, and the same as the inside of a JSON array."""
+    """Ids of the vocabulary, and their text inside a JSON array."""
 
     ids: list[int]
     text: str
 
     def then(self, ids: list[int]) -> "Prompt":
-        """These ids, plain integers of the vocabulary too, behind the prompt's."""
+        """Return the prompt with more ids behind it; they must be plain integers of the vocabulary."""
         return Prompt(self.ids + ids, _joined(self.text, ids)) if ids else self
 
 
@@ -32,7 +32,7 @@ class Prompts:
         self._last: dict[str, Prompt] = {}
 
     def take(self, session: str, token_ids: Sequence[int]) -> Prompt:
-        """The session's next prompt; ValueError that names the first bad id."""
+        """Return the session's next prompt; ValueError that names the first bad id."""
         if isinstance(token_ids, np.ndarray):
             token_ids = checked(token_ids, self.vocabulary)
         ids, last = list(token_ids), self._last.get(session, NOTHING)
@@ -40,7 +40,7 @@ class Prompts:
             last = NOTHING
         if ids != last.ids or not ids:
             new = checked(ids[len(last.ids) :], self.vocabulary, first=len(last.ids))
-            # The caller's own integers, not their copies: they are compared with themselves at the next turn.
+            # The caller's own integers, not copies: the next turn compares them by identity first.
             last = Prompt(ids, _joined(last.text, new))
         self._last[session] = last
         return last
@@ -51,7 +51,7 @@ class Prompts:
 
 
 def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> list[int]:
-    """The ids as a list of plain integers; ValueError that names the first bad one, `first` being their position."""
+    """Return the ids as plain integers; ValueError names the first bad one, counting positions from `first`."""
     # For a turn's few ids numpy costs more than they do.
     plain = token_ids if type(token_ids) is list and {*map(type, token_ids)} == {int} else []
     if plain and min(plain) >= 0 and max(plain) < vocabulary:
@@ -69,7 +69,7 @@ def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> lis
 
 
 def holds_bool(token_ids: Sequence[int]) -> bool:
-    """Whether there is a True or False among ids, which numpy takes for 1 and 0 beside integers."""
+    """Whether the ids hold a True or False, which numpy would take for 1 or 0."""
     return not isinstance(token_ids, np.ndarray) and not {bool, np.bool_}.isdisjoint(map(type, token_ids))
 
 

@@ -1,4 +1,4 @@
-"""Which server a session lives on: where its prefix is, while the servers stay evenly filled."""
+"""The choice of a server for each session: one that has its prefix, while all servers stay evenly filled."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from agentgym.engines.sglang.server import NoServer, Server
 
 _BLOCK = 32
-"""Ids that are looked up at once; a shorter common prefix is not worth a place."""
+"""Ids in a block; prefixes are compared block by block, so a shorter one does not count."""
 _REMEMBERED = 1 << 16
-"""Blocks remembered of each server, the ones used last."""
+"""Blocks that are remembered of each server, those used last."""
 _SLACK = 4
-"""Sessions that a server may have above the emptiest one and still be chosen for its prefix; or half as many again."""
+"""A server is chosen for its prefix while it has at most this many sessions, or half as many again, above the least."""
 
 
 class Router:
@@ -27,7 +27,7 @@ class Router:
         return [server for server in self.servers if server.alive]
 
     def place(self, session: str, token_ids: Sequence[int], *, avoid: Sequence[Server] = ()) -> Server:
-        """The session's server: its own while that is alive and not to be avoided, else the best for these ids.
+        """Return the session's server: its own while that may be asked, else the best one for these ids.
 
         Among those with few sessions the one that computed the longest prefix of the ids; then the emptiest one.
         Raises NoServer where none is left.
@@ -58,7 +58,7 @@ class Router:
         server.alive = True
 
     def sessions(self) -> Counter[Server]:
-        """How many sessions live on each server."""
+        """Return the number of sessions on each server."""
         return Counter(self._home.values())
 
     def _best(self, usable: Sequence[Server], token_ids: Sequence[int]) -> Server:
@@ -72,7 +72,7 @@ class Router:
         return min(near, key=lambda server: (-self._known(server, blocks), count[server]))
 
     def _known(self, server: Server, blocks: Sequence[int]) -> int:
-        """How many leading blocks the server has seen."""
+        """The number of leading blocks that the server has seen."""
         seen = self._seen[server]
         return next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
 
@@ -86,7 +86,7 @@ class Router:
 
 
 def _blocks(token_ids: Sequence[int]) -> Iterator[int]:
-    """A number for each whole block of ids, of the block and all before it."""
+    """Yield a hash for each whole block of ids, of that block and all before it."""
     number = 0
     for end in range(_BLOCK, len(token_ids) + 1, _BLOCK):
         number = hash((number, *token_ids[end - _BLOCK : end]))

@@ -1,4 +1,4 @@
-"""One SGLang server: its endpoints, and what it answers as checked values."""
+"""One SGLang server: a client of its endpoints, which checks the answers."""
 
 import asyncio
 import base64
@@ -20,17 +20,19 @@ from agentgym.errors import EngineError, WireError
 from agentgym.types import Completion, Floats, Sampling
 
 _CONTROL_S = 60.0
-"""For a request that samples nothing."""
+"""Seconds for a request that samples nothing."""
 _LOAD_S = 600.0
-"""For loading or unloading an adapter: unloading waits for the requests that use it."""
+"""Seconds for loading or unloading an adapter: unloading waits for the requests that use it."""
 _SCORED_AT_ONCE = 64
+"""Positions that one request scores by draws."""
 _AGAIN_S = 0.5
+"""Seconds between two questions whether a server samples."""
 _COME_BACK = (429, 502, 503, 504)
 """Statuses of a server, or of a gateway before it, that can answer the same request later."""
 
 
 class PolicyVersion(NamedTuple):
-    """What new tokens are sampled from: the base, with an adapter on it where `lora` names one."""
+    """The weights that new tokens are sampled from: the base, with the adapter that `lora` names, if any."""
 
     lora: str | None
     version: int
@@ -38,20 +40,20 @@ class PolicyVersion(NamedTuple):
 
 
 class ServerFacts(NamedTuple):
-    """What a server said about itself."""
+    """The settings that a server reports."""
 
     context_tokens: int
     """Most ids of one request, prompt and completion together."""
     model: str
     seeded: bool
-    """Whether draws depend on the seed and the request alone."""
+    """Whether draws depend on the seed and the request alone, as deterministic inference makes them."""
     weight_version: str | None
-    """What it calls the weights that it started with."""
+    """The server's name for the weights that it started with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One stretch of ids to sample."""
+    """One request to sample ids."""
 
     prompt: Prompt
     rid: str
@@ -62,7 +64,7 @@ class Ask:
     policy: PolicyVersion
 
     def body(self) -> bytes:
-        """The body of POST /generate; whatever would change the distribution is said, not left to defaults."""
+        """The body of POST /generate; all settings that change the distribution are in it."""
         lora = "null" if self.policy.lora is None else f'"{self.policy.lora}"'
         return (
             f'{{"input_ids":[{self.prompt.text}],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
@@ -76,7 +78,7 @@ class Unavailable(EngineError):
 
 
 class NoServer(EngineError):
-    """None of the servers is left that might answer."""
+    """No server is left that might answer."""
 
 
 class Busy(Unavailable):
@@ -94,9 +96,9 @@ class Server:
         self.client, self.process = JsonClient(url), process
         self.alive = True
         self.paused = False
-        """Whether it was asked to pause, and not to go on since."""
+        """Whether the server was asked to pause, and not yet to resume."""
         self.adapters: set[str] = set()
-        """The names of the adapters that it was asked to load and has not been seen to forget."""
+        """The names of the adapters that the server was asked to load and may still have."""
         self._loaded: set[str] = set()
         self._first_weights: str | None = None
 
@@ -105,14 +107,14 @@ class Server:
 
     @property
     def ended(self) -> bool:
-        """Whether it is one of our own that has ended, and so does not come back."""
+        """Whether this is a launched server that has ended, and so does not come back."""
         return self.process is not None and self.process.ended
 
     async def facts(self) -> ServerFacts:
-        """What the server says of itself."""
+        """Return the settings that the server reports."""
         answer = await self._wired(self.client.get("/server_info", timeout_s=_CONTROL_S))
         if answer.status == 404:
-            raise EngineError(f"{self}: has no /server_info: it is no SGLang server")
+            raise EngineError(f"{self}: has no /server_info, so it is no SGLang server; check the url")
         info = self._checked("/server_info", answer)
         try:
             # A prompt must be shorter than this limit, so a whole request of one id less always fits.
@@ -126,16 +128,16 @@ class Server:
         return facts
 
     async def ready(self, timeout_s: float) -> int | None:
-        """What /ready answers: 200 where it takes requests now, which a paused server does not; None for no answer."""
+        """Return the status of /ready: 200 where the server takes requests (not while paused); None for no answer."""
         try:
             return (await self.client.get("/ready", timeout_s=timeout_s)).status
         except (ConnectionError, WireError):
             return None
 
     async def samples(self, timeout_s: float) -> bool:
-        """Whether it samples an id within this time: a scheduler may hang while the part that speaks HTTP lives.
+        """Whether the server samples an id within this time: its scheduler may hang while its HTTP part answers.
 
-        A server that samples anything for anybody does; one that has no such check is believed.
+        True for a server without this check.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -146,14 +148,14 @@ class Server:
         return True
 
     async def generate(self, ask: Ask) -> Completion:
-        """What it sampled; an aborted request answers with what it had."""
+        """Return the ids that the server sampled; those of an aborted request up to its abort."""
         body = await self._post("/generate", ask.body(), None)
         # With an adapter the policy is the adapter; the number is the name of the weights under it.
         named = ask.policy.lora is None
         return completion_of(body, ask.policy.version, named=named, ours=self._first_weights)
 
     async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: PolicyVersion) -> Floats:
-        """Log-probability of each id but the first, as `generate` would report it."""
+        """Return the log-probability of each id but the first, as `generate` would report it."""
         if sampling.temperature in (0.0, 1.0):
             return await self._score_prompt(token_ids, policy)
         # A prompt's log-probabilities are never scaled by the temperature; a sampled position's are.
@@ -176,7 +178,7 @@ class Server:
     async def _score_draws(
         self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: PolicyVersion
     ) -> Floats:
-        """Of the ids from `start` on: one draw behind each prefix, asked for the id that follows."""
+        """Score the ids from `start` on: one draw behind each prefix reports the id that follows it."""
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
             "input_ids": [list(token_ids[:end]) for end in ends],
@@ -192,11 +194,11 @@ class Server:
         return scores_of([first_of(row) for row in rows], [token_ids[end] for end in ends])
 
     async def abort(self, rid: str) -> None:
-        """End one request, if it is there."""
+        """End one request; an unknown one is no error."""
         await self._post("/abort_request", {"rid": rid})
 
     async def pause(self) -> None:
-        """Sample nothing more; running requests keep their place and their KV, further ones wait."""
+        """Stop sampling; running requests keep their place and their KV, new ones wait."""
         self.paused = True
         await self._post("/pause_generation", {"mode": "in_place"})
 
@@ -206,10 +208,12 @@ class Server:
         self.paused = False
 
     async def load(self, policy: PolicyVersion, folder: Path | None) -> None:
-        """Take a policy's adapter, from `folder` or in the request; ValueError where it does not fit."""
+        """Load a policy's adapter, from `folder` or in the request; ValueError where it does not fit."""
         if policy.lora is None or policy.adapter is None:
             return
-        self.adapters.add(policy.lora)  # before it is asked: of a broken request nobody knows whether it was obeyed
+        self.adapters.add(
+            policy.lora
+        )  # before the request: after a broken one it is not known whether the server loaded it
         if folder is not None:
             body: dict[str, Any] = {"lora_name": policy.lora, "lora_path": str(folder)}
             answer = await self._try("/load_lora_adapter", body, _LOAD_S)
@@ -227,11 +231,11 @@ class Server:
         self._loaded.add(policy.lora)
 
     def holds(self, policy: PolicyVersion) -> bool:
-        """Whether a policy can be sampled from here, as far as is known."""
+        """Whether the server can sample from a policy, as far as is known."""
         return policy.lora is None or policy.lora in self._loaded
 
     async def unload(self, lora: str) -> None:
-        """Forget an adapter when the last request that uses it has ended."""
+        """Unload an adapter when the last request that uses it has ended."""
         answer = await self._try("/unload_lora_adapter", {"lora_name": lora}, _LOAD_S)
         if answer.status not in _COME_BACK:
             self.adapters.discard(lora)
@@ -239,7 +243,7 @@ class Server:
         self._checked("/unload_lora_adapter", answer)
 
     async def close(self) -> None:
-        """Close every connection; what waits for an answer ends with ConnectionError."""
+        """Close every connection; unanswered requests fail with ConnectionError."""
         self.client.close()
         await asyncio.sleep(0)  # for the transports to let go of their sockets
 
@@ -272,13 +276,13 @@ def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Every setting that bends the distribution: a server may have other defaults of the model's author."""
+    """All settings that change the distribution: a server may take other defaults from the model's files."""
     plain = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     return plain | {"temperature": sampling.temperature, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 
 
 def _packed(tensors: Mapping[str, Any]) -> str:
-    """The tensors as a server unpickles them; it dies of anything but torch's, which never leave here."""
+    """The tensors as a server unpickles them; ValueError for other than torch's, which would end the server."""
     for name, tensor in tensors.items():
         if not type(tensor).__module__.startswith("torch"):
             raise ValueError(f"adapter: {name} is a {type(tensor).__name__}, and a server takes torch tensors")

@@ -1,7 +1,7 @@
-"""Run a command for as long as somebody holds the other end of stdin, then end it and all that it started.
+"""A process supervisor: it runs a command until its own stdin is closed, then ends the command and all it started.
 
-`python -I -S supervise.py GRACE_S COMMAND...`, as the leader of a session; a script, so standard library only. However
-its parent ends, also by SIGKILL, stdin comes to its end.
+Run as `python -I -S supervise.py GRACE_S COMMAND...`, as the leader of a session; it is a script, so it imports the
+standard library only. Stdin is closed however the parent ends, also by SIGKILL.
 """
 
 import ctypes
@@ -15,22 +15,22 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(grace_s: float, command: list[str]) -> None:
-    """Does not return: the last thing it does is to kill its own process group.
+    """Run the command; this does not return, for at its end it kills its own process group.
 
-    `grace_s` is for the command to end by itself when it is told to; then its whole process group is killed.
+    A command that is told to end has `grace_s` seconds to do so; then its whole process group is killed.
     """
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_the_keeper)
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_the_supervisor)
     except OSError as error:
         sys.exit(f"[cannot run {command[0]}: {error.strerror}]")
     with child:
-        threading.Thread(target=_end_when_nobody_holds_on, args=(child, grace_s), daemon=True).start()
+        threading.Thread(target=_end_at_the_end_of_stdin, args=(child, grace_s), daemon=True).start()
         code = child.wait()
     print(f"[ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}]", flush=True)  # noqa: T201
     os.killpg(0, signal.SIGKILL)
 
 
-def _end_when_nobody_holds_on(child: "subprocess.Popen[bytes]", grace_s: float) -> None:
+def _end_at_the_end_of_stdin(child: "subprocess.Popen[bytes]", grace_s: float) -> None:
     sys.stdin.buffer.read()
     child.terminate()
     try:
@@ -39,7 +39,7 @@ def _end_when_nobody_holds_on(child: "subprocess.Popen[bytes]", grace_s: float) 
         os.killpg(0, signal.SIGKILL)
 
 
-def _die_with_the_keeper() -> None:
+def _die_with_the_supervisor() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

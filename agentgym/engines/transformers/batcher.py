@@ -1,7 +1,7 @@
-"""Continuous batching: which rows the next forward computes, and what need not be computed at all.
+"""Continuous batching: the choice of the rows that the next forward computes, and the reuse of KV.
 
-A session keeps its slot between turns, and of its KV what its new ids still begin with. A new session takes over
-the prefix that it shares with any other slot, or waits while another slot computes it.
+A session keeps its slot between turns, with the KV of the ids that its new prompt still begins with. A new session
+copies the KV of a prefix that it shares with another slot, or waits while another slot computes it.
 """
 
 import random
@@ -25,16 +25,16 @@ Settle: TypeAlias = Callable[[object], None]
 """Called once with a request's Completion, or with the exception that ended it."""
 
 _SHARED = 16
-"""Fewer ids in common than this are computed again: waiting for them costs more."""
+"""Ids of the shortest prefix that is shared: waiting for a shorter one costs more than computing it."""
 _PATIENCE = 4
 """Decode steps that a few prefilling rows wait for company; many do not wait."""
 _NARROW = 32
-"""Padding a row up to this width is cheaper than a forward of its own."""
+"""Width up to which a row is padded: that is cheaper than a forward of its own."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """What the engine has done since it opened; seconds are wall time in its thread."""
+    """Counters since the engine opened; seconds are wall time in its thread."""
 
     prefill_tokens: int = 0
     """Prompt ids that went through the model."""
@@ -43,7 +43,7 @@ class Stats:
     copied_tokens: int = 0
     """Prompt ids whose KV was copied from another slot."""
     decode_tokens: int = 0
-    """Sampled ids that went through the model within their turn; a turn's last one never does."""
+    """Sampled ids that went through the model within their turn; the last id of a turn never does."""
     sampled_tokens: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
@@ -56,7 +56,7 @@ class Stats:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One turn to sample: validated ids, and who to tell."""
+    """One turn to sample: validated ids, and the function that takes the answer."""
 
     token_ids: Ints
     session: str
@@ -65,11 +65,11 @@ class Request:
     seed: int
     settle: Settle
     slot: int = -1
-    """-1: it waits for a slot."""
+    """The number of its slot; -1 while it waits for one."""
     donor: "Request | None" = None
-    """Who is computing a prefix of this request, while it waits for that."""
+    """The request that computes a prefix of this one, while this one waits for it."""
     shared: int = 0
-    """How long that prefix is."""
+    """Ids of the prefix that `donor` computes."""
     versions: list[Version] = field(default_factory=list)
 
 
@@ -95,7 +95,7 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is unanswered."""
+        """Whether any request is unanswered."""
         return bool(self._live)
 
     def submit(self, request: Request) -> None:

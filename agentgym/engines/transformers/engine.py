@@ -1,4 +1,4 @@
-"""The embedded engine: a transformers model in a thread of this process, no server and no GPU needed."""
+"""The embedded engine: a transformers model in a thread of this process, without a server."""
 
 import asyncio
 import threading
@@ -28,31 +28,33 @@ if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """How much of a model runs at once; the defaults suit a small model on one CPU core."""
+    """Settings of the embedded engine; the defaults suit a small model on one CPU core."""
 
     slots: int = 64
-    """Most turns that are sampled at once; further ones wait. Each slot holds KV for a whole context."""
-    context_tokens: int = 512
-    """Most ids of a session, prompt and completion together."""
+    """Most turns that are sampled at once; other turns wait. Each slot holds the KV cache of a whole context."""
+    context_tokens: int | None = None
+    """Most ids of a session, prompt and completion together. None: as many as the model has positions, as far as the
+    KV of all slots stays within 1 GiB, and 512 at least."""
     prefill_tokens: int = 1024
-    """Most ids of one prefill forward, padding included: what decoding rows wait for at most."""
+    """Most ids of one prefill forward, padding included; it bounds the time that decoding turns wait for it."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of weights and KV where the engine loads the model; log-probabilities are float32 in any case."""
+    """The dtype of weights and KV where the engine loads the model; log-probabilities are always float32."""
     device: str = "auto"
-    """What the engine loads the model to: auto (a GPU if there is one), or a torch device. Under torchrun a GPU is the
-    process's own."""
+    """The device to load the model to: auto (a GPU if there is one), or a torch device. Under torchrun each process has
+    the GPU of its local rank."""
     threads: int = 1
-    """Torch's CPU threads, set for the whole process. More than 1 pays for large models on idle cores only."""
+    """Torch's CPU threads, set for the whole process. More than 1 helps only large models on idle cores."""
 
     def __post_init__(self) -> None:
         for name in ("slots", "context_tokens", "prefill_tokens", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: must be at least 1, got {value}")
 
 
 class _Command(NamedTuple):
     run: Callable[["Batcher"], object]
-    """What the thread does between two steps; `_LATER` where the answer comes from a later step."""
+    """A function that the thread calls between two steps; it returns `_LATER` where a later step answers."""
     settle: Callable[[object], None]
 
 
@@ -92,15 +94,21 @@ class LocalEngine:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """How this engine's model reads and writes chats."""
+        """The chat tokenizer of this engine's model."""
         if self._tokenizer is None:
-            raise EngineError("the engine is not open, and was given no tokenizer")
+            raise EngineError("the engine is not open: use it inside `async with`, or give it a tokenizer")
         return self._tokenizer
 
     @property
     def context_tokens(self) -> int:
         """The most ids, prompt and completion together, that one request may hold."""
-        return self._config.context_tokens
+        if self._config.context_tokens is not None:
+            return self._config.context_tokens
+        if self._batcher is None:
+            raise EngineError(
+                "context_tokens: known once the engine is open; set LocalConfig.context_tokens to choose it"
+            )
+        return self._batcher.policy.context
 
     @property
     def version(self) -> int:
@@ -115,7 +123,7 @@ class LocalEngine:
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        """At most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
+        """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
         The stop id, where one ended the turn, is the last. Ids drawn depend on the arguments and the weights, not on
         what else is being generated (but for float noise). A turn that a weight swap overtakes goes on, and its
@@ -158,7 +166,7 @@ class LocalEngine:
         await self._ask(lambda batcher: batcher.load_adapter(read, version))
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Log-probability of each id but the first, given those before it, by a plain forward between two steps."""
+        """Return the log-probability of each id but the first, given those before it, by a plain forward."""
         ids = self._checked(token_ids)
         if len(ids) > self.context_tokens:
             raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
@@ -168,7 +176,7 @@ class LocalEngine:
         return scores
 
     async def close(self) -> None:
-        """End the thread; requests that are still unanswered fail with EngineError. Closing twice is harmless."""
+        """End the thread; unanswered requests fail with EngineError. Closing twice is harmless."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._inbox.put(None)
@@ -201,10 +209,16 @@ class LocalEngine:
         return await future
 
     def _load(self) -> "Batcher":
-        """Everything slow about opening, away from the event loop."""
+        """Load the model; slow, so it runs outside the event loop."""
         with needs_extra():
             from agentgym.engines.transformers.batcher import Batcher
-            from agentgym.engines.transformers.model import InferenceModel, load_model, load_tokenizer, stop_ids
+            from agentgym.engines.transformers.model import (
+                InferenceModel,
+                default_context,
+                load_model,
+                load_tokenizer,
+                stop_ids,
+            )
 
         config, model = self._config, self._model
         stops: set[int] = set()
@@ -212,7 +226,8 @@ class LocalEngine:
             self._tokenizer, stops = load_tokenizer(model)
         if isinstance(model, str | Path):
             model = load_model(model, dtype=config.dtype, device=config.device)
-        policy = InferenceModel(model, slots=config.slots, context=config.context_tokens, threads=config.threads)
+        context = config.context_tokens or default_context(model, config.slots)
+        policy = InferenceModel(model, slots=config.slots, context=context, threads=config.threads)
         return Batcher(
             policy,
             slots=config.slots,
@@ -221,19 +236,19 @@ class LocalEngine:
         )
 
     def _run(self, batcher: "Batcher") -> None:
-        """The thread: commands, a step, commands, a step; whatever happens, every request is answered."""
+        """The thread's loop of commands and steps; every request is answered, also where the thread breaks."""
         try:
-            while self._obey(batcher):
+            while self._run_commands(batcher):
                 batcher.step()
-        except BaseException as error:  # nobody is above a thread: the requests are told
+        except BaseException as error:  # there is no caller to raise to: the requests get the error
             batcher.fail_all(partial(_broken, error))
             while (command := self._inbox.get()) is not None:
                 command.settle(_broken(error))
         else:
             batcher.fail_all(lambda: EngineError("the engine was closed"))
 
-    def _obey(self, batcher: "Batcher") -> bool:
-        """Run the commands that have come, waiting for one where there is nothing to sample; False at the end."""
+    def _run_commands(self, batcher: "Batcher") -> bool:
+        """Run the commands that have come, waiting for one while nothing is sampled; False when the engine closes."""
         wait = not batcher.busy
         while True:
             try:
@@ -242,11 +257,11 @@ class LocalEngine:
                 return True
             if command is None:
                 return False
-            _obey_one(batcher, command)
+            _run_command(batcher, command)
             wait = not batcher.busy
 
 
-def _obey_one(batcher: "Batcher", command: _Command) -> None:
+def _run_command(batcher: "Batcher", command: _Command) -> None:
     try:
         answer = command.run(batcher)
     except (ValueError, EngineError) as error:
@@ -270,7 +285,7 @@ def _broken(cause: BaseException) -> EngineError:
 
 
 def _mailbox() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
-    """A future of this loop, and what another thread calls to settle it."""
+    """A future of this loop, and a function that settles it from another thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -291,4 +306,4 @@ def _settle(future: asyncio.Future[Any], answer: object) -> None:
 
 
 def _ignore(_: object) -> None:
-    """Nobody asked."""
+    """Drop the answer of a command that nobody waits for."""

@@ -1,4 +1,4 @@
-"""Dense decoders by their arithmetic alone: what a small model's step costs is mostly the Python around it.
+"""Dense decoders without their modules: most of a small model's step is the Python around its arithmetic.
 
 Llama, Mistral, Qwen2 and Qwen3 are one computation, with or without biases and norms of queries and keys; their own
 modules do it in five times as many calls. Weights stay the model's: it sees merged adapters, and nothing is copied.

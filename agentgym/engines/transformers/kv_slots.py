@@ -1,6 +1,6 @@
-"""The books of the slots: which ids each row holds, up to where there is KV for them, and of which weights.
+"""The state of the KV slots: the ids of each row, how many of them have KV, and under which weights.
 
-A slot's KV is a fact about ids and weights, whoever asked for it::
+KV depends on ids and weights alone, so any session may use it::
 
     ids      s s s s u u a a e u u u . . .      s system and tools, u user or tool, a sampled, e stop
     filled   ^^^^^^^^^^^^^^^^                   there is KV up to here
@@ -38,11 +38,11 @@ class Slots:
         self._begun = 0
 
     def swap(self) -> None:
-        """The weights have changed: KV from before is neither kept nor copied."""
+        """Note that the weights have changed: earlier KV is neither kept nor copied."""
         self._weights += 1
 
     def begin(self, slot: int, ids: Ints) -> int:
-        """The row holds these ids and starts computing where its KV of the current weights ends; where that is.
+        """Put ids into a row, which computes from where its KV of the current weights ends; return that place.
 
         The last id is computed in any case: the first sample is drawn from its hidden state.
         """
@@ -58,7 +58,7 @@ class Slots:
         return kept
 
     def donors(self, slot: int) -> tuple[Donor, Donor]:
-        """Who has the most KV of this row's prefix, and which active row will have the most once it has run."""
+        """Return the slot with the most KV of this row's prefix, and the active row that will have the most."""
         common = _common(self.ids, self.ids[slot, : self.length[slot] - 1])
         common[self._weights_of != self._weights] = 0
         ready = np.minimum(common, self.filled)
@@ -68,14 +68,14 @@ class Slots:
         return Donor(has, int(ready[has])), Donor(will_have, int(planned[will_have]))
 
     def append(self, rows: Ints, ids: Ints, logprobs: Floats) -> None:
-        """One sampled id for each of these rows."""
+        """Append one sampled id to each of these rows."""
         at = self.length[rows]
         self.ids[rows, at], self.logprobs[rows, at] = ids, logprobs
         self.length[rows] = at + 1
 
 
 def _common(rows: Ints, ids: Ints) -> Ints:
-    """How many leading ids each row shares with `ids`."""
+    """The number of leading ids that each row shares with `ids`."""
     if not len(ids):
         return np.zeros(len(rows), np.int64)
     differs = rows[:, : len(ids)] != ids

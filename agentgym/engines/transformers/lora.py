@@ -16,11 +16,11 @@ class _Delta(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     lengths: torch.Tensor | None
-    """Of the merged weight's rows, with DoRA."""
+    """The lengths of the merged weight's rows, with DoRA; else None."""
 
 
 class Merger:
-    """Holds the base weights it has touched, so that swapping adapters never drifts and None restores exactly."""
+    """Merges adapters into a model; it keeps the base weights, so None restores them exactly and swaps add no error."""
 
     def __init__(self, model: Any) -> None:
         tied = model.get_input_embeddings().weight
@@ -33,7 +33,7 @@ class Merger:
 
     @torch.inference_mode()
     def load(self, adapter: Adapter | None) -> None:
-        """The weights become base + scale * B @ A; ValueError, before any weight moved, where that has no meaning.
+        """Set the weights to base + scale * B @ A; ValueError, with no weight changed, if the adapter does not fit.
 
         With DoRA each row of that is stretched to the length that was trained for it (arXiv 2402.09353).
         """

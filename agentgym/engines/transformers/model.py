@@ -1,5 +1,6 @@
-"""What the local engine asks of a transformers model: last hidden states over slots of KV, draws, scores."""
+"""A transformers model as the local engine uses it: last hidden states over slots of KV, draws and scores."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,18 @@ from agentgym.engines.transformers.fast_decoder import dense
 from agentgym.extras import needs_extra
 from agentgym.types import Floats, Ints
 
+KV_BYTES = 1 << 30
+"""Memory for the KV of all slots where the context is not set: 1 GiB."""
+LEAST_CONTEXT = 512
+"""Ids of context where `KV_BYTES` would hold fewer."""
 _CHECKED_IDS = 8
+"""Ids on which an engine that opens compares its logits with the model's own."""
 _SCORED_AT_ONCE = 512
+"""Positions whose logits `score` computes in one piece."""
 _MISMATCH = {torch.float32: 1e-3}
+"""Largest difference of logits from the model's own, by the dtype of its weights."""
 _MISMATCH_HALF = 0.3
+"""The same for 16-bit weights."""
 
 
 def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
@@ -54,6 +63,24 @@ def _as_set(ids: int | list[int] | None) -> set[int]:
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
+def default_context(model: Any, slots: int) -> int:
+    """The context that an engine has unless it is set: the model's positions, as far as `KV_BYTES` hold them.
+
+    It is `LEAST_CONTEXT` at least, where the model has as many positions.
+    """
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or LEAST_CONTEXT
+    column = slots * math.prod(_column_shape(config)) * model.dtype.itemsize
+    return int(min(positions, max(KV_BYTES // column, LEAST_CONTEXT)))
+
+
+def _column_shape(config: Any) -> tuple[int, int, int, int]:
+    """Layers, 2 for keys and values, heads of these, and numbers in a head: the KV of one id."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return config.num_hidden_layers, 2, heads, head_dim
+
+
 class SlotCache:
     """Keys and values of every slot, each row written at its own column; stands in for transformers' Cache.
 
@@ -64,9 +91,8 @@ class SlotCache:
     is_compileable = False
 
     def __init__(self, config: Any, slots: int, context: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        shape = (config.num_hidden_layers, 2, slots, heads, context + 1, head_dim)
+        layers, two, heads, head_dim = _column_shape(config)
+        shape = (layers, two, slots, heads, context + 1, head_dim)
         # Zeros, not empty: a masked column still meets a weight of 0, and 0 times a stray NaN is a NaN.
         self._all = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._all]

@@ -78,6 +78,13 @@ def test_it_is_an_engine() -> None:
     assert engine.version == 0
 
 
+async def test_a_model_that_comes_with_the_library_is_known_by_its_name() -> None:
+    async with Peer(sglang()) as peer, SGLangEngine("tiny", SGLangConfig(urls=(peer.url,))) as engine:
+        assert engine.tokenizer.decode(engine.tokenizer.encode("<|im_end|>")) == "<|im_end|>"
+        with pytest.raises(ValueError, match="vocabulary of 512"):
+            await say(engine, ids=[512])
+
+
 async def test_a_request_says_everything_that_bends_the_distribution() -> None:
     held = Held()
     held.go.set()
@@ -364,7 +371,7 @@ async def test_closing_fails_what_is_in_flight_and_leaves_nothing(no_leaks: None
 
 async def test_nobody_at_the_url_is_an_engine_error() -> None:
     engine = SGLangEngine.attach("http://127.0.0.1:1", model=MODEL, tokenizer=ByteTokenizer())
-    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:1: nobody answers"):
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:1: no server answers; check the url"):
         await engine.__aenter__()
 
 

@@ -42,8 +42,8 @@ async def read(pipe: int) -> bytes:
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> tuple[int, list[str]]:
-    """A named pipe's reading end, and the command of a family that writes to it when it is up."""
+def process_group(tmp_path: Path) -> tuple[int, list[str]]:
+    """A named pipe's reading end, and the command of a process_group that writes to it when it is up."""
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -60,9 +60,9 @@ async def until_up(pipe: int) -> None:
 
 @pytest.mark.parametrize("deaf", [[], ["deaf"]], ids=["hears_the_signal", "deaf"])
 async def test_closing_ends_the_process_and_its_children(
-    tmp_path: Path, family: tuple[int, list[str]], deaf: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, process_group: tuple[int, list[str]], deaf: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipe, command = family
+    pipe, command = process_group
     process = ServerProcess([*command, *deaf], tmp_path / "log", grace_s=0.5 if deaf else 600)
     await process.start()
     await until_up(pipe)
@@ -75,9 +75,9 @@ async def test_closing_ends_the_process_and_its_children(
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 async def test_the_process_ends_however_its_owner_does(
-    tmp_path: Path, family: tuple[int, list[str]], kill: signal.Signals
+    tmp_path: Path, process_group: tuple[int, list[str]], kill: signal.Signals
 ) -> None:
-    pipe, command = family
+    pipe, command = process_group
     owner = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OWNER, str(tmp_path / "log"), *command), stderr=asyncio.subprocess.DEVNULL
     )
@@ -87,7 +87,7 @@ async def test_the_process_ends_however_its_owner_does(
     assert await read(pipe) == b""
 
 
-async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_its_last_words(tmp_path: Path) -> None:
+async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_the_end_of_its_log(tmp_path: Path) -> None:
     said: list[str] = []
     command = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
     process = ServerProcess(command, tmp_path / "log")
@@ -102,10 +102,10 @@ async def test_a_server_has_time_to_tidy_up_before_it_is_killed(tmp_path: Path) 
     tidies = "import signal; signal.signal(signal.SIGTERM, lambda *_: (print('tidy'), exit()));"
     process = ServerProcess([sys.executable, "-c", f"{tidies} print('up'); signal.pause()"], tmp_path / "log")
     await process.start()
-    while "up" not in process.last_words():  # noqa: ASYNC110  a log tells nobody
+    while "up" not in process.log_tail():  # noqa: ASYNC110  a log tells nobody
         await asyncio.sleep(0.01)
     await process.close()
-    assert "tidy\n[ended with exit code 0]" in process.last_words()
+    assert "tidy\n[ended with exit code 0]" in process.log_tail()
     assert _GRACE_S > 5
 
 
@@ -139,8 +139,8 @@ async def test_a_launched_server_without_ready_is_too_old_and_is_not_waited_for(
     await process.close()
 
 
-async def test_a_server_that_is_never_ready_is_given_up_and_ended(family: tuple[int, list[str]]) -> None:
-    pipe, command = family
+async def test_a_server_that_is_never_ready_is_given_up_and_ended(process_group: tuple[int, list[str]]) -> None:
+    pipe, command = process_group
     engine = SGLangEngine.launch(MODEL, SGLangConfig(command=shlex.join(command), startup_s=0.5))
     with pytest.raises(EngineError, match=r"not ready after 0\.5 s"):
         await engine.__aenter__()
@@ -148,8 +148,8 @@ async def test_a_server_that_is_never_ready_is_given_up_and_ended(family: tuple[
     assert await read(pipe) == b""
 
 
-async def test_a_cancelled_launch_leaves_nothing(family: tuple[int, list[str]], no_leaks: None) -> None:
-    pipe, command = family
+async def test_a_cancelled_launch_leaves_nothing(process_group: tuple[int, list[str]], no_leaks: None) -> None:
+    pipe, command = process_group
     engine = SGLangEngine.launch(MODEL, SGLangConfig(command=shlex.join(command)))
     opening = asyncio.create_task(engine.__aenter__())
     await until_up(pipe)

@@ -1,0 +1,87 @@
+"""The episodes behind an exported env: one env and one box at a time."""
+
+import asyncio
+import copy
+from contextlib import AsyncExitStack
+from typing import Any
+
+from agentgym.boxes import Boxes, Sandbox
+from agentgym.environments.env import Env, close
+from agentgym.messages import Message
+from agentgym.types import StepResult, StopReason, Task
+
+
+class EpisodePlayer:
+    """Plays one episode after another; a new episode closes the env of the last one and gives its box back."""
+
+    def __init__(self, cls: type[Env[Any]], sandbox: Sandbox | None, boxes: Boxes | None) -> None:
+        self.cls, self.sandbox, self.boxes = cls, sandbox, boxes
+        self.env: Env[Any] | None = None
+        self.episode = AsyncExitStack()
+        self.pool = AsyncExitStack()
+
+    async def reset(
+        self, task: Task, *, seed: int, options: dict[str, Any] | None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        """Start an episode; the env's first messages, and an info with the task's id and the tools' schemas."""
+        await self._end()
+        env = self.cls(task)
+        async with AsyncExitStack() as stack:
+            if self.cls.sandbox is not None:
+                env.box = await stack.enter_async_context((await self._boxes()).lease())
+            stack.push_async_callback(close, env)
+            messages, info = await env.reset(seed=seed, options=options)
+            self.episode = stack.pop_all()
+        self.env, self.turns = env, 0
+        self.deadline = asyncio.get_running_loop().time() + self.cls.limits.seconds
+        # A copy: a class has one schema of each tool, and Gymnasium's users may write into what they get.
+        return messages, {"task": task.id, "tools": copy.deepcopy(env.tools), **info}
+
+    async def _boxes(self) -> Boxes:
+        if self.boxes is None:
+            assert self.sandbox is not None
+            self.boxes = await self.pool.enter_async_context(self.sandbox.open(1))
+        return self.boxes
+
+    async def step(self, action: Message) -> StepResult:
+        """Take one turn; at the end of the episode the scores are part of the reward, and the env is closed."""
+        env = self.env
+        assert env is not None
+        self.turns += 1
+        result = await self._limited(env, action)
+        rewards: dict[str, float] = dict(result.info.get("rewards") or {})
+        earned = sum(rewards.values()) if rewards else float(result.reward)
+        if not (result.terminated or result.truncated):
+            return result._replace(reward=earned)
+        if not rewards:
+            async with asyncio.timeout(self.cls.limits.seconds):
+                scores = await env.score()
+            earned, rewards = earned + sum(scores.values()), rewards | scores
+        await self._end()
+        stop_reason = str(result.info.get("stop_reason", StopReason.DONE))
+        info = {**result.info, "stop_reason": stop_reason, "rewards": rewards, "metrics": dict(env.metrics)}
+        return result._replace(reward=float(earned), info=info)
+
+    async def _limited(self, env: Env[Any], action: Message) -> StepResult:
+        """The env's step, truncated where the limit on turns or seconds is reached."""
+        try:
+            async with asyncio.timeout_at(self.deadline) as deadline:
+                result = StepResult(*await env.step(action))
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return StepResult([], 0.0, False, True, {"stop_reason": StopReason.SECONDS})
+        if self.turns < self.cls.limits.turns or result.terminated or result.truncated:
+            return result
+        return result._replace(truncated=True, info={**result.info, "stop_reason": StopReason.TURNS})
+
+    async def _end(self) -> None:
+        self.env = None
+        await self.episode.aclose()
+
+    async def close(self) -> None:
+        """Close the env, give back its box and close the pool."""
+        try:
+            await self._end()
+        finally:
+            await self.pool.aclose()

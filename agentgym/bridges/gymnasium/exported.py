@@ -1,0 +1,127 @@
+"""An agentgym env as a `gymnasium.Env` over text."""
+
+import re
+import string
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+
+from agentgym.boxes import Boxes, Sandbox, cut_middle
+from agentgym.bridges.gymnasium.episode_player import EpisodePlayer
+from agentgym.bridges.gymnasium.loop_thread import LoopThread
+from agentgym.chat.parsing import parse_hermes
+from agentgym.environments.env import Env, Split
+from agentgym.environments.registry import find_env
+from agentgym.environments.task_rows import as_tasks
+from agentgym.messages import Message
+from agentgym.types import Task
+
+LATIN = "".join(letter for letter in map(chr, range(0xC0, 0x180)) if letter.isalpha())
+CHARSET = string.digits + string.ascii_letters + string.punctuation + " \t\n" + LATIN
+"""The characters of an observation: printable ASCII, tab, newline and the Latin letters from U+00C0 to U+017F."""
+_OUTSIDE = re.compile(f"[^{re.escape(CHARSET)}]")
+
+
+def register_gymnasium(env: str | type[Env[Any]], id: str | None = None, **kwargs: Any) -> str:
+    """Make an env known to `gymnasium.make` and `make_vec` and give its id, "agentgym/<class>-v0" by default.
+
+    `kwargs` go to `ExportedEnv`, as do those given to `make`. Registering the same again changes nothing;
+    ValueError where the id already means something else.
+    """
+    id = id or f"agentgym/{find_env(env).__name__}-v0"
+    given = {"env": env, **kwargs}
+    known = gymnasium.registry.get(id)
+    if known is None:
+        gymnasium.register(id, entry_point=f"{__name__}:{ExportedEnv.__name__}", kwargs=given)
+    elif known.kwargs != given:
+        raise ValueError(f"id: {id!r} is already registered, with {known.kwargs}; choose another id")
+    return id
+
+
+class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
+    """An agentgym env as a synchronous `gymnasium.Env` over text; `close` gives everything back, also twice.
+
+    An action is the assistant's turn in the Hermes format: plain text, or one or more
+    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. An observation holds the new messages as
+    "role: content"; a character outside `CHARSET` becomes "?", and past `max_length` characters the middle
+    is cut. Actions are taken as they are.
+
+    The env's limits on turns and seconds truncate; the score is then part of the last reward. Its limits on
+    tokens and its compaction have no meaning here: whoever acts keeps the context. The tools' schemas are in
+    `info["tools"]` of `reset`, and `info["task"]` is the task's id.
+
+    In `make_vec` an env with text in `vectorization_mode="async"` needs `vector_kwargs={"shared_memory": False}`:
+    Gymnasium reads text from its shared memory only once, before the first reset.
+
+    Everything of the env runs in one task of one private event loop, so several of these never share a box.
+    `sandbox` replaces the one the env declares; `boxes` is an open pool that does not belong to another event
+    loop, such as FakeBoxes. Errors of the env and of its box reach the caller unchanged.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(
+        self,
+        env: str | type[Env[Any]],
+        *,
+        split: Split = "train",
+        tasks: Sequence[Task] | None = None,
+        sandbox: Sandbox | None = None,
+        boxes: Boxes | None = None,
+        max_length: int = 16_384,
+    ) -> None:
+        self.cls = find_env(env)
+        self.tasks: Sequence[Task] = as_tasks(self.cls, self.cls.tasks(split) if tasks is None else tasks)
+        if not self.tasks:
+            raise ValueError(
+                f"tasks: {self.cls.__name__} has none in split {split!r}; give at least one"
+                if tasks is None
+                else "tasks: give at least one"
+            )
+        self.sandbox = self.cls.sandbox if sandbox is None else sandbox
+        self.boxes = boxes
+        self.max_length = max_length
+        self.action_space = gymnasium.spaces.Text(max_length, min_length=0, charset=CHARSET)
+        self.observation_space = gymnasium.spaces.Text(max_length, min_length=0, charset=CHARSET)
+        self._worker: LoopThread | None = None
+        self._player: EpisodePlayer | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start on a task that the seed picks, or on number `options["task"]`; all options go on to the env."""
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(len(self.tasks)))
+        task = self.tasks[(options or {}).get("task", drawn)]
+        env_seed = int(self.np_random.integers(1 << 31))
+        worker, player = self._open()
+        messages, info = worker.run(lambda: player.reset(task, seed=env_seed, options=options))
+        return self._text(messages), info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take the assistant's turn; ResetNeeded before the first reset and after the end."""
+        worker, player = self._worker, self._player
+        if worker is None or player is None or player.env is None:
+            raise gymnasium.error.ResetNeeded(f"{self.cls.__name__}: call reset() before step()")
+        messages, earned, terminated, truncated, info = worker.run(lambda: player.step(parse_hermes(action)))
+        return self._text(messages), earned, terminated, truncated, info
+
+    def close(self) -> None:
+        """Close the env, give back its box, close the pool and end the thread."""
+        worker, player = self._worker, self._player
+        self._worker = self._player = None
+        if worker is None or player is None:
+            return
+        try:
+            worker.run(player.close)
+        finally:
+            worker.close()
+
+    def _open(self) -> "tuple[LoopThread, EpisodePlayer]":
+        # Not in the constructor: a vector env makes one copy only to look at its spaces, and may fork after it.
+        self._worker = self._worker or LoopThread()
+        self._player = self._player or EpisodePlayer(self.cls, self.sandbox, self.boxes)
+        return self._worker, self._player
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        return cut_middle(_OUTSIDE.sub("?", text), self.max_length)

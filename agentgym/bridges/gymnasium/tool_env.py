@@ -1,0 +1,115 @@
+"""A Gymnasium env as a tool env: one task, one tool, one reward."""
+
+import asyncio
+import re
+import threading
+from typing import Any, ClassVar
+
+import gymnasium
+from pydantic import Field, JsonValue
+
+from agentgym.environments.limits import Limits
+from agentgym.environments.rewards import reward
+from agentgym.environments.tool_env import ToolEnv
+from agentgym.errors import ToolError
+from agentgym.messages import Message
+from agentgym.tools.tool import Stop, tool
+from agentgym.types import Task
+
+
+class GymnasiumTask(Task):
+    """One start of a Gymnasium env: `gymnasium.make(env_id, **kwargs)`, reset with `seed`."""
+
+    env_id: str
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    seed: int = 0
+
+
+class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
+    """A Gymnasium env with discrete actions as one tool; the reward is the sum of its rewards.
+
+    The first observation and the choice of actions are put behind the task's prompt. It ends when the
+    Gymnasium env does: `done` where that terminated, `truncated` where it was truncated. A subclass names
+    the actions in `action_names`, in the order of their numbers, and may say in `describe` how an
+    observation reads. The Gymnasium env is stepped in threads, never two at once.
+    """
+
+    limits = Limits(turns=100)
+    action_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, task: GymnasiumTask) -> None:
+        super().__init__(task)
+        self.gym: Any = None
+        self.total = 0.0
+        self._lock = threading.Lock()
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        messages, info = await super().reset(seed=seed, options=options)
+        first = await asyncio.to_thread(self._start)
+        # Behind the last message, not in one of its own: many templates refuse two user messages in a row.
+        messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n\n{first}"}
+        return messages, info
+
+    def _start(self) -> str:
+        with self._lock:
+            self.gym = gymnasium.make(self.task.env_id, **self.task.kwargs)
+            if "render_mode" not in self.task.kwargs and "ansi" in self.gym.metadata.get("render_modes", ()):
+                self.gym.close()
+                self.gym = gymnasium.make(self.task.env_id, **self.task.kwargs, render_mode="ansi")
+            observation, _ = self.gym.reset(seed=self.task.seed)
+            return f"Actions: {', '.join(self._choices())}\n\n{self.describe(observation)}"
+
+    def describe(self, observation: Any) -> str:
+        """An observation as the model reads it: what an "ansi" rendering shows, else `str`.
+
+        Coloured text, by which such renderings mark a place, stands in [brackets].
+        """
+        if self.gym.render_mode == "ansi":
+            return re.sub(r"(?:\x1b\[[0-9;]+m)+(.*?)\x1b\[0m", r"[\1]", self.gym.render(), flags=re.DOTALL)
+        return str(observation)
+
+    @tool(timeout_s=60)
+    def act(self, action: int | str) -> str | Stop:
+        """Take one action, by its name or number; the answer shows what it led to."""
+        with self._lock:
+            observation, earned, terminated, truncated, _ = self.gym.step(self._number(action))
+            self.total += float(earned)
+            text = self.describe(observation)
+        if terminated or truncated:
+            return Stop("done" if terminated else "truncated", text)
+        return text
+
+    def _choices(self) -> list[str]:
+        space = self.gym.action_space
+        if not isinstance(space, gymnasium.spaces.Discrete):
+            raise ValueError(f"{self.task.env_id}: only Discrete actions can be a tool's, these are {space}")
+        if len(self.action_names) not in (0, space.n):
+            raise ValueError(f"action_names: {len(self.action_names)} for the {space.n} actions of {self.task.env_id}")
+        return list(self.action_names or map(str, range(space.start, space.start + space.n)))
+
+    def _number(self, action: int | str) -> int:
+        choices, start = self._choices(), int(self.gym.action_space.start)
+        numbers = {str(start + i): start + i for i in range(len(choices))}
+        numbers |= {name: start + i for i, name in enumerate(choices)}
+        if str(action) not in numbers:
+            raise ToolError(f"no action {action!r}; the actions are: {', '.join(choices)}")
+        return numbers[str(action)]
+
+    @reward
+    def gym_return(self) -> float:
+        """The sum of the rewards that the Gymnasium env gave."""
+        return self.total
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        # A step that never returns holds the lock: leave that env behind rather than hang with it.
+        if self._lock.acquire(timeout=10.0):
+            try:
+                if self.gym is not None:
+                    self.gym.close()
+            finally:
+                self._lock.release()
