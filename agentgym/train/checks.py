@@ -44,6 +44,10 @@ class ModelLimits:
                     f"{whose} has {len(row)} tokens, and the model's positions end at {self.positions} "
                     "(max_position_embeddings); lower the engine's context_tokens"
                 )
+            if not np.isfinite(np.where(row.loss_mask, row.logprobs, 0.0)).all():
+                raise ValueError(
+                    f"{whose} has a log-probability that is not finite; give what the engine sampled each token with"
+                )
             if (highest := float(np.where(row.loss_mask, row.logprobs, -1.0).max())) > ABOVE_0:
                 raise ValueError(
                     f"{whose} has the log-probability {highest:.4g} above 0; give logarithms of probabilities, in nats"

@@ -16,7 +16,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 """What is kept of a mean at each step."""
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False, strict=True))
 class TrainConfig:
     """Everything that changes what a step does to the weights; the defaults train the bundled tiny model.
 
@@ -30,13 +30,13 @@ class TrainConfig:
     """Rank of the adapter."""
     lora_alpha: Positive = 32
     """The adapter's product is scaled by alpha / rank."""
-    lora_targets: tuple[str, ...] = ("all-linear",)
+    lora_targets: Annotated[tuple[str, ...], Field(strict=False)] = ("all-linear",)
     """Names of the linear layers that have an adapter, q_proj for instance; all-linear is all but the output layer."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead, so that a higher rank does not learn more slowly."""
     dora: bool = False
     """Train the length of each row of a weight apart from its direction; for the embedded engine, servers refuse it."""
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
     """AdamW's decay of the gradient's mean and of its square. A resumed run takes these, the weight decay and the
     learning rate from here, not from its checkpoint."""
     weight_decay: NotNegative = 0.0

@@ -201,7 +201,7 @@ class Learner:
         return {
             "model": self.policy.base_fingerprint,
             "lora_targets": sorted({name.rpartition(".")[2] for name in adapted}),
-            **{name: getattr(self.config, name) for name in ("lora_rank", "lora_alpha", "rslora", "dora")},
+            **{name: getattr(self.config, name) for name in ("lora_rank", "lora_alpha", "rslora", "dora", "temperature")},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -105,6 +105,7 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
 
     _refuse_folder(path)
     try:
+        _refuse_padding_id(path)
         base, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
@@ -119,6 +120,19 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
             "would be random; give one that has all of them"
         )
     return base
+
+
+def _refuse_padding_id(path: Path | str) -> None:
+    """Raise ValueError for a padding id above the vocabulary, for which torch cannot make the embedding."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path).get_text_config()
+    padding, vocabulary = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
+    if isinstance(padding, int) and isinstance(vocabulary, int) and padding >= vocabulary:
+        raise ValueError(
+            f"pad_token_id is {padding}, and the vocabulary's ids are 0 to {vocabulary - 1}; set it to null in the "
+            "model's config.json"
+        )
 
 
 MERGE_FIRST = "give its base model as `model`, or merge the two into one folder with `agentgym merge` and give that"
