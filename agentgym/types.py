@@ -324,10 +324,6 @@ class Sample:
     advantages: Floats
     weight: float
     """Its share of the rollout's trained tokens."""
-    policy_version: int
-    """The oldest under which one of its tokens was sampled."""
-    is_last: bool
-    """Whether the rollout's last sampled token is in it."""
 
     def __post_init__(self) -> None:
         _set(self, "prompt_ids", _vector(self.prompt_ids, np.int64))

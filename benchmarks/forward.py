@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from agentgym.samples import merge
 from agentgym.train.batching.batch import collate
 from agentgym.train.batching.layouts import Layout
 from agentgym.train.batching.plan import cost_of, plan_step
@@ -17,6 +16,7 @@ from agentgym.train.policy.attention import attend_in_rows
 from agentgym.train.policy.model import PolicyModel, load_policy
 from agentgym.types import Sample
 from benchmarks.harness import load_workloads
+from benchmarks.merging import merge
 from benchmarks.rows import make_samples
 
 WORKLOAD = {"n_traj": 16, "turns": 8, "max_len": 1024, "prompt_median": 128}

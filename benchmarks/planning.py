@@ -125,8 +125,6 @@ def make_samples(prompt: Ints, completion: Ints, group: Ints, seed: int) -> list
                 logprobs=zeros,
                 advantages=zeros,
                 weight=1.0,
-                policy_version=0,
-                is_last=True,
             )
         )
     return rows

@@ -201,7 +201,10 @@ class Learner:
         return {
             "model": self.policy.base_fingerprint,
             "lora_targets": sorted({name.rpartition(".")[2] for name in adapted}),
-            **{name: getattr(self.config, name) for name in ("lora_rank", "lora_alpha", "rslora", "dora", "temperature")},
+            **{
+                name: getattr(self.config, name)
+                for name in ("lora_rank", "lora_alpha", "rslora", "dora", "temperature")
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -229,8 +232,6 @@ class Learner:
             logprobs=np.zeros(n, np.float32),
             advantages=np.zeros(n, np.float32),
             weight=1.0,
-            policy_version=0,
-            is_last=True,
         )
         self._limits.refuse([row])
         scores: Floats = self._scores(self._collate([row]), sampling.temperature)[0].cpu().numpy()

@@ -55,7 +55,7 @@ def refuse_other_policy(own: Mapping[str, Any], saved: Mapping[str, Any] | None)
         if saved.get(name) != value:
             raise ValueError(
                 f"checkpoint: it was written with {name} {saved.get(name)}, and this run has {value}, which would be "
-                f"another policy; resume with the {name} that it was written with, or start a run of its own"
+                f"another policy; resume with the {name} that it was written with, or start a new run"
             )
 
 

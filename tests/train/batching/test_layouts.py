@@ -157,8 +157,6 @@ def three_that_share() -> list[Sample]:
             logprobs=np.full(len(ids), -1, np.float32),
             advantages=np.ones(len(ids), np.float32),
             weight=1.0,
-            policy_version=0,
-            is_last=True,
         )
         for ids in ([4, 5], [4, 5, 6], [7])
     ]

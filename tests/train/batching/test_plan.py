@@ -35,8 +35,6 @@ def rows_of(counts: list[list[int]]) -> list[Sample]:
             logprobs=np.zeros(1, np.float32),
             advantages=np.ones(1, np.float32),
             weight=1 / steps,
-            policy_version=0,
-            is_last=step == steps - 1,
         )
         for g, rollouts in enumerate(counts)
         for r, steps in enumerate(rollouts)
@@ -58,8 +56,6 @@ def samples_of(ids: Sequence[Ids]) -> list[Sample]:
             logprobs=np.zeros(len(response), np.float32),
             advantages=np.ones(len(response), np.float32),
             weight=1.0,
-            policy_version=0,
-            is_last=True,
         )
         for i, (prompt, response) in enumerate(ids)
     ]

@@ -36,8 +36,6 @@ def sample(prompt: Sequence[int], response: Sequence[int]) -> Sample:
         logprobs=np.full(n, -1.0, np.float32),
         advantages=np.ones(n, np.float32),
         weight=1.0,
-        policy_version=0,
-        is_last=True,
     )
 
 

@@ -38,8 +38,6 @@ def row(advantages: list[float], mask: list[int] | None = None, *, name: str = "
         logprobs=np.where(trained, OLD, 0),
         advantages=np.array(advantages, np.float32),
         weight=1.0,
-        policy_version=0,
-        is_last=True,
     )
 
 
