@@ -307,9 +307,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """One row to train on: a prompt, a response, and what each response token is worth.
+    """A prompt and a response to train on, with the advantage of each response token.
 
-    Identity is the ids, never the row order. The weights of a rollout's samples sum to 1.
+    A sample is found by its ids, never by its position in a batch. The weights of a rollout's samples sum to 1.
     """
 
     group_id: str
@@ -323,7 +323,7 @@ class Sample:
     logprobs: Floats
     advantages: Floats
     weight: float
-    """Its share of the rollout's trained tokens."""
+    """The sample's share of its rollout's trained tokens."""
 
     def __post_init__(self) -> None:
         _set(self, "prompt_ids", _vector(self.prompt_ids, np.int64))
