@@ -5,6 +5,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,12 @@ async def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
     if inspect.iscoroutine(waiting):
         await waiting
     return names
+
+
+def test_every_setting_of_the_trainer_is_explained() -> None:
+    page = (ROOT / "docs/training.md").read_text()
+    flags = [field.name.replace("_", "-") for field in fields(ag.TrainConfig)]
+    assert [flag for flag in flags if not re.search(rf"(--train\.|`){flag}\b", page)] == []
 
 
 def test_every_block_has_its_context_and_every_context_its_block() -> None:

@@ -22,15 +22,15 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Bin]:
     Limits and costs count the padding. There are as many bins as the limit needs, filled up to a multiple of `ranks`.
     """
     order = np.argsort(-lengths, kind="stable")
-    tokens, costs = lengths[order].tolist(), cost.of(lengths, lengths**2)[order].tolist()
+    costs = cost.of(lengths, lengths**2)
 
-    def cost_of(span: Indices) -> float:
-        return len(span) * float(costs[span[0]])  # the first is the longest
+    def cost_of(samples: Indices) -> float:
+        return len(samples) * float(costs[samples[0]])  # the first is the longest
 
-    spans = _even_spans(tokens, costs, ranks, limit)
-    count = next_multiple(len(spans), ranks)
-    bins = halve_until(count, [list(range(*span)) for span in spans], cost_of)
-    return [Bin(samples=tuple(order[span].tolist()), cost=cost_of(span)) for span in bins]
+    spans = _even_spans(lengths[order].tolist(), costs[order].tolist(), ranks, limit)
+    bins = [order[start:stop].tolist() for start, stop in spans]
+    bins = halve_until(next_multiple(len(bins), ranks), bins, cost_of)
+    return [Bin(samples=tuple(samples), cost=cost_of(samples)) for samples in bins]
 
 
 def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit) -> list[Span]:
