@@ -1,4 +1,4 @@
-"""What a reward is worth: each rollout counts once in its group's baseline."""
+"""Each rollout counts once in its group's baseline."""
 
 from inspect import signature
 from typing import Any, get_args

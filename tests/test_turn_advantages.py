@@ -1,4 +1,4 @@
-"""Credit by turn: what came after a turn, less a mean that does not depend on who chose to go on."""
+"""A turn's advantage is its return less a mean that does not depend on which rollouts went on."""
 
 from dataclasses import replace
 from itertools import product

@@ -109,7 +109,7 @@ class Trainer:
 
     @property
     def world(self) -> int:
-        """How many processes train together."""
+        """Number of processes that train together."""
         return self._open_now.learner.ranks.world
 
     @property

@@ -47,7 +47,7 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(
 
 
 def test_a_recipe_without_a_value_for_a_field_is_told_which() -> None:
-    with pytest.raises(SystemExit, match=r"Run: every field .* 'recipe', 'env'"):
+    with pytest.raises(SystemExit, match=r"RunConfig: every field .* 'recipe', 'env'"):
         settings(ag.RunConfig, [])
 
 

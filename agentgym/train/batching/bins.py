@@ -22,12 +22,12 @@ class Bin:
     samples: tuple[int, ...]
     """Indices of the samples that were packed; never empty."""
     cost: float
-    """What a forward and backward of these samples takes, in the unit of the `Cost` that they were packed by."""
+    """Cost of a forward and backward of these samples, in the unit of the `Cost` that they were packed by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a sequence of L tokens takes in a forward and backward: linear L + square L^2, in any unit."""
+    """The cost of a forward and backward of L tokens: linear L + square L^2, in any unit."""
 
     linear: float = 1.0
     square: float = 0.0
