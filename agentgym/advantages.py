@@ -1,8 +1,8 @@
-"""What a reward is worth: baselines over groups of rollouts, each rollout once. Numpy only.
+"""Advantages: rewards against baselines over groups of rollouts, each rollout counted once. Numpy only.
 
-Every estimator is the distance to the group's mean in a unit of its own::
+Every estimator is the distance to the group's mean, divided by a unit of its own::
 
-    advantage = (reward - mean) / unit         n rollouts are scored in the group, mean is over their rewards
+    advantage = (reward - mean) / unit         n is the number of scored rollouts in the group, mean is of their rewards
 
     dr_grpo      1                                            Dr. GRPO, arXiv 2503.20783
     grpo         s + 1e-6                                     arXiv 2402.03300
@@ -10,13 +10,13 @@ Every estimator is the distance to the group's mean in a unit of its own::
     reinforce++  S + 1e-6                                     REINFORCE++ with a baseline, arXiv 2501.03262
     maxrl        mean; the advantage is 0 where that is 0     MaxRL, arXiv 2602.02710
 
-s is the group's standard deviation, S that of reward - mean over the rollouts of all groups with a signal; both are
-unbiased. REINFORCE++ has it over tokens: here each rollout counts once, however long it is. MaxRL climbs
-log(mean reward), which is the likelihood of success where rewards are 0 and 1; a negative reward has no logarithm and
-is refused, and a group in which nothing succeeded has no gradient.
+s is the standard deviation of the group's rewards, and S is that of reward - mean over the rollouts of all groups with
+a signal; both are unbiased. The REINFORCE++ paper takes S over tokens; here each rollout counts once, however long it
+is. MaxRL climbs log(mean reward), which is the log-likelihood of success where rewards are 0 and 1. A negative reward
+has no logarithm and is refused, and a group in which nothing succeeded has no gradient.
 
-A group has a signal where its largest and its smallest score differ by LEAST_DIFFERENCE or more. All advantages of a
-group without one, and of a group of one, are exactly 0.
+A group has a signal if its largest and its smallest reward differ by at least LEAST_DIFFERENCE. In a group without a
+signal, and in a group of one rollout, every advantage is exactly 0.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,16 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.returns import LEAST_DIFFERENCE, differ, returns_by_turn, turn_rewards
 from agentgym.types import Floats, Ints, Rollout
 
 Estimator: TypeAlias = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "maxrl"]
 Ids: TypeAlias = Sequence[str] | Sequence[int] | NDArray[Any]
 
 EPSILON = 1e-6
-"""Added to a standard deviation, in units of reward."""
+"""Number that is added to a standard deviation before dividing by it, in units of reward."""
+
+LEAST_DIFFERENCE = 1e-6
+"""Least difference of two rewards that are not equal: the last digits of a sum depend on its order."""
 
 
 def advantages(
@@ -42,11 +44,11 @@ def advantages(
     *,
     estimator: Estimator = "dr_grpo",
 ) -> NDArray[np.float64]:
-    """One advantage per row; a rollout counts once in its group's baseline, however many rows it has.
+    """Return one advantage for each row; a rollout counts once in its group's baseline, however many rows it has.
 
-    Rows are samples in any order: their rollout's reward, rollout id and group id, ids being str or int. The
-    estimators are this module's. A reward of None (or NaN) is no score: outside the baseline, and NaN is its answer.
-    Raises ValueError, naming the rollout and its rows, for siblings with unequal rewards or groups.
+    The three columns are one table, in any order: a row has the reward, the id and the group's id of one rollout.
+    Ids are str or int. A reward of None (or NaN) is no score: it is not in the baseline, and its advantage is NaN.
+    Raises ValueError for rows of one rollout with unequal rewards or groups, naming the rollout and the rows.
     """
     reward = np.asarray(rewards, np.float64)
     rollout, n_rollouts = _codes("rollout", rollouts)
@@ -67,37 +69,74 @@ def advantages(
 
 
 def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_grpo") -> list[Floats]:
-    """One advantage per turn of each of these scored rollouts: what came after it, less what that is on average.
+    """Return one advantage for each turn of each rollout: the turn's return less the group's mean return at that turn.
 
-    With O the outcome of rollout j, r its turns' rewards in the order of their numbers, and n rollouts in its group::
+    All rollouts must be scored. The return of a turn is the rewards from that turn on: r are the rewards that the
+    environment's steps gave, O is the rest of the rollout's reward, and n rollouts are in the group::
 
-        G_j(t) = O_j + r_j(t) + r_j(t+1) + ...          G_j(t) = O_j behind its last turn
+        G_j(t) = O_j + r_j(t) + r_j(t+1) + ...          after the last turn of rollout j: G_j(t) = O_j
         A_i(t) = (G_i(t) - (G_1(t) + ... + G_n(t)) / n) / unit
 
-    Every rollout counts in the mean of every turn, those that had ended by then with their outcome: a mean over the
-    rollouts that reached turn t would depend on who chose to go on, and pay for going on. What rollout i itself adds
-    to the mean only scales its advantage by (n-1)/n, at every turn alike, so the gradient keeps its direction. A group
-    has a signal where its returns differ at any turn, its totals may be equal.
+    Every rollout counts in the mean of every turn; one that has ended counts with its O. A mean over only those
+    rollouts that reached turn t would reward going on for its own sake. The share of rollout i itself in the mean
+    scales its advantages by (n-1)/n at every turn alike, so the gradient keeps its direction. A group has a signal if
+    its returns differ at any turn, even if the rollouts' rewards are equal.
 
-    The unit is the estimator's. Where it is a deviation (grpo, reinforce++), it is that of the returns, the mean over
-    the turns of their variance at each: totals that are almost equal say nothing about how far the turns differ.
-    Without turn rewards these are the usual advantages.
+    The unit is the estimator's. For grpo and reinforce++ it is a deviation of the returns: the variance at each turn,
+    averaged over the turns, under a root. Without rewards of turns, these are the advantages of the rollouts.
     """
     if any(rollout.reward is None for rollout in rollouts):
-        raise ValueError("rollouts: one without a reward has no return")
+        raise ValueError("rollouts: one without a reward has no return; leave failed rollouts out")
     group, n_groups = _codes("group", [rollout.group_id for rollout in rollouts])
     members = _members(group, n_groups)
-    returns = [returns_by_turn([rollouts[i] for i in rows]) for rows in members]
-    centred = [G - G.mean(0) if differ(G) else np.zeros_like(G) for G in returns]
+    returns = [_returns([rollouts[i] for i in rows]) for rows in members]
+    centred = [G - G.mean(0) if _differ(G) else np.zeros_like(G) for G in returns]
     unit = _turn_units(np.array([r.reward for r in rollouts], np.float64), group, centred, estimator)
     out: list[Floats] = [np.zeros(0, np.float32)] * len(rollouts)
     for code, rows in enumerate(members):
         for i, row in zip(rows, centred[code], strict=True):
-            out[i] = np.asarray(row[: len(turn_rewards(rollouts[i]))] / unit[code], np.float32)
+            out[i] = np.asarray(row[: len(_turn_rewards(rollouts[i]))] / unit[code], np.float32)
     return out
 
 
+def has_signal(rollouts: Sequence[Rollout], *, by_turn: bool = False) -> bool:
+    """Tell whether the scored rollouts of one group differ enough to learn from.
+
+    Their rewards are compared, or with `by_turn` their returns at each turn.
+    """
+    return _differ(_returns(rollouts) if by_turn else np.array([[r.reward] for r in rollouts], np.float64))
+
+
+def _differ(values: NDArray[np.float64]) -> bool:
+    """Tell whether the largest and the smallest value of any column differ enough to learn from."""
+    return bool(values.size and np.ptp(values, axis=0).max() >= LEAST_DIFFERENCE)
+
+
+def _returns(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
+    """Return the returns of the scored rollouts of one group, one row a rollout and one column a turn.
+
+    With r the rewards of a rollout's turns and O the rest of its reward, which stands where it has ended::
+
+        turn        0            1        2            as many columns as the longest rollout has turns
+        3 turns     r0+r1+r2+O   r1+r2+O  r2+O
+        1 turn      r0+O         O        O
+    """
+    rewards = [_turn_rewards(rollout) for rollout in rollouts]
+    returns = np.zeros((len(rollouts), max(map(len, rewards), default=0)))
+    for row, rollout, given in zip(returns, rollouts, rewards, strict=True):
+        row[: len(given)] = given[::-1].cumsum()[::-1]
+        row += (rollout.reward or 0.0) - given.sum()
+    return returns
+
+
+def _turn_rewards(rollout: Rollout) -> NDArray[np.float64]:
+    """Return what the environment's steps gave, in the order of the turns' numbers."""
+    turns = sorted((turn for s in rollout.segments for turn in s.turns), key=lambda turn: turn.number)
+    return np.array([turn.reward for turn in turns], np.float64)
+
+
 def _members(group: Ints, n_groups: int) -> list[list[int]]:
+    """Return the positions of each group's rollouts."""
     members: list[list[int]] = [[] for _ in range(n_groups)]
     for i, code in enumerate(group.tolist()):
         members[code].append(i)
@@ -107,7 +146,7 @@ def _members(group: Ints, n_groups: int) -> list[list[int]]:
 def _turn_units(
     reward: NDArray[np.float64], group: Ints, centred: Sequence[NDArray[np.float64]], estimator: Estimator
 ) -> NDArray[np.float64]:
-    """The estimator's unit of each group, from the distances of its returns to their means."""
+    """Return the estimator's unit of each group, from the distances of its returns to their means."""
     squares = np.array([float((part * part).sum() / max(part.shape[1], 1)) for part in centred])
     count = np.array([len(part) for part in centred])
     if estimator == "grpo":
@@ -121,7 +160,7 @@ def _turn_units(
 def _baseline(
     reward: NDArray[np.float64], group: Ints, n_groups: int, estimator: Estimator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Distance to the group's mean of each of these rollouts, exactly 0 without a signal; and each group's unit."""
+    """Return each rollout's distance to its group's mean, exactly 0 without a signal, and each group's unit."""
     count = np.bincount(group, minlength=n_groups)
     mean = np.bincount(group, reward, n_groups) / np.maximum(count, 1)
     signal = _signals(reward, group, n_groups)
@@ -141,14 +180,14 @@ def _baseline(
     else:
         known = ", ".join(get_args(Estimator))
         raise ValueError(
-            f"estimator: {estimator!r} is none of {known}; there is no value model and no credit by token: "
-            'where turns differ in worth use build_samples(advantage_level="turn")'
+            f"estimator: {estimator!r} is none of {known}; there is no value model and no advantage of single tokens: "
+            'to tell turns apart use build_samples(advantage_level="turn")'
         )
     return centred, unit
 
 
 def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray[np.bool_]:
-    """Of each group, whether its scores differ enough to learn from; `differ` of all groups at once."""
+    """Tell of each group whether its rewards differ enough to learn from: `_differ` for all groups at once."""
     high, low = np.full(n_groups, -np.inf), np.full(n_groups, np.inf)
     np.maximum.at(high, group, reward)
     np.minimum.at(low, group, reward)
@@ -156,7 +195,7 @@ def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray
 
 
 def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean, and without end where nothing succeeded."""
+    """Return maxrl's unit: the mean, or infinity where nothing succeeded, which makes the advantages 0."""
     if (reward < 0).any():
         raise ValueError(
             f"reward: {reward.min():g} is negative, and maxrl climbs the logarithm of the mean reward; "
@@ -166,7 +205,7 @@ def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArr
 
 
 def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
-    """Small whole numbers standing for the ids, and how many such numbers there may be."""
+    """Return the ids as small whole numbers, and a bound that all of them are below."""
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
         if not len(ids):
             return np.zeros(0, np.int64), 0
@@ -185,7 +224,7 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
 
 
 def _once(what: str, values: NDArray[Any], rollout: Ints, size: int, ids: Ids) -> NDArray[Any]:
-    """The one value of each rollout; ValueError where its rows disagree."""
+    """Return the one value of each rollout; raise ValueError where its rows disagree."""
     table = np.zeros(size, values.dtype)
     table[rollout] = values
     differ = table[rollout] != values

@@ -57,8 +57,6 @@ def sample(prompt_ids: Sequence[int] = (1,), response_ids: Sequence[int] = (2, 3
         "logprobs": np.full(n, -0.5, np.float32),
         "advantages": np.ones(n, np.float32),
         "weight": 1.0,
-        "policy_version": 0,
-        "is_last": True,
     }
     return Sample(**(fields | changes))
 

@@ -311,9 +311,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Sample:
-    """One row to train on: a prompt, a response, and what each response token is worth.
+    """A prompt and a response to train on, with the advantage of each response token.
 
-    Samples are told apart by their ids, never by their order. The weights of a rollout's samples sum to 1.
+    A sample is found by its ids, never by its position in a batch. The weights of a rollout's samples sum to 1.
     """
 
     group_id: str
@@ -327,11 +327,7 @@ class Sample:
     logprobs: Floats
     advantages: Floats
     weight: float
-    """Its share of the rollout's trained tokens."""
-    policy_version: int
-    """The oldest policy version under which one of its tokens was sampled."""
-    is_last: bool
-    """Whether the rollout's last sampled token is in it."""
+    """The sample's share of its rollout's trained tokens."""
 
     def __post_init__(self) -> None:
         _set_vectors(self, prompt_ids=np.int64, response_ids=np.int64, loss_mask=np.bool_)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.samples import advantages
+from agentgym.advantages import advantages
 from benchmarks.harness import arguments, at_most, load_workloads, report
 
 REFERENCE: dict[str, float | str] = {

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from agentgym.samples import merge
 from agentgym.train.batching.batch import collate
 from agentgym.train.batching.layouts import Layout
 from agentgym.train.batching.plan import cost_of, plan_step
@@ -17,6 +16,7 @@ from agentgym.train.policy.attention import attend_in_rows
 from agentgym.train.policy.model import PolicyModel, load_policy
 from agentgym.types import Sample
 from benchmarks.harness import load_workloads
+from benchmarks.merging import merge
 from benchmarks.rows import make_samples
 
 WORKLOAD = {"n_traj": 16, "turns": 8, "max_len": 1024, "prompt_median": 128}
@@ -67,7 +67,7 @@ def _step(policy: PolicyModel, rows: Sequence[Sample], layout: Layout) -> float:
     computed = 0
     (plan,) = plan_step(rows, ranks=1, layout=layout, micro_tokens=MICRO_TOKENS, cost=cost_of("flops", HIDDEN))
     for micro in plan:
-        batch = collate([rows[i] for i in micro.rows], pad_id=0, layout=layout)
+        batch = collate([rows[i] for i in micro.samples], pad_id=0, layout=layout)
         logprobs_BR, _ = policy(batch.inputs, batch.loss_mask_BR)
         (logprobs_BR * batch.loss_mask_BR).sum().backward()
         computed += batch.inputs.input_ids_BT.numel()

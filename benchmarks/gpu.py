@@ -127,8 +127,6 @@ def sample(i: int, group: int, prompt: Any, count: int, rng: np.random.Generator
         logprobs=np.full(count, -np.log(size.vocabulary)),
         advantages=np.full(count, float(rng.choice([-1, 1]))),
         weight=1.0,
-        policy_version=0,
-        is_last=True,
     )
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from agentgym.samples import merge
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.types import Sample
 from benchmarks.forward import forward_backward
 from benchmarks.harness import Cost, Goal, arguments, at_least, at_most, cost, fresh, load_workloads, report
+from benchmarks.merging import merge
 from benchmarks.rows import make_samples
 
 REFERENCE: dict[str, float | str] = {

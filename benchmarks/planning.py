@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.train.batching.plan import Balance, MicroBatch, cost_of, plan_step, shares
+from agentgym.train.batching.plan import Balance, MicroBatch, cost_of, plan_lengths, plan_step
 from agentgym.types import Ints, Sample
 from benchmarks.harness import arguments, at_least, at_most, load_workloads, report
 
@@ -69,19 +69,19 @@ def judge(
     """The figures of a plan without shared prefixes."""
     # A padded block is computed under a mask, which leaves out no pair of tokens.
     flops = np.array([module.flops(n, n * n if padded else n * (n + 1) / 2) for n in lengths.tolist()])
-    squares = grid(plans, lambda m: float((lengths[list(m.rows)] ** 2).sum()))
+    squares = grid(plans, lambda m: float((lengths[list(m.samples)] ** 2).sum()))
 
     def load(micro: MicroBatch) -> float:
-        rows = list(micro.rows)
+        rows = list(micro.samples)
         return len(rows) * float(flops[rows].max()) if padded else float(flops[rows].sum())
 
     real = [m for plan in plans for m in plan if not m.masked]
-    placed = np.bincount([row for m in real for row in m.rows], minlength=len(lengths))
+    placed = np.bincount([row for m in real for row in m.samples], minlength=len(lengths))
     rows = {
         "micro_batches": len(plans[0]),
         "straggler": uneven(grid(plans, load)),
         "imbalance": float(np.mean([module.imbalance(row) for row in squares])),
-        "most_tokens": max(int(lengths[list(m.rows)].sum()) for m in real),
+        "most_tokens": max(int(lengths[list(m.samples)].sum()) for m in real),
         "masked_rows": sum(m.masked for plan in plans for m in plan),
         "lost_or_twice": int((placed != 1).sum()),
         "us_a_sample": seconds / len(lengths) * 1e6,
@@ -93,7 +93,7 @@ def strided(count: int) -> Plan:
     """Samples to ranks in their order."""
     return [
         [
-            MicroBatch(rows=tuple(range(start + rank, start + RANKS * ROWS, RANKS)))
+            MicroBatch(samples=tuple(range(start + rank, start + RANKS * ROWS, RANKS)))
             for start in range(0, count, RANKS * ROWS)
         ]
         for rank in range(RANKS)
@@ -102,7 +102,7 @@ def strided(count: int) -> Plan:
 
 def padded_tokens(plans: Plan, lengths: Ints) -> float:
     """Tokens computed under the padded layout over the real ones."""
-    padded = grid(plans, lambda m: float(len(m.rows) * lengths[list(m.rows)].max()))
+    padded = grid(plans, lambda m: float(len(m.samples) * lengths[list(m.samples)].max()))
     return float(padded.sum() / lengths.sum())
 
 
@@ -125,8 +125,6 @@ def make_samples(prompt: Ints, completion: Ints, group: Ints, seed: int) -> list
                 logprobs=zeros,
                 advantages=zeros,
                 weight=1.0,
-                policy_version=0,
-                is_last=True,
             )
         )
     return rows
@@ -143,14 +141,16 @@ def tree(key: Balance, prompt: Ints, completion: Ints, group: Ints, seed: int) -
     )
 
     def unique(micro: MicroBatch) -> float:
-        rows = list(micro.rows)
+        rows = list(micro.samples)
         _, first = np.unique(group[rows], return_index=True)
         return float(completion[rows].sum() + prompt[rows][first].sum())
 
     load = grid(plans, unique)
     _, first = np.unique(group, return_index=True)
     real = int((prompt + completion).sum())
-    placed = np.bincount([row for plan in plans for m in plan if not m.masked for row in m.rows], minlength=len(prompt))
+    placed = np.bincount(
+        [row for plan in plans for m in plan if not m.masked for row in m.samples], minlength=len(prompt)
+    )
     rows = {
         "micro_batches": load.shape[0],
         "straggler": uneven(load),
@@ -172,11 +172,11 @@ def main() -> None:
     figures = judge("strided", strided(len(listed)), lengths, 0.0, module)
     for key in KEYS:
         cost = cost_of(key, HIDDEN)
-        for name, choice in (("fixed", {"micro_rows": ROWS}), ("budget", {"micro_tokens": BUDGET})):
-            plans, seconds = timed(lambda: shares(listed, ranks=RANKS, layout="packed", cost=cost, **choice))  # noqa: B023
+        for name, choice in (("fixed", {"micro_samples": ROWS}), ("budget", {"micro_tokens": BUDGET})):
+            plans, seconds = timed(lambda: plan_lengths(listed, ranks=RANKS, layout="packed", cost=cost, **choice))  # noqa: B023
             figures |= judge(f"{name}_{key}", plans, lengths, seconds, module)
     plans, seconds = timed(
-        lambda: shares(listed, ranks=RANKS, micro_tokens=BUDGET, layout="padded", cost=cost_of("flops", HIDDEN))
+        lambda: plan_lengths(listed, ranks=RANKS, micro_tokens=BUDGET, layout="padded", cost=cost_of("flops", HIDDEN))
     )
     figures |= judge("padded_budget", plans, lengths, seconds, module, padded=True)
     figures["padded_budget_padded_over_real"] = padded_tokens(plans, lengths)

@@ -26,8 +26,6 @@ def make_samples(batch: Any) -> list[Sample]:
             logprobs=np.frombuffer(array("f", batch.logprobs[i]), np.float32),
             advantages=np.frombuffer(array("f", batch.rewards[i]), np.float32),
             weight=float(trained[i] / tokens[batch.traj[i]]),
-            policy_version=0,
-            is_last=bool(batch.is_last[i]),
         )
         for i in range(len(batch))
     ]

@@ -1,4 +1,4 @@
-"""What a reward is worth: each rollout counts once in its group's baseline."""
+"""Each rollout counts once in its group's baseline."""
 
 from inspect import signature
 from typing import Any, get_args
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.samples import Estimator, advantages, build_samples, turn_advantages
+from agentgym.advantages import Estimator, advantages, turn_advantages
+from agentgym.samples import build_samples
 
 
 def test_a_rollout_counts_once_in_its_baseline() -> None:

@@ -18,7 +18,7 @@ ORDER = [
     "errors boxes transcript",
     "extras types",
     "tools",
-    "environments returns",
+    "environments",
     "advantages store sandboxes train chat",
     "samples engines",
     "rollouts",
@@ -48,7 +48,7 @@ SERVER_ORDER = [
 NEVER = {
     "train": {"env", "tools", "chat", "engines", "rollouts", "scheduling", "sandboxes"},
     "rollouts": {"train", "sandboxes", "samples", "advantages"},
-    "scheduling": {"train", "sandboxes", "samples", "advantages"},
+    "scheduling": {"train", "sandboxes", "samples"},
     "chat": {"env", "tools", "train", "sandboxes", "samples"},
     "engines": {"env", "tools", "train", "sandboxes", "samples"},
     "sandboxes": {"env", "tools", "train", "chat", "samples"},

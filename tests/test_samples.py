@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.errors import Failure
-from agentgym.samples import SampleBatch, build_samples, merge
-from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
+from agentgym.samples import SampleBatch, build_samples
+from agentgym.types import Group, Rollout, Segment, Turn, Version
 
 
 def segment(index: int, *parts: tuple[str, Sequence[int]], version: int = 0) -> Segment:
@@ -58,26 +57,6 @@ def group(*rollouts: Rollout, name: str = "g") -> Group:
     return Group(group_id=name, rollouts=rollouts)
 
 
-def step(
-    prompt: list[int], response: list[int], logprobs: list[float] | None = None, *, at: int = 0, **more: Any
-) -> Sample:
-    fields: dict[str, Any] = {
-        "group_id": "g",
-        "rollout_id": "r",
-        "segment": 0,
-        "step": at,
-        "prompt_ids": prompt,
-        "response_ids": response,
-        "loss_mask": [True] * len(response),
-        "logprobs": logprobs or [-1.0] * len(response),
-        "advantages": [1.0] * len(response),
-        "weight": 0.25,
-        "policy_version": 7 - at,
-        "is_last": False,
-    }
-    return Sample(**(fields | more))
-
-
 def ids_and_masks(rows: SampleBatch) -> list[tuple[list[int], list[int], list[int]]]:
     return [(r.prompt_ids.tolist(), r.response_ids.tolist(), r.loss_mask.astype(int).tolist()) for r in rows]
 
@@ -93,8 +72,6 @@ def test_a_turn_is_a_sample_and_its_prompt_all_before_it() -> None:
     assert ids_and_masks(rows)[:2] == [([1, 2], [3, 4], [1, 1]), ([1, 2, 3, 4, 5], [6], [1])]
     assert [row.advantages.tolist() for row in rows] == [[1, 1], [1], [-1]]
     assert [row.weight for row in rows] == pytest.approx([2 / 3, 1 / 3, 1])
-    assert [row.is_last for row in rows] == [False, True, True]
-    assert [row.policy_version for row in rows] == [4, 5, 0]
 
 
 def test_merged_turns_are_one_sample_with_the_context_between_them_masked() -> None:
@@ -102,7 +79,7 @@ def test_merged_turns_are_one_sample_with_the_context_between_them_masked() -> N
     assert ids_and_masks(rows)[0] == ([1, 2], [3, 4, 5, 6], [1, 1, 0, 1])
     assert rows[0].advantages.tolist() == [1, 1, 0, 1]
     np.testing.assert_allclose(rows[0].logprobs, [-0.3, -0.4, 0, -0.6])
-    assert (rows[0].weight, rows[0].policy_version, rows[0].is_last) == (1.0, 4, True)
+    assert rows[0].weight == 1.0
 
 
 def test_a_childs_carried_prefix_is_never_trained() -> None:
@@ -110,7 +87,6 @@ def test_a_childs_carried_prefix_is_never_trained() -> None:
     rows = build_samples([group(rollout("a", 1.0, TWO_TURNS, child), rollout("b", 0.0))])
     assert ids_and_masks(rows)[1] == ([1, 2, 3, 4], [9, 9], [1, 1])
     assert [row.weight for row in rows] == pytest.approx([3 / 5, 2 / 5, 1])
-    assert [row.is_last for row in rows] == [False, True, True]
 
 
 @pytest.mark.parametrize("merged", [True, False])
@@ -188,47 +164,6 @@ def test_a_batch_of_samples_is_a_sequence() -> None:
 # Merging
 
 
-def test_steps_whose_prefix_holds_merge_into_one() -> None:
-    (row,) = merge([step([10], [20], [-0.5]), step([10, 20, 30], [40, 41], [-0.3, -0.4], at=1, is_last=True)])
-    assert (row.prompt_ids.tolist(), row.response_ids.tolist()) == ([10], [20, 30, 40, 41])
-    assert row.loss_mask.astype(int).tolist() == [1, 0, 1, 1]
-    np.testing.assert_allclose(row.logprobs, [-0.5, 0, -0.3, -0.4])
-    np.testing.assert_array_equal(row.advantages, [1, 0, 1, 1])
-    assert (row.weight, row.step, row.policy_version, row.is_last) == (0.5, 0, 6, True)
-
-
-def test_a_prompt_that_does_not_extend_the_last_step_starts_a_new_sample() -> None:
-    rows = merge([step([10], [20]), step([99, 88], [40, 41], at=1), step([99, 88, 40, 41], [5], at=2)])
-    assert [(r.prompt_ids.tolist(), r.response_ids.tolist()) for r in rows] == [([10], [20]), ([99, 88], [40, 41, 5])]
-
-
-def test_a_prompt_that_drifts_inside_the_last_response_starts_a_new_sample() -> None:
-    rows = merge([step([10], [20, 21]), step([10, 20, 99, 30], [40], at=1)])
-    assert len(rows) == 2
-
-
-def test_a_prompt_that_differs_inside_the_first_prompt_starts_a_new_sample() -> None:
-    assert len(merge([step([10, 11], [20]), step([10, 99, 20, 30], [40], at=1)])) == 2
-
-
-def test_three_turns_merge_into_one_row() -> None:
-    steps = [step([1], [2]), step([1, 2, 3], [4], at=1), step([1, 2, 3, 4, 5], [6], at=2)]
-    for order in (steps, steps[::-1]):  # neighbours are found by step, not by row
-        (row,) = merge(order)
-        assert row.response_ids.tolist() == [2, 3, 4, 5, 6]
-        assert row.loss_mask.astype(int).tolist() == [1, 0, 1, 0, 1]
-
-
-def test_steps_of_other_rollouts_or_segments_never_merge() -> None:
-    rows = merge([step([1], [2]), step([1, 2], [3], at=1, rollout_id="s"), step([1, 2], [3], at=1, segment=1)])
-    assert len(rows) == 3
-
-
-def test_a_sample_merged_on_its_own_is_itself() -> None:
-    row = step([1], [2])
-    assert merge([row]) == [row]
-
-
 parts = st.lists(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4), min_size=1, max_size=3
 )
@@ -236,7 +171,9 @@ parts = st.lists(
 
 @given(parts)
 @settings(max_examples=50, deadline=None)
-def test_merging_steps_gives_what_cutting_merged_gives(shape: list[list[tuple[int, int]]]) -> None:
+def test_a_merged_sample_is_its_segment_and_samples_of_turns_are_its_beginnings(
+    shape: list[list[tuple[int, int]]],
+) -> None:
     count = iter(range(10_000))
     segments = [
         segment(
@@ -251,15 +188,21 @@ def test_merging_steps_gives_what_cutting_merged_gives(shape: list[list[tuple[in
     ]
     groups = [group(rollout("a", 1.0, *segments), rollout("b", 0.0))]
     stepped, merged = build_samples(groups, merge=False), build_samples(groups)
-    for mine, theirs in zip(merge(stepped), merged, strict=True):
-        for name in ("prompt_ids", "response_ids", "loss_mask", "logprobs", "advantages"):
-            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
-        assert mine.weight == pytest.approx(theirs.weight)
-        assert (mine.step, mine.segment, mine.is_last) == (theirs.step, theirs.segment, theirs.is_last)
-    for rows in (stepped, merged):
-        trained = [i for r in rows if r.rollout_id == "a" for i in r.response_ids[r.loss_mask].tolist()]
+    for sample in (*stepped, *merged):
+        if sample.rollout_id == "a":
+            whole = segments[sample.segment]
+            start, stop = len(sample.prompt_ids), len(sample)
+            assert [*sample.prompt_ids, *sample.response_ids] == whole.token_ids[:stop].tolist()
+            np.testing.assert_array_equal(sample.loss_mask, whole.sampled[start:stop])
+            np.testing.assert_array_equal(sample.logprobs, whole.logprobs[start:stop])
+            np.testing.assert_array_equal(sample.advantages, whole.sampled[start:stop] * np.float32(0.5))
+    assert [(s.segment, len(s)) for s in merged if s.rollout_id == "a"] == [
+        (s.index, s.turns[-1].stop) for s in segments
+    ]
+    for samples in (stepped, merged):
+        trained = [i for s in samples if s.rollout_id == "a" for i in s.response_ids[s.loss_mask].tolist()]
         assert sorted(trained) == [i for s in segments for i in s.token_ids[s.sampled].tolist()]
-        assert sum(r.weight for r in rows if r.rollout_id == "a") == pytest.approx(1)
+        assert sum(s.weight for s in samples if s.rollout_id == "a") == pytest.approx(1)
 
 
 def test_a_sample_batch_cannot_be_changed() -> None:

@@ -1,4 +1,4 @@
-"""Credit by turn: what came after a turn, less a mean that does not depend on who chose to go on."""
+"""A turn's advantage is its return less a mean that does not depend on which rollouts went on."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,7 +7,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from agentgym.samples import AdvantageLevel, Estimator, advantages, build_samples, turn_advantages
+from agentgym.advantages import Estimator, advantages, turn_advantages
+from agentgym.samples import AdvantageLevel, build_samples
 from agentgym.scheduling.group_state import GroupState
 from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
 
@@ -90,7 +91,7 @@ def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
     assert (len(by_outcome), by_outcome.groups_without_signal) == (0, 1)
 
 
-def test_a_group_whose_turns_are_the_same_leaves_the_batch_under_both_credits() -> None:
+def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_both_levels() -> None:
     group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 1e-8, 1, 0)))
     for advantage_level in get_args(AdvantageLevel):
         rows = build_samples([group], advantage_level=advantage_level)
@@ -184,42 +185,14 @@ def test_each_turn_of_a_sample_has_its_own_advantage() -> None:
     assert build_samples([group], advantage_level="outcome")[0].advantages.tolist() == [2.0, 0.0, 2.0]
 
 
-def test_the_last_sample_is_that_of_the_turn_that_came_last() -> None:
-    one = played("a", 1, 0)
-    late, early = (
-        Segment(
-            index=index,
-            parent=None if index == 0 else 0,
-            kind="root" if index == 0 else "subagent",
-            token_ids=one.segments[0].token_ids,
-            sampled=one.segments[0].sampled,
-            logprobs=one.segments[0].logprobs,
-            turns=(
-                Turn(
-                    start=1,
-                    stop=2,
-                    finish_reason="stop",
-                    versions=(Version(0, 0),),
-                    message={"role": "assistant", "content": ""},
-                    number=number,
-                ),
-            ),
-        )
-        for index, number in ((0, 1), (1, 0))
-    )
-    both = Rollout(rollout_id="x", group_id="g", segments=(late, early), reward=0.0, stop_reason="done")
-    rows = build_samples([Group(group_id="g", rollouts=(one, both))])
-    assert [row.is_last for row in rows if row.rollout_id == "x"] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"advantage_level": "steps"}, "advantage_level: 'steps' is none of"),
+        ({"advantage_level": "step"}, "advantage_level: 'step' is none of"),
         ({"advantage_level": "turn"}, "rollout 'a': two turns have one"),
     ],
 )
-def test_credit_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
+def test_a_level_of_advantages_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
     a, b = played("a", 1, 0, 0), played("b", 0, 0)
     (segment,) = a.segments
     same = replace(segment, turns=tuple(replace(turn, number=0) for turn in segment.turns))

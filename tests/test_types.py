@@ -42,7 +42,7 @@ def rollout(**change: Any) -> Rollout:
 def sample(**change: Any) -> Sample:
     made: dict[str, Any] = {"group_id": "t", "rollout_id": "t/0", "segment": 0, "step": 0, "weight": 1.0}
     made |= {"prompt_ids": [1], "response_ids": [2, 3], "loss_mask": [1, 1], "logprobs": [-1, -1]}
-    made |= {"advantages": [1, 1], "policy_version": 0, "is_last": True}
+    made |= {"advantages": [1, 1]}
     return Sample(**made | change)
 
 

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from agentgym.advantages import Estimator
 from agentgym.engines.sglang.engine import SGLangConfig
 from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.run.settings import check_fields
-from agentgym.samples import AdvantageLevel, Estimator
+from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.train.config import TrainConfig

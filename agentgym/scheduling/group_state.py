@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic
 
-import numpy as np
-
+from agentgym.advantages import has_signal
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
-from agentgym.returns import differ, returns_by_turn
 from agentgym.scheduling.gate import RolloutUsage
 from agentgym.types import Group, Rollout, StopReason
 
@@ -85,9 +83,8 @@ class GroupState(Generic[TaskT]):
 
     @property
     def signal(self) -> bool:
-        """Whether its scores differ enough to learn from, as `samples` judges it."""
-        totals = np.array([[rollout.reward] for rollout in self.scored], np.float64)
-        return differ(returns_by_turn(self.scored) if self.by_turn else totals)
+        """Whether its rewards differ enough to learn from, as `build_samples` judges it."""
+        return has_signal(self.scored, by_turn=self.by_turn)
 
     @property
     def busy(self) -> bool:

@@ -1,1 +1,1 @@
-"""Samples to gradients: knows the types, never environments, rollouts or sandboxes."""
+"""The trainer: samples to gradients. It knows the types, but no environments, rollouts or sandboxes."""

@@ -1,10 +1,10 @@
-"""A run's checkpoints: one folder a step, complete or absent, and read only where its checksums agree.
+"""The checkpoints of a run: one folder a step, complete or absent, and loaded only if its checksums agree.
 
 ::
 
     step-000020/state.pt        tensors and plain values, read by torch without running code
     step-000020/manifest.json   {"step": 20, "files": {"state.pt": {"bytes": 123456, "sha256": "..."}}}
-    .step-000030-x1y2           one that was being written when its process died; the next write removes it
+    .step-000030-x1y2           a checkpoint whose process died while writing it; the next write removes it
 """
 
 import hashlib
@@ -28,18 +28,18 @@ _STATE, _MANIFEST = "state.pt", "manifest.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a run goes on from."""
+    """The state that a run goes on from."""
 
     step: int
-    """Steps that were done when it was written."""
+    """Number of steps that were done when it was written."""
     state: dict[str, Any]
 
 
 def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, keep: int) -> None:
-    """On disk when it returns; a process that dies in the middle leaves the folder's other checkpoints as they were.
+    """Write a checkpoint; it is on disk on return, and a process that dies meanwhile harms no other one.
 
-    `state` holds tensors on the CPU, numbers, strings, lists and dicts. The `keep` last ones stay; one of a later
-    step, which belongs to a run that was cut back, goes.
+    `state` holds tensors on the CPU, numbers, strings, lists and dicts. The last `keep` checkpoints stay. Checkpoints
+    of later steps belong to a run that was cut back, and are removed.
     """
     import torch
 
@@ -55,9 +55,11 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, keep:
 
 
 def write_step(folder: Path, step: int, files: Mapping[str, bytes]) -> None:
-    """One step's folder with these files and their manifest: written beside its place, then renamed into it."""
+    """Write the folder of one step with these files and their manifest, under a hidden name until it is complete."""
     _sweep(folder)
-    with written_whole(folder / f"step-{step:06}") as fresh:  # one of the same step is there where the run was cut back
+    with written_whole(
+        folder / f"step-{step:06}"
+    ) as fresh:  # a run that was cut back replaces the folder of the same step
         for name, content in files.items():
             _write(fresh / name, content)
         sums = {name: {"bytes": len(content), "sha256": _sum(content)} for name, content in files.items()}
@@ -67,9 +69,9 @@ def write_step(folder: Path, step: int, files: Mapping[str, bytes]) -> None:
 
 
 def last_checkpoint(folder: Path) -> Checkpoint:
-    """The last whole one; each later one that is not is named in a warning, and never loaded.
+    """Load the last whole checkpoint; each later one is named in a warning, and never loaded.
 
-    Raises ValueError where none is whole.
+    Raises ValueError where no checkpoint is whole.
     """
     import torch
 
@@ -87,7 +89,7 @@ def last_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_step(path: Path) -> dict[str, bytes]:
-    """The files of one step's folder; ValueError that says what is wrong where they are not what was written."""
+    """Return the files of one step's folder; ValueError that says what is wrong if they are not what was written."""
     try:
         manifest = json.loads((path / _MANIFEST).read_bytes())
         sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}
@@ -108,23 +110,23 @@ def read_step(path: Path) -> dict[str, bytes]:
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """Whether a run has left any here, whole or not."""
+    """Tell whether the folder has any checkpoint, whole or not."""
     return bool(_steps(folder))
 
 
 def last_step(folder: Path) -> int:
-    """The step of the last one, 0 where there is none; it is not read."""
+    """Return the step of the last checkpoint without reading it; 0 where there is none."""
     return max(_steps(folder), default=0)
 
 
 def _sweep(folder: Path) -> None:
-    """Tidy up after processes that died in a write."""
+    """Remove what processes left that died while writing."""
     for name in {match[1] for left in folder.glob(".step-*") if (match := _LEFT.match(left.name))}:
         sweep(folder / name)
 
 
 def _steps(folder: Path) -> dict[int, Path]:
-    """The steps' folders by number, in rising order."""
+    """Return the folders of the steps by number, in rising order."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
@@ -137,7 +139,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """A rename is on disk when its folder is."""
+    """Write the folder's entries to disk: only then is a rename safe."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""How to train, in one frozen object that a command line can fill."""
+"""The settings of the trainer, in one frozen object that a command line can fill."""
 
 from dataclasses import fields
 from typing import Annotated, Literal
@@ -13,88 +13,94 @@ NotNegative = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 """A finite number above 0."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""What is kept of a mean at each step."""
+"""The part of a running mean that is kept at each step."""
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False, strict=True))
 class TrainConfig:
-    """Everything that changes what a step does to the weights; the defaults train the bundled tiny model.
+    """The settings of the trainer; the defaults train the bundled tiny model.
 
-    Raises pydantic's ValidationError, a ValueError, that names the field: for a value out of its bounds, and for a
-    setting that means nothing beside another.
+    Raises pydantic's ValidationError, a ValueError that names the field, for a value of another type or out of its
+    bounds, and for a setting that has no effect beside another one.
     """
 
     lr: NotNegative = 2e-3
-    """Learning rate after warm-up."""
+    """Learning rate of AdamW after the warm-up."""
     lora_rank: Positive = 16
-    """Rank of the adapter."""
+    """Rank of the LoRA adapter."""
     lora_alpha: Positive = 32
-    """The adapter's product is scaled by alpha / rank."""
-    lora_targets: tuple[str, ...] = ("all-linear",)
-    """Names of the linear layers that have an adapter, q_proj for instance; all-linear is all but the output layer."""
+    """Scale of the LoRA adapter: its product is multiplied by lora_alpha / lora_rank."""
+    lora_targets: Annotated[tuple[str, ...], Field(strict=False)] = ("all-linear",)
+    """Names of the linear layers that get an adapter, such as q_proj; all-linear names all but the output layer."""
     rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead, so that a higher rank does not learn more slowly."""
+    """Scale the adapter by lora_alpha / sqrt(lora_rank), so that a higher rank does not learn more slowly."""
     dora: bool = False
-    """Train the length of each row of a weight apart from its direction; for the embedded engine, servers refuse it."""
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """AdamW's decay of the gradient's mean and of its square. A resumed run takes these, the weight decay and the
-    learning rate from here, not from its checkpoint."""
+    """Train a DoRA adapter, which has a length for each row of a weight; only the embedded engine can sample from
+    it."""
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's decay of the mean gradient and of the mean squared gradient."""
     weight_decay: NotNegative = 0.0
-    """AdamW's weight decay, on the adapter."""
+    """AdamW's weight decay of the adapter's weights."""
     warmup_steps: Annotated[int, Field(ge=0)] = 3
-    """Optimizer steps over which the learning rate rises from lr / warmup_steps to lr."""
+    """Number of optimizer steps in which the learning rate rises from lr / warmup_steps to lr."""
     decay_steps: Positive | None = None
-    """Optimizer steps over which it then falls to a tenth of lr, and stays there; None: constant."""
+    """Number of optimizer steps after the warm-up in which the learning rate falls to lr / 10, where it stays; None
+    keeps it at lr."""
     decay: Literal["linear", "cosine"] = "linear"
-    """How it falls."""
+    """Shape of the fall of the learning rate, if decay_steps is set."""
     loss: Literal["ppo", "cispo", "gspo", "gspo_rollout", "sft"] = "ppo"
-    """Clipped ratio of each token; the ratio as a clipped weight; the clipped ratio of each token's segment, or of its
-    rollout, which costs a forward more; or the cross-entropy of demonstrations."""
+    """Loss. ppo clips the probability ratio of each token; cispo weighs each token's gradient by its clipped ratio;
+    gspo clips the mean ratio of each segment; gspo_rollout clips the mean ratio of each rollout, at the cost of one
+    more forward; sft is the cross-entropy of demonstrations."""
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """A probability ratio under 1 - clip_low is not pushed further down."""
+    """Lower clip: the loss does not push a token's probability ratio further below 1 - clip_low."""
     clip_high: NotNegative = 0.2
-    """A probability ratio over 1 + clip_high is not pushed further up."""
+    """Upper clip: the loss does not push a token's probability ratio further above 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Largest ratio that a token with a negative advantage weighs with, above 1; None: no bound."""
+    """Upper bound on the probability ratio of tokens with a negative advantage (dual-clip PPO); must be above 1, and
+    None sets no bound."""
     kl_coef: NotNegative = 0.0
-    """Weight of the divergence from the model without its adapter; above 0 it costs a forward more."""
+    """Weight of the KL divergence from the model without its adapter; above 0 it costs one more forward."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Of that divergence: k1 and k2 have its gradient, k3 is GRPO's."""
+    """Estimator of the KL divergence if kl_coef is above 0: k1 and k2 have its gradient, k3 is the one in GRPO."""
     correction: Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"] = "none"
-    """Importance weights for tokens that an older policy sampled, in the place of the clipped ratio: truncated at
-    correction_cap, or masked outside of 1/correction_cap..correction_cap; of each token, or of its segment;
-    geometric_mask weighs each token by itself where the geometric mean over its segment is inside."""
+    """Importance weight of tokens that an older policy sampled, instead of the clipped ratio. token and sequence
+    truncate the ratio of the token or of its segment at correction_cap; token_mask and sequence_mask set the weight to
+    0 outside of 1/correction_cap..correction_cap; geometric_mask does so where the mean ratio of the segment is
+    outside."""
     correction_cap: Annotated[float, Field(ge=1)] = 2.0
-    """Largest importance weight."""
+    """Largest importance weight that correction gives."""
     grad_clip: Above0 = 1.0
-    """Largest gradient norm that a step is taken with; a longer gradient is scaled down to it."""
+    """Largest gradient norm; a larger gradient is scaled down to it."""
     normalise: Literal["token", "sample", "rollout"] | Above0 = "token"
-    """Mean over trained tokens, over samples, over rollouts (each weighs the same, however many segments it has),
-    or the sum divided by this constant."""
+    """Divisor of the loss: the mean over trained tokens, over samples, or over rollouts (each weighs the same, however
+    many segments it has); a number divides the sum over trained tokens."""
     rollouts_per_step: Positive | None = None
-    """Rollouts in one optimizer step, with all their samples; None: the whole batch is one."""
+    """Number of rollouts in one optimizer step, with all their samples; None takes one step for the whole batch."""
     layout: Literal["padded", "packed", "tree"] = "padded"
-    """How a micro-batch's tokens stand in the forward: rows padded to the longest, one row without padding, or one row
-    in which a prefix that samples share stands once. Changes memory and speed, never the gradient."""
+    """Layout of the tokens in a forward. padded makes every sample as wide as the longest; packed lays all samples in
+    one row; tree does so with each shared prefix once. The layout changes memory and speed, never the gradient."""
     micro_tokens: Positive | None = 16_384
-    """Tokens in one forward, as the layout counts them: rows x longest if padded, the sum if packed, each shared
-    prefix once under tree. Changes memory and speed, never the gradient. None: no limit."""
+    """Most tokens in one forward, as the layout counts them: samples x longest if padded, their sum if packed, each
+    shared prefix once if tree. It changes memory and speed, never the gradient. None sets no limit."""
     balance: Literal["length", "square", "flops"] = "flops"
-    """What is made even between ranks, of a row of L tokens: L, L^2, or L + L^2 / (6 hidden)."""
+    """Cost that is made even between processes, for a sample of L tokens: length is L, square is L^2, and flops is
+    L + L^2 / (6 hidden)."""
     temperature: NotNegative = 1.0
-    """Of the training log-probabilities; must be the one sampled at. 0 is treated as 1."""
+    """Temperature of sampling and of the log-probabilities in training; in training 0 counts as 1."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the base weights and, where the model is sharded, of its computation; adapter and optimizer are float32."""
+    """Type of the base model's weights and, if the model is sharded, of its computation; adapter and optimizer are
+    float32."""
     checkpointing: bool = False
-    """Compute each layer again in the backward instead of keeping its activations: less memory, a forward more."""
+    """Compute each layer again in the backward instead of keeping its activations: less memory, one more forward."""
     threads: Positive = 1
-    """CPU threads; more than one is slower on a machine that other work shares."""
+    """Number of CPU threads; more than one is slower on a machine that other work shares."""
     device: str = "auto"
-    """auto (a GPU if there is one), cpu or cuda."""
+    """Device of the trainer: cpu, cuda, or auto, which is a GPU if there is one."""
     shard: bool = False
-    """Shard with FSDP2 on a single process too; with more processes it always does."""
+    """Shard the model with FSDP2 on a single process too; several processes always shard it."""
     offload: bool = False
-    """Keep the shards and the optimizer of a GPU on the CPU; refused where there is no GPU or nothing is sharded."""
+    """Keep shards, gradients and optimizer in CPU memory; refused without a GPU, and if the model is not sharded."""
 
     def __post_init__(self) -> None:
         for field, others, meant, what_to_do in self._beside():
@@ -102,15 +108,15 @@ class TrainConfig:
                 raise ValueError(f"{field}, {others}: {what_to_do}, or leave {field} at {_DEFAULTS[field]!r}")
 
     def _beside(self) -> list[tuple[str, str, bool, str]]:
-        """Fields that mean something only beside others: the others, whether it does here, and what to do."""
+        """Return fields that have an effect only beside others: the others, whether it has one here, and what to do."""
         clips = self.correction == "none" and self.loss != "sft"
-        clip_users = "a clip is of a ratio without a correction; set correction='none' and a loss that is not sft"
+        clip_users = "only a ratio without a correction is clipped; set correction='none' and a loss that is not sft"
         return [
             (
                 "decay",
                 "decay_steps",
                 self.decay_steps is not None,
-                "a rate that falls needs the number of steps it falls over; set decay_steps",
+                "a falling rate needs a number of steps; set decay_steps",
             ),
             (
                 "correction",

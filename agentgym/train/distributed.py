@@ -1,4 +1,4 @@
-"""The processes that train together: found in torchrun's environment, opened and closed by one owner."""
+"""The group of processes that train together, as torchrun starts them."""
 
 import os
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among the ones that train together."""
+    """This process in the group of processes that train together."""
 
     rank: int
     world: int
     device: torch.device
     owned: bool
-    """Whether this object opened the process group, and closes it."""
+    """Whether this object opened the process group, and will close it."""
 
     def gather(self, objects: list[Any]) -> list[Any]:
-        """All ranks' objects in rank order, on every rank; every rank must call it."""
+        """Return all ranks' objects in rank order, on every rank. Every rank must call it."""
         if self.world == 1:
             return list(objects)
         parts: list[Any] = [None] * self.world
@@ -27,7 +27,7 @@ class Ranks:
         return [item for part in parts for item in part]
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's object, on every rank; every rank must call it, and the others' are not looked at."""
+        """Return rank 0's value on every rank. Every rank must call it; the values of the others are not used."""
         if self.world == 1:
             return value
         box = [value]
@@ -35,30 +35,30 @@ class Ranks:
         return box[0]
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the process group if this object opened it."""
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
 
 
 def open_ranks(device: str, *, group: bool = False) -> Ranks:
-    """Join the processes torchrun started, or stand alone; `group` opens a process group for one process too.
+    """Join the processes that torchrun started; a single process gets a process group only with `group`.
 
     Communication is gloo on the CPU and nccl on GPUs. A process group that is open already is used and left open.
     """
-    place = _device(device)
+    chosen = _device(device)
     owned = False
     if not dist.is_initialized():
-        backend = "gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl"
+        backend = "gloo" if chosen.type == "cpu" else "cpu:gloo,cuda:nccl"
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            dist.init_process_group(backend, device_id=place if place.type == "cuda" else None)
+            dist.init_process_group(backend, device_id=chosen if chosen.type == "cuda" else None)
             owned = True
         elif group:
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
             owned = True
     if not dist.is_initialized():
-        return Ranks(rank=0, world=1, device=place, owned=False)
-    return Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=place, owned=owned)
+        return Ranks(rank=0, world=1, device=chosen, owned=False)
+    return Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=chosen, owned=owned)
 
 
 def _device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""Which base model an adapter belongs to, told by a hash that is cheap to make."""
+"""A cheap hash that tells which base model an adapter belongs to."""
 
 import hashlib
 import json
@@ -24,22 +24,23 @@ SETTINGS = (
     "sliding_window",
     "tie_word_embeddings",
 )
-"""Of a model's config: what changes its computation. Others, such as the version that wrote it, may differ."""
+"""Settings in a model's config that change its computation; others may differ."""
 VALUES = 16
-"""Looked at in each weight, evenly spaced."""
+"""Number of values that are read from each weight, evenly spaced."""
 
 
 @torch.no_grad()
 def base_fingerprint(model: Any) -> str:
-    """A hash of the model's computation: equal for equal weights in float32 and in bfloat16, different for others.
+    """Return a hash of the model, equal for the same weights in float32 and in bfloat16.
 
-    It reads some settings and VALUES numbers of each weight, so models that differ in very few numbers may share one.
+    It reads some settings and VALUES numbers of each weight, so models that differ in very few numbers may share a
+    hash.
     """
     config = model.config.get_text_config()
     settings = {name: getattr(config, name, None) for name in SETTINGS}
     found = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, weight in model.named_parameters():
-        places = torch.linspace(0, weight.numel() - 1, min(VALUES, weight.numel()), dtype=torch.float64).long()
-        values = weight.detach().reshape(-1)[places.to(weight.device)].to(torch.bfloat16).float()
+        positions = torch.linspace(0, weight.numel() - 1, min(VALUES, weight.numel()), dtype=torch.float64).long()
+        values = weight.detach().reshape(-1)[positions.to(weight.device)].to(torch.bfloat16).float()
         found.update(f"{name} {tuple(weight.shape)}".encode() + values.cpu().numpy().tobytes())
     return found.hexdigest()[:16]

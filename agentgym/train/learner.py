@@ -1,4 +1,4 @@
-"""One process's part of the training: the policy, its optimizer, and what a step does to them."""
+"""The part of the training that one process does: the policy, its optimizer, and a step."""
 
 import math
 import time
@@ -21,35 +21,37 @@ from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import Ranks
 from agentgym.train.objective.losses import LossSums, denominator
 from agentgym.train.objective.nonfinite import MicroBatchReport, gradient_is_finite, nonfinite_rollouts, warn_skipped
-from agentgym.train.objective.objective import Objective, refuse_parts, rollout_log_ratios, row_log_ratios
+from agentgym.train.objective.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
 from agentgym.train.policy.fsdp import open_policy
 from agentgym.train.state import random_state, refuse_other_policy, restore_random, restore_training, training_state
 from agentgym.types import Floats, Sample, Sampling
 
 PAD_ID = 0
-"""Any id of the vocabulary: no token sees a padded one, and none of it is trained."""
+"""Id of padding. Any id of the vocabulary does: no token attends to padding, and none of it is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Forward:
-    """What one rank's micro-batch reports: its sums, and how many of its tokens were not padding."""
+    """The report of one micro-batch on one rank."""
 
     step: int
+    """Number of the optimizer step among those of the call, from 0."""
     sums: LossSums
     real_tokens: int
+    """Number of tokens that were computed and are not padding."""
     computed_tokens: int
-    trace: MicroBatchReport
+    report: MicroBatchReport
 
 
 class Learner:
-    """The policy and its optimizer; every rank holds one, and makes the same calls with the same samples."""
+    """Holds the policy and its optimizer; every rank has one, and makes the same calls with the same samples."""
 
     def __init__(self, model: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
         self.config = config
         self.ranks = ranks
         self.policy = open_policy(model, config, ranks, seed=seed)
         self.optimizer_steps = 0
-        """Taken so far; skipped ones do not count."""
+        """Number of optimizer steps so far; skipped ones do not count."""
         self._weights = [weight for weight in self.policy.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
@@ -58,7 +60,7 @@ class Learner:
         self._cost = cost_of(config.balance, self.policy.causal.config.get_text_config().hidden_size)
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One optimizer step per mini-batch; the figures of all ranks, on every rank."""
+        """Take one optimizer step per mini-batch; returns the figures of all ranks, on every rank."""
         began = time.perf_counter()
         self._agree(samples)
         refuse_parts(self.config, samples)
@@ -66,10 +68,10 @@ class Learner:
         forwards: list[_Forward] = []
         norms: list[float] = []
         untrained = 0
-        for rows in mini_batches(samples, rollouts=self.config.rollouts_per_step):
-            part = [samples[i] for i in rows]
-            if any(row.loss_mask.any() for row in part):
-                norms.append(self._mini_batch(len(norms), part, forwards))
+        for indices in mini_batches(samples, rollouts=self.config.rollouts_per_step):
+            mini_batch = [samples[i] for i in indices]
+            if any(sample.loss_mask.any() for sample in mini_batch):
+                norms.append(self._mini_batch(len(norms), mini_batch, forwards))
             else:
                 untrained += 1
         skipped = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
@@ -78,13 +80,13 @@ class Learner:
             "train/skipped_steps": float(len(skipped)),
             "train/untrained_steps": float(untrained),
             "train/samples": float(len(samples)),
-            "train/over_budget": float(over_budget([len(row) for row in samples], self.config.micro_tokens)),
+            "train/over_budget": float(over_budget([len(sample) for sample in samples], self.config.micro_tokens)),
         }
         if norms:
             forwards = self.ranks.gather(forwards)
             stats |= _figures(forwards, norms, self.config)
             stats["train/lr"] = self._optimizer.param_groups[0]["lr"]
-        # Last: a warning may be an error.
+        # Warnings come last: a filter may turn them into errors.
         if untrained:
             warnings.warn(
                 f"{untrained} mini-batch(es) without a step: the loss mask of all their samples is 0 everywhere",
@@ -92,13 +94,13 @@ class Learner:
                 stacklevel=2,
             )
         if skipped:
-            blamed = sorted({name for step in skipped for name in nonfinite_rollouts(_traces(forwards, step))})
+            blamed = sorted({name for step in skipped for name in nonfinite_rollouts(_reports(forwards, step))})
             stats["train/skipped_rollouts"] = float(len(blamed))
             warn_skipped(len(skipped), blamed)
         return stats | {"train/seconds": time.perf_counter() - began}
 
     def _agree(self, samples: Sequence[Sample]) -> None:
-        """Refuse on every rank, rather than hang on some or average two steps, where their samples differ."""
+        """Raise ValueError on every rank where ranks hold different samples: they would hang, or average two steps."""
         if self.ranks.world == 1:
             return
         digests = self.ranks.gather([(len(samples), _digest(samples))])
@@ -106,20 +108,20 @@ class Learner:
             raise ValueError(f"samples: every rank must pass the same ones, got (count, digest) {digests}")
 
     def _mini_batch(self, step: int, samples: list[Sample], forwards: list[_Forward]) -> float:
-        """One optimizer step; its gradient norm before clipping."""
+        """Take one optimizer step; returns the norm of the gradient before clipping."""
         ranks, config = self.ranks, self.config
         plans = plan_step(
             samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
         )
-        micros = plans[ranks.rank]
+        micro_batches = plans[ranks.rank]
         objective = Objective(
             config=config,
             denominator=denominator(samples, config.normalise),
-            sequences=self._sequences(samples, micros) if config.loss == "gspo_rollout" else None,
+            sequences=self._sequences(samples, micro_batches) if config.loss == "gspo_rollout" else None,
         )
         self._optimizer.zero_grad(set_to_none=True)
-        for place, micro in enumerate(micros):
-            forwards.append(self._micro_batch(step, place, samples, micro, objective))
+        for number, micro_batch in enumerate(micro_batches):
+            forwards.append(self._micro_batch(step, number, samples, micro_batch, objective))
         norm = _number(torch.nn.utils.clip_grad_norm_(self._weights, config.grad_clip))
         if math.isfinite(norm):
             rate = learning_rate(config, self.optimizer_steps)
@@ -131,63 +133,64 @@ class Learner:
         return norm
 
     def _micro_batch(
-        self, step: int, place: int, samples: list[Sample], micro: MicroBatch, objective: Objective
+        self, step: int, number: int, samples: list[Sample], micro_batch: MicroBatch, objective: Objective
     ) -> _Forward:
-        """One forward and backward."""
-        rows, batch = self._rows(samples, micro)
+        """Do one forward and backward."""
+        chosen, batch = self._batch(samples, micro_batch)
         reference_BR = self._reference(batch) if self.config.kl_coef else None
         logprobs_BR, entropy_BR = self._forward(batch, self.config.temperature)
-        loss, sums = objective(rows, batch, logprobs_BR, entropy_BR, reference_BR)
+        loss, sums = objective(chosen, batch, logprobs_BR, entropy_BR, reference_BR)
         # FSDP averages gradients over ranks; this loss is a sum over them.
         (loss * self.ranks.world).backward()  # type: ignore[no-untyped-call]
         return _Forward(
             step=step,
             sums=sums,
-            real_tokens=0 if micro.masked else batch.inputs.tokens,
+            real_tokens=0 if micro_batch.masked else batch.inputs.tokens,
             computed_tokens=batch.inputs.input_ids_BT.numel(),
-            trace=MicroBatchReport(
-                place=place,
-                rollouts=() if micro.masked else tuple(dict.fromkeys(row.rollout_id for row in rows)),
+            report=MicroBatchReport(
+                number=number,
+                rollouts=() if micro_batch.masked else tuple(dict.fromkeys(sample.rollout_id for sample in chosen)),
                 loss_is_finite=math.isfinite(sums.loss),
                 gradient_is_finite=gradient_is_finite(self._weights),
             ),
         )
 
-    def _rows(self, samples: list[Sample], micro: MicroBatch) -> tuple[list[Sample], Batch]:
-        rows = [samples[i] for i in micro.rows]
-        return rows, self._collate(rows, masked=micro.masked)
+    def _batch(self, samples: list[Sample], micro_batch: MicroBatch) -> tuple[list[Sample], Batch]:
+        """Return the samples of a micro-batch, and their tensors."""
+        chosen = [samples[i] for i in micro_batch.samples]
+        return chosen, self._collate(chosen, masked=micro_batch.masked)
 
     def _collate(self, samples: Sequence[Sample], *, masked: bool = False) -> Batch:
-        """The samples in the run's layout, on this rank's device."""
+        """Return the samples as tensors in the config's layout, on this rank's device."""
         batch = collate(samples, pad_id=PAD_ID, layout=self.config.layout, masked=masked)
         return batch.to(self.ranks.device)
 
     def _reference(self, batch: Batch) -> Tensor:
-        """Log-probabilities of the model without its adapter."""
+        """Return the log-probabilities of the model without its adapter."""
         with self.policy.without_adapter():
-            return self._scores(batch, self.config.temperature)
+            return self._logprobs(batch, self.config.temperature)
 
-    def _sequences(self, samples: list[Sample], micros: list[MicroBatch]) -> dict[str, float]:
-        """Log of each rollout's sequence ratio, whichever ranks and micro-batches its samples are in."""
+    def _sequences(self, samples: list[Sample], micro_batches: list[MicroBatch]) -> dict[str, float]:
+        """Return the log of each rollout's sequence ratio, over all ranks and micro-batches that hold its samples."""
         found = []
-        for micro in micros:
-            rows, batch = self._rows(samples, micro)
-            logprobs_BR = self._scores(batch, self.config.temperature)  # masked too: ranks stay in step
-            found += row_log_ratios(rows, batch, logprobs_BR)
+        for micro_batch in micro_batches:
+            chosen, batch = self._batch(samples, micro_batch)
+            logprobs_BR = self._logprobs(batch, self.config.temperature)  # of padding too: ranks stay in step
+            found += sample_log_ratios(chosen, batch, logprobs_BR)
         return rollout_log_ratios(self.ranks.gather(found))
 
     @torch.no_grad()
-    def _scores(self, batch: Batch, temperature: float) -> Tensor:
-        """Log-probabilities alone, without a gradient."""
-        scores: Tensor = self.policy(batch.inputs, batch.loss_mask_BR, temperature, entropy=False)[0]
-        return scores
+    def _logprobs(self, batch: Batch, temperature: float) -> Tensor:
+        """Return log-probabilities alone, without a gradient."""
+        logprobs_BR: Tensor = self.policy(batch.inputs, batch.loss_mask_BR, temperature, entropy=False)[0]
+        return logprobs_BR
 
     def _forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = self.policy(batch.inputs, batch.loss_mask_BR, temperature)
         return out
 
     def state(self) -> dict[str, Any]:
-        """All that the next step depends on, but for the samples. Every rank must call it."""
+        """Return all that the next step depends on, but for the samples. Every rank must call it."""
         state = training_state(self.policy, self._optimizer)
         return state | {
             "policy": self._policy(),
@@ -196,16 +199,19 @@ class Learner:
         }
 
     def _policy(self) -> dict[str, Any]:
-        """What makes the same adapter weights another policy where it differs."""
+        """Return the settings that the meaning of the adapter's weights depends on."""
         adapted = {name.split(".lora_")[0] for name, _ in self.policy.named_parameters() if ".lora_" in name}
         return {
             "model": self.policy.base_fingerprint,
             "lora_targets": sorted({name.rpartition(".")[2] for name in adapted}),
-            **{name: getattr(self.config, name) for name in ("lora_rank", "lora_alpha", "rslora", "dora")},
+            **{
+                name: getattr(self.config, name)
+                for name in ("lora_rank", "lora_alpha", "rslora", "dora", "temperature")
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, on as many ranks as there are now."""
+        """Go on from this state, also on another number of ranks; ValueError for the state of another policy."""
         refuse_other_policy(self._policy(), state.get("policy"))
         restore_training(self.policy, self._optimizer, state)
         self.optimizer_steps = int(state["optimizer_steps"])
@@ -213,12 +219,12 @@ class Learner:
             restore_random(state["random"][self.ranks.rank])
 
     def score(self, token_ids: Sequence[int], sampling: Sampling) -> Floats:
-        """Log-probability (nats) of each id but the first, given those before it."""
+        """Return the log-probability (nats) of each id but the first, given the ids before it."""
         ids = np.asarray(token_ids, np.int64)
         if len(ids) < 2:
             raise ValueError(f"token_ids: {len(ids)} ids have no log-probability; give at least 2")
         n = len(ids) - 1
-        row = Sample(
+        sample = Sample(
             group_id="score",
             rollout_id="score",
             segment=0,
@@ -229,16 +235,14 @@ class Learner:
             logprobs=np.zeros(n, np.float32),
             advantages=np.zeros(n, np.float32),
             weight=1.0,
-            policy_version=0,
-            is_last=True,
         )
-        self._limits.refuse([row])
-        scores: Floats = self._scores(self._collate([row]), sampling.temperature)[0].cpu().numpy()
-        return scores
+        self._limits.refuse([sample])
+        logprobs: Floats = self._logprobs(self._collate([sample]), sampling.temperature)[0].cpu().numpy()
+        return logprobs
 
 
 def learning_rate(config: TrainConfig, taken: int) -> float:
-    """The rate of the next optimizer step after `taken` of them: warm-up, then constant or a decay to a tenth."""
+    """Return the rate of the next optimizer step after `taken` steps: warm-up, then constant or a decay to a tenth."""
     warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
     if config.decay_steps is None:
         return config.lr * warm
@@ -248,18 +252,19 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
 
 
 def _digest(samples: Sequence[Sample]) -> int:
-    """Differs where any id, mask, log-probability, advantage or weight does."""
+    """Return a number that differs where any id, mask, log-probability, advantage or weight does."""
     digest = 0
-    for row in samples:
-        name = f"{row.rollout_id} {row.segment} {row.step} {len(row.prompt_ids)} {row.weight};"
+    for sample in samples:
+        name = f"{sample.rollout_id} {sample.segment} {sample.step} {len(sample.prompt_ids)} {sample.weight};"
         digest = zlib.crc32(name.encode(), digest)
-        for part in (row.prompt_ids, row.response_ids, row.loss_mask, row.logprobs, row.advantages):
+        arrays = (sample.prompt_ids, sample.response_ids, sample.loss_mask, sample.logprobs, sample.advantages)
+        for part in arrays:
             digest = zlib.crc32(np.ascontiguousarray(part).data, digest)
     return digest
 
 
 def _figures(forwards: list[_Forward], norms: list[float], config: TrainConfig) -> dict[str, float]:
-    """The figures over all ranks' micro-batches, of the optimizer steps that were taken if any was."""
+    """Return the figures of the optimizer steps that were taken, or of all where none was, over all ranks."""
     finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
     steps = finite or set(range(len(norms)))
     taken = [f for f in forwards if f.step in steps]
@@ -271,7 +276,7 @@ def _figures(forwards: list[_Forward], norms: list[float], config: TrainConfig) 
         "train/clip_fraction": sum(f.sums.clipped for f in taken) / tokens,
         "train/kl": sum(f.sums.kl for f in taken) / tokens,
         "train/entropy": sum(f.sums.entropy for f in taken) / tokens,
-        # Of the first mini-batch: from the second on, the policy has moved away from the engine's.
+        # The first mini-batch alone: from the second on, the policy has moved away from the engine's.
         "train/logprob_gap": max(f.sums.gap for f in forwards if f.step == 0),
         "train/trained_tokens": float(tokens if finite else 0),
         "train/padding": 1 - real / computed,
@@ -284,8 +289,8 @@ def _figures(forwards: list[_Forward], norms: list[float], config: TrainConfig) 
     return figures
 
 
-def _traces(forwards: list[_Forward], step: int) -> list[MicroBatchReport]:
-    return [forward.trace for forward in forwards if forward.step == step]
+def _reports(forwards: list[_Forward], step: int) -> list[MicroBatchReport]:
+    return [forward.report for forward in forwards if forward.step == step]
 
 
 def _number(norm: Tensor) -> float:

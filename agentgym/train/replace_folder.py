@@ -1,4 +1,4 @@
-"""A folder put in the place of another one, so that a process that dies leaves one of the two there."""
+"""The replacement of a folder by a new one, so that a process that dies leaves one of the two whole."""
 
 import ctypes
 import errno
@@ -16,50 +16,52 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 
 @contextmanager
-def written_whole(place: Path) -> Iterator[Path]:
-    """A new folder to fill: it stands at `place` when the block ends, or nothing has changed where it raised.
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a new folder to fill, and move it to `path` when the block ends; a block that raises changes nothing.
 
-    What processes that died here left behind is removed first.
+    Folders that earlier processes left here when they died are removed first.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    sweep(place)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         fresh.chmod(0o755)
         yield fresh
-        _replace(fresh, place)
+        _replace(fresh, path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _replace(fresh: Path, place: Path) -> None:
-    """At every moment one of the two is at `place`.
+def _replace(fresh: Path, path: Path) -> None:
+    """Move `fresh` to `path` so that one of the two folders is there at every moment.
 
-    Where the file system cannot exchange two folders, a process that dies between two renames leaves the old one
-    hidden, and `sweep` puts it back.
+    Where the file system cannot exchange two folders, a process that dies between two renames leaves the old folder
+    under a hidden name, and `sweep` puts it back.
     """
-    if not place.exists():
-        fresh.rename(place)
-    elif not _exchange(fresh, place):
+    if not path.exists():
+        fresh.rename(path)
+    elif not _exchange(fresh, path):
         old = fresh.with_name(f"{fresh.name}-old")
-        place.rename(old)
-        fresh.rename(place)
+        path.rename(old)
+        fresh.rename(path)
         shutil.rmtree(old, ignore_errors=True)
 
 
-def sweep(place: Path) -> None:
-    """Remove what processes that died left beside `place`, after putting back what they had moved out of it."""
-    ours = re.compile(rf"\.{re.escape(place.name)}-[a-z0-9_]{{8}}(-old)?")  # as mkdtemp names them
-    for left in sorted(place.parent.glob(f".{place.name}-*")):
+def sweep(path: Path) -> None:
+    """Remove the folders that dead processes left beside `path`, after putting back the one that they had moved
+    away."""
+    ours = re.compile(rf"\.{re.escape(path.name)}-[a-z0-9_]{{8}}(-old)?")  # as mkdtemp names them
+    for left in sorted(path.parent.glob(f".{path.name}-*")):
         found = ours.fullmatch(left.name)
-        if found and found[1] and not place.exists():
-            left.rename(place)
+        if found and found[1] and not path.exists():
+            left.rename(path)
         elif found:
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the two in one step (renameat2 of Linux); False, and nothing done, where that cannot be done."""
+    """Exchange two folders in one step (renameat2 of Linux); returns False, with nothing done, where that is
+    impossible."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

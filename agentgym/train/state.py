@@ -1,4 +1,4 @@
-"""All that a later step of training depends on, taken out of the trainer and put back, on any number of ranks."""
+"""The state of training, taken out of the trainer and put back, on any number of ranks."""
 
 import random
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from agentgym.train.policy.adapter_io import whole
 
 @torch.no_grad()
 def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The trained weights and the optimizer's state by their names, whole, on the CPU. Every rank must call it."""
+    """Return the trained weights and the optimizer's state by name, whole, on the CPU. Every rank must call it."""
     names = _names(model, optimizer)
     return {
         "weights": {name: whole(weight) for weight, name in names.items()},
@@ -28,19 +28,21 @@ def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 @torch.no_grad()
 def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Weights and the optimizer's moments are as they were; its rate, betas and weight decay stay those it has.
+    """Put back the weights and the optimizer's moments; its rate, betas and weight decay stay as they are.
 
-    Every rank must call it, with the same state. Raises ValueError, before anything has changed, for another model's.
+    Every rank must call it, with the same state. Raises ValueError for the state of another model, and changes nothing.
     """
     names = _names(model, optimizer)
     _refuse_strangers({name: weight.shape for weight, name in names.items()}, state["weights"])
     for weight, name in names.items():
         weight.copy_(_like(weight, state["weights"][name]))
     kept = state["optimizer"]
-    places = {weight: i for i, weight in enumerate(w for g in optimizer.param_groups for w in g["params"])}
-    groups = [{**group, "params": [places[weight] for weight in group["params"]]} for group in optimizer.param_groups]
+    positions = {weight: i for i, weight in enumerate(w for g in optimizer.param_groups for w in g["params"])}
+    groups = [
+        {**group, "params": [positions[weight] for weight in group["params"]]} for group in optimizer.param_groups
+    ]
     values = {
-        places[weight]: {key: _like(weight, value) for key, value in kept[name].items()}
+        positions[weight]: {key: _like(weight, value) for key, value in kept[name].items()}
         for weight, name in names.items()
         if name in kept
     }
@@ -48,19 +50,19 @@ def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, s
 
 
 def refuse_other_policy(own: Mapping[str, Any], saved: Mapping[str, Any] | None) -> None:
-    """Raise ValueError that names what differs where a checkpoint's base model or adapter's settings are others."""
+    """Raise ValueError that names what differs if a checkpoint is of another base model or adapter."""
     if saved is None:
-        raise ValueError("checkpoint: it does not say which model and adapter it is of; it cannot be gone on from")
+        raise ValueError("checkpoint: it does not say which model and adapter it is of; resume from another checkpoint")
     for name, value in own.items():
         if saved.get(name) != value:
             raise ValueError(
                 f"checkpoint: it was written with {name} {saved.get(name)}, and this run has {value}, which would be "
-                f"another policy; resume with the {name} that it was written with, or start a run of its own"
+                f"another policy; resume with the {name} that it was written with, or start a new run"
             )
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
-    """The weights that the optimizer moves, in its order."""
+    """Return the names of the weights that the optimizer moves, in its order."""
     found = {weight: name for name, weight in model.named_parameters()}
     return {weight: found[weight] for group in optimizer.param_groups for weight in group["params"]}
 
@@ -76,7 +78,7 @@ def _refuse_strangers(own: Mapping[str, torch.Size], saved: Mapping[str, Tensor]
 
 
 def _like(weight: Tensor, value: Any) -> Any:
-    """The value laid out as the weight is; the optimizer's counts stay as they are."""
+    """Return the value sharded as the weight is; the optimizer's counts stay as they are."""
     if not isinstance(value, Tensor) or value.shape != weight.shape:
         return value
     if isinstance(weight, DTensor):
@@ -85,7 +87,7 @@ def _like(weight: Tensor, value: Any) -> Any:
 
 
 def random_state() -> dict[str, Any]:
-    """Where every generator of this process stands."""
+    """Return the state of every random generator of this process."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -96,7 +98,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random(state: Mapping[str, Any]) -> None:
-    """Every generator of this process goes on from there."""
+    """Put back the state of every random generator of this process."""
     kind, keys, *rest = state["numpy"]
     random.setstate(state["python"])
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))

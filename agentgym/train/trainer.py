@@ -1,4 +1,4 @@
-"""The trainer: samples in, a better adapter out, on one process or on many."""
+"""The trainer of an adapter, on one process or on many."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ __all__ = ["TrainConfig", "Trainer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """What an open trainer holds, and gives back."""
+    """The thread and the learner that an open trainer holds, and closes."""
 
     thread: ThreadPoolExecutor
     learner: Learner
@@ -41,7 +41,7 @@ class _Opened:
 
 
 def _open(model: Path | str, config: TrainConfig, seed: int) -> _Opened:
-    """An open trainer, or nothing left open."""
+    """Open a trainer; if that fails, nothing is left open."""
     threads_before = torch.get_num_threads()
     thread = ThreadPoolExecutor(1, "trainer")
     try:
@@ -66,7 +66,7 @@ def _learner(model: Path | str, config: TrainConfig, seed: int) -> Learner:
 class Trainer:
     """Trains a LoRA adapter; the same samples give the same adapter on any number of processes.
 
-    `model` is a folder, a Hugging Face name or "tiny"; it stays frozen. `seed` is of the adapter's start.
+    `model` is a folder, a Hugging Face name or "tiny"; it stays frozen. `seed` decides the adapter's first weights.
     Open it with `async with` or `with`. Under torchrun, every process opens one and makes the same calls with the
     same samples; each computes its share. All work runs in one thread of its own, so that an event loop stays
     free and collectives keep their order. The methods that are not async block their caller.
@@ -109,41 +109,42 @@ class Trainer:
 
     @property
     def world(self) -> int:
-        """How many processes train together."""
+        """Number of processes that train together."""
         return self._open_now.learner.ranks.world
 
     @property
     def optimizer_steps(self) -> int:
-        """Taken by the steps that were asked for so far, those before a resume included; skipped ones do not count."""
+        """Number of optimizer steps so far, those before a resume included; skipped ones do not count."""
         return self._call(lambda learner: learner.optimizer_steps)
 
     async def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Train on these samples: one optimizer step per mini-batch of rollouts; no sample, no step.
+        """Train on these samples, one optimizer step for each mini-batch of rollouts; returns the figures of the log.
 
         Every rank passes all of the samples, and gets the same figures. A gradient that is not finite is not
-        applied, counted in `train/skipped_steps`, and a RuntimeWarning names the rollouts that it came from; figures
-        are those of the steps that were taken. A mini-batch in which no token is trained is no step either: it is
-        counted in `train/untrained_steps` and warned about. Cancelling the call does not stop the step.
-        Raises ValueError when ranks hold different samples, and for samples that the model cannot be given.
+        applied: the step is counted in `train/skipped_steps`, and a RuntimeWarning names the rollouts that it came
+        from. The other figures are of the steps that were taken. A mini-batch in which no token is trained is no step
+        either: it is counted in `train/untrained_steps`, with a RuntimeWarning. Without samples there is no step.
+        Cancelling the call does not stop the step.
+        Raises ValueError if ranks hold different samples, and for samples that the model cannot be given.
         """
         opened = self._open_now
         return await asyncio.wrap_future(opened.thread.submit(opened.learner.train, samples))
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """The same as `step`, for code without an event loop."""
+        """Do the same as `step`, for code without an event loop."""
         return self._call(lambda learner: learner.train(samples))
 
     def adapter(self) -> Adapter:
-        """A snapshot of the adapter on the CPU, whole on every rank; every rank must call it."""
+        """Return a snapshot of the adapter on the CPU, whole on every rank. Every rank must call it."""
         return self._call(lambda learner: export_adapter(learner.policy))
 
     def save(self, path: Path | str) -> None:
-        """Write the adapter for `PeftModel.from_pretrained`; complete when it returns. Every rank must call it."""
+        """Write the adapter for `PeftModel.from_pretrained`; it is complete on return. Every rank must call it."""
         adapter = self.adapter()
         self.first(lambda: write_adapter(adapter, Path(path)))
 
     def merge(self, path: Path | str) -> None:
-        """Write base and adapter as one plain model with its tokenizer; complete when it returns.
+        """Write base and adapter as one plain model with its tokenizer; it is complete on return.
 
         Every rank must call it. The sums are made in float32 and written in the base's own type.
         """
@@ -151,33 +152,33 @@ class Trainer:
         self.first(lambda: write_merged(self.model, adapter, Path(path)))
 
     def state(self) -> dict[str, Any]:
-        """All that training goes on from as it is now, copied to the CPU. Every rank must call it."""
+        """Return a copy of all that training goes on from, on the CPU. Every rank must call it."""
         return self._call(lambda learner: learner.state())
 
     def checkpoint(self, folder: Path | str, step: int, *, keep: int = 2, run: Mapping[str, Any] | None = None) -> None:
         """Write all that training goes on from into `folder`, complete or not at all; see `write_checkpoint`.
 
-        `run` is kept beside it for whoever resumes: plain values and tensors. Every rank must call it.
+        `run` holds plain values and tensors of the caller's own, which `resume` gives back. Every rank must call it.
         """
         state = self.state()
         self.first(lambda: write_checkpoint(Path(folder), step, {"trainer": state, "run": dict(run or {})}, keep=keep))
 
     def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:
-        """Go on from the last whole checkpoint in `folder`: its step, and the `run` that was kept beside it.
+        """Go on from the last whole checkpoint in `folder`; returns its step and the `run` that was written with it.
 
-        Weights, the optimizer's moments and random states are as they were, also on another number of ranks. All that
-        the config says holds from here on: learning rate, schedule, betas and weight decay may change. Every rank must
-        call it. Raises ValueError, and changes nothing, where no checkpoint is whole, and where it was written with
-        another base model or with an adapter of another rank, alpha, kind or other layers, naming which.
+        Weights, the optimizer's moments and random states are as they were, also on another number of ranks. Learning
+        rate, schedule, betas and weight decay are those of this trainer's config, and may differ from the
+        checkpoint's. Every rank must call it. Raises ValueError, and changes nothing, if no checkpoint is whole or if
+        it was written with another base model, temperature or kind of adapter, naming what differs.
         """
         found = self.first(lambda: last_checkpoint(Path(folder)))
         self._call(lambda learner: learner.restore(found.state["trainer"]))
         return found.step, found.state["run"]
 
     def first(self, work: Callable[[], T]) -> T:
-        """What `work` gives on rank 0, on every rank; where it fails there, it fails everywhere.
+        """Run `work` on rank 0 and return its result on every rank; if it fails there, it fails on every rank.
 
-        Every rank must call it, and none goes on before it is done.
+        Every rank must call it, and none goes on before the work is done.
         """
         if self.world == 1:
             return work()
@@ -197,11 +198,12 @@ class Trainer:
         return cast("T", answer)
 
     def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Log-probability (nats) of each id but the first, given those before it. Every rank must call it."""
+        """Return the log-probability (nats) of each id but the first, given the ids before it. Every rank must call
+        it."""
         return self._call(lambda learner: learner.score(token_ids, sampling))
 
     def gather(self, objects: list[T]) -> list[T]:
-        """All ranks' objects in rank order, on every rank; on one process the list itself. Every rank must call it."""
+        """Return all ranks' objects in rank order, on every rank. Every rank must call it."""
         return self._call(lambda learner: learner.ranks.gather(objects))
 
     @property

@@ -10,8 +10,8 @@ from benchmarks.planning import judge, uneven
 def test_a_lost_sample_an_empty_rank_and_a_slow_one_show() -> None:
     lengths = np.array([300, 100, 100, 100])
     lopsided = [
-        [MicroBatch(rows=(0,)), MicroBatch(rows=(1,))],
-        [MicroBatch(rows=(2,)), MicroBatch(rows=(2,), masked=True)],
+        [MicroBatch(samples=(0,)), MicroBatch(samples=(1,))],
+        [MicroBatch(samples=(2,)), MicroBatch(samples=(2,), masked=True)],
     ]
     figures = judge("plan", lopsided, lengths, 0.0, load_workloads(None))
     assert figures["plan_lost_or_twice"] == 1

@@ -69,6 +69,6 @@ def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
     assert settings(ChaseGRPO, ["--train.lora-targets", "q_proj", "v_proj"]).train.lora_targets == ("q_proj", "v_proj")
 
 
-def test_credit_by_turn_is_a_setting_of_the_run() -> None:
+def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
     assert settings(BisectTurns, []).advantage_level == "turn"
     assert settings(ChaseGRPO, ["--advantage-level", "turn", "--advantage", "reinforce++"]).advantage_level == "turn"

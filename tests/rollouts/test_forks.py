@@ -111,7 +111,6 @@ async def test_sub_agents_nest_to_any_depth_under_one_rollout() -> None:
     batch = ag.build_samples([Group(group_id="t", rollouts=(played, await play_other()))])
     mine = [row for row in batch if row.rollout_id == "t/0"]
     assert sum(row.weight for row in mine) == pytest.approx(1.0)
-    assert sum(row.is_last for row in mine) == 1
     assert len({float(row.advantages[row.loss_mask][0]) for row in mine}) == 1
 
 

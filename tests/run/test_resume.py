@@ -243,7 +243,10 @@ def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str
         {"prompts": 3},
         {"staleness": 1},
     ]
-    + [{"train": replace(SETTINGS.train, **of)} for of in ({"lora_rank": 4}, {"betas": (0.5, 0.9)}, {"dora": True})],
+    + [
+        {"train": replace(SETTINGS.train, **of)}
+        for of in ({"lora_rank": 4}, {"betas": (0.5, 0.9)}, {"dora": True}, {"temperature": 1.0})
+    ],
 )
 def test_what_makes_another_policy_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_settings(tmp_path, SETTINGS)
@@ -308,7 +311,7 @@ def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) ->
         ("out", {"resume": Path("other")}),
         ("out", {"out": 3}),
         ("advantage", {"advantage": "gae"}),
-        ("advantage_level", {"advantage_level": "tokens"}),
+        ("advantage_level", {"advantage_level": "token"}),
         ("group_size", {"group_size": 1}),
         ("prompts", {"prompts": 0}),
         ("steps", {"steps": -1}),

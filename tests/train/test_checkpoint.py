@@ -82,6 +82,7 @@ def test_the_generators_of_random_numbers_go_on_too(tiny_model: Path, config: Tr
         ({"lora_rank": 8}, "lora_rank 4, and this run has 8"),
         ({"rslora": True}, "rslora False, and this run has True"),
         ({"dora": True}, "dora False, and this run has True"),
+        ({"temperature": 0.5}, "temperature 1.0, and this run has 0.5"),
         ({"lora_targets": ("q_proj", "v_proj")}, r"lora_targets \['down_proj', .*this run has \['q_proj', 'v_proj'\]"),
     ],
 )

@@ -45,6 +45,14 @@ SPOILT: dict[str, tuple[Callable[[Sample], Sample], str]] = {
         lambda row: replace(row, logprobs=np.where(row.loss_mask, 0.5, 0)),
         "log-probability 0.5 above 0",
     ),
+    "a log-probability that is no number": (
+        lambda sample: replace(sample, logprobs=np.where(sample.loss_mask, np.nan, 0)),
+        "a log-probability that is not finite",
+    ),
+    "a probability of 0": (
+        lambda sample: replace(sample, logprobs=np.where(sample.loss_mask, -np.inf, 0)),
+        "a log-probability that is not finite",
+    ),
 }
 
 
@@ -96,6 +104,12 @@ def test_any_padding_id_in_a_models_config_gives_the_same_step(
         with Trainer(model, PLAIN) as trainer:
             losses.append(trainer.train(rows)["train/grad_norm"])
     assert losses[0] == losses[1]
+
+
+def test_a_padding_id_above_the_vocabulary_is_refused_by_its_name(tiny_model: Path, tmp_path: Path) -> None:
+    vocabulary = json.loads((tiny_model / "config.json").read_text())["vocab_size"]
+    copy = edited(tiny_model, tmp_path, pad_token_id=vocabulary)
+    refused(copy, f"^model: .*pad_token_id is {vocabulary}, and .* 0 to {vocabulary - 1}; set it to null")
 
 
 def edited(model: Path, folder: Path, **settings: Any) -> Path:

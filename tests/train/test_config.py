@@ -43,6 +43,11 @@ from agentgym.train.trainer import TrainConfig
         ({"lora_targets": "q_proj"}, "lora_targets\n.*valid tuple"),
         ({"betas": (0.9, 1.0)}, "betas.1\n.*less than 1"),
         ({"weight_decay": -0.1}, "weight_decay\n.*greater than or equal to 0"),
+        ({"normalise": True}, "normalise.*\n.*valid number"),
+        ({"shard": "yes"}, "shard\n.*valid boolean"),
+        ({"shard": 1}, "shard\n.*valid boolean"),
+        ({"lora_rank": True}, "lora_rank\n.*valid integer"),
+        ({"lr": "0.1"}, "lr\n.*valid number"),
         ({"threads": 0}, "threads\n.*greater than or equal to 1"),
         ({"rollouts_per_step": 0}, "rollouts_per_step\n.*greater than or equal to 1"),
     ],
@@ -50,3 +55,8 @@ from agentgym.train.trainer import TrainConfig
 def test_settings_that_mean_nothing_are_refused_by_the_name_of_the_field(change: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=rf"(?s)for TrainConfig.*\n(  Value error, )?{error}"):
         TrainConfig(**change)
+
+
+def test_lists_are_taken_for_tuples_and_whole_numbers_for_floats() -> None:
+    config = TrainConfig(lora_targets=["q_proj"], betas=[0.9, 0.99], lr=1, normalise=8)  # type: ignore[arg-type]
+    assert (config.lora_targets, config.betas, config.lr, config.normalise) == (("q_proj",), (0.9, 0.99), 1.0, 8.0)

@@ -222,24 +222,24 @@ def test_a_rate_falls_along_a_line_or_a_cosine_to_a_tenth() -> None:
 # The guard
 
 
-def trace(place: int, *rollouts: str, loss: bool = True, gradient: bool = True) -> MicroBatchReport:
-    return MicroBatchReport(place=place, rollouts=rollouts, loss_is_finite=loss, gradient_is_finite=gradient)
+def report(number: int, *rollouts: str, loss: bool = True, gradient: bool = True) -> MicroBatchReport:
+    return MicroBatchReport(number=number, rollouts=rollouts, loss_is_finite=loss, gradient_is_finite=gradient)
 
 
 def test_a_loss_that_is_not_finite_tells_its_micro_batch_apart() -> None:
-    ranks = [trace(0, "a"), trace(1, "b", loss=False, gradient=False), trace(0, "c"), trace(1, "d", gradient=False)]
+    ranks = [report(0, "a"), report(1, "b", loss=False, gradient=False), report(0, "c"), report(1, "d", gradient=False)]
     assert nonfinite_rollouts(ranks) == ["b"]
 
 
-def test_a_gradient_that_is_not_finite_is_of_the_first_place_where_it_was() -> None:
-    ranks = [trace(0, "a"), trace(1, "b", gradient=False), trace(2, "c", gradient=False)]
-    ranks += [trace(0, "d"), trace(1, "e"), trace(2, gradient=False)]
+def test_a_gradient_that_is_not_finite_is_of_the_first_micro_batch_where_it_was() -> None:
+    ranks = [report(0, "a"), report(1, "b", gradient=False), report(2, "c", gradient=False)]
+    ranks += [report(0, "d"), report(1, "e"), report(2, gradient=False)]
     assert nonfinite_rollouts(ranks) == ["b", "e"]
-    assert nonfinite_rollouts([*ranks, trace(2, "f", loss=False)]) == ["b", "e", "f"]
+    assert nonfinite_rollouts([*ranks, report(2, "f", loss=False)]) == ["b", "e", "f"]
 
 
 def test_where_only_the_norm_is_not_finite_all_are_named() -> None:
-    assert nonfinite_rollouts([trace(0, "a"), trace(0, "b")]) == ["a", "b"]
+    assert nonfinite_rollouts([report(0, "a"), report(0, "b")]) == ["a", "b"]
 
 
 def test_a_warning_names_some_and_counts_the_rest(tiny_model: Path, groups_of: Groups) -> None:

@@ -44,7 +44,6 @@ def test_the_sampled_tokens_are_imitated_and_what_follows_them_is_cut() -> None:
     assert row.response_ids.tolist() == [3, 4, 5, 6]
     assert row.loss_mask.tolist() == [True, True, False, True]
     assert row.weight == 1.0
-    assert row.is_last
 
 
 def test_context_weighs_what_it_is_told_to_from_the_second_token_on() -> None:

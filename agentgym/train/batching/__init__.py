@@ -1,1 +1,1 @@
-"""Samples to tensors: planning, packing and layouts."""
+"""The road from samples to tensors: plans, packing and layouts."""

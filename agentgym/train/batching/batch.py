@@ -1,4 +1,4 @@
-"""Samples to tensors: what a layout computes, and what the loss needs of each response token."""
+"""The tensors of a micro-batch: the inputs of the forward in a layout, and those of the loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from agentgym.types import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B samples: the tokens to compute in one of the layouts, and the same tensors for the loss in each of them.
+    """B samples as tensors: the inputs of the forward depend on the layout, the tensors of the loss do not.
 
-    R = longest response; the loss's tensors are right-aligned, one row per sample::
+    R is the longest response; the tensors of the loss are right-aligned, with one row a sample::
 
         responses         a  a                      e  e  a
         loss_mask_BR      0  1  1                   0  0  1
@@ -23,18 +23,18 @@ class Batch:
     """
 
     inputs: Inputs
-    """What the forward takes."""
+    """The tokens that the forward computes, in one of the layouts."""
     loss_mask_BR: Tensor
-    """bool, true where a token is trained."""
+    """bool: true where a token is trained."""
     logprobs_BR: Tensor
-    """float32, nats: the engine's, 0 where nothing is trained."""
+    """float32, nats: log-probability of the token in the engine that sampled it; 0 where nothing is trained."""
     advantages_BR: Tensor
-    """float32, 0 where nothing is trained."""
+    """float32: advantage of the token; 0 where nothing is trained."""
     weight_B: Tensor
-    """float32, each sample's share of its rollout's trained tokens."""
+    """float32: the sample's share of its rollout's trained tokens."""
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         return replace(
             self,
             inputs=self.inputs.on(device),
@@ -55,26 +55,26 @@ def collate(
     layout: Layout = "padded",
     masked: bool = False,
 ) -> Batch:
-    """The samples as one Batch, in their order; nothing is cut and no input is changed.
+    """Put the samples into one Batch, in their order; nothing is cut and no sample is changed.
 
-    `masked` turns the loss mask off: a padding batch, which is computed so that ranks stay in step, and trains nothing.
+    `masked` turns the loss mask off: such a batch trains nothing, and is computed so that ranks stay in step.
     Raises ValueError for no samples.
     """
     if not samples:
-        raise ValueError("samples: none to collate; an empty batch has no shape")
-    rows, tail = len(samples), max(len(row.response_ids) for row in samples)
-    mask_BR = np.zeros((rows, tail), np.bool_)
-    logprobs_BR = np.zeros((rows, tail), np.float32)
-    advantages_BR = np.zeros((rows, tail), np.float32)
-    for i, row in enumerate(samples if not masked else ()):
-        mask, start = row.loss_mask, tail - len(row.response_ids)
+        raise ValueError("samples: none to collate; give at least one")
+    shape = (len(samples), max(len(sample.response_ids) for sample in samples))
+    mask_BR = np.zeros(shape, np.bool_)
+    logprobs_BR = np.zeros(shape, np.float32)
+    advantages_BR = np.zeros(shape, np.float32)
+    for i, sample in enumerate(samples if not masked else ()):
+        mask, start = sample.loss_mask, shape[1] - len(sample.response_ids)
         mask_BR[i, start:] = mask
-        np.copyto(logprobs_BR[i, start:], row.logprobs, where=mask)
-        np.copyto(advantages_BR[i, start:], row.advantages, where=mask)
+        np.copyto(logprobs_BR[i, start:], sample.logprobs, where=mask)
+        np.copyto(advantages_BR[i, start:], sample.advantages, where=mask)
     return Batch(
         inputs=lay_out(samples, layout=layout, pad_id=pad_id, masked=masked),
         loss_mask_BR=torch.from_numpy(mask_BR),
         logprobs_BR=torch.from_numpy(logprobs_BR),
         advantages_BR=torch.from_numpy(advantages_BR),
-        weight_B=torch.tensor([row.weight for row in samples], dtype=torch.float32),
+        weight_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
     )

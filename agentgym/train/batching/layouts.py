@@ -1,4 +1,4 @@
-"""The forward side of a micro-batch: which tokens are computed, and which of their states predict trained ones."""
+"""The inputs of a forward in three layouts, and the index from its hidden states to the trained tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,37 +17,37 @@ Layout: TypeAlias = Literal["padded", "packed", "tree"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TargetIndex:
-    """N log-probabilities to compute, and the M trained tokens of the samples that they belong to.
+    """The N log-probabilities that a forward computes, and the M trained tokens that they belong to.
 
-    N = M where no token is shared; under `tree` samples that train the same token in the same context share one::
+    N = M where no token is shared. Under `tree`, samples that train the same token in the same context share one::
 
-        samples        P a b     P a c      trained: a b, a c        place_M    0  1  0  2
-        row            P a b c              source_N, target_N       P>a  a>b  a>c
+        samples        P a b     P a c      trained: a b, a c        index_M    0  1  0  2
+        tree           P a b c              source_N, target_N       P>a  a>b  a>c
     """
 
     source_N: Tensor
-    """int64: the hidden state that predicts, an index into the flattened B x T."""
+    """int64: index of the hidden state that predicts each target, in the flattened B x T."""
     target_N: Tensor
-    """int64: the id that it predicts."""
-    place_M: Tensor
-    """int64: which of the N each trained token is, samples in order, tokens from left to right."""
+    """int64: the token id that is predicted."""
+    index_M: Tensor
+    """int64: index into the N for each trained token, samples in order and tokens from left to right."""
 
     def on(self, device: torch.device | str) -> "TargetIndex":
-        """The same on another device."""
-        source, target, place = (t.to(device, non_blocking=True) for t in (self.source_N, self.target_N, self.place_M))
-        return TargetIndex(source_N=source, target_N=target, place_M=place)
+        """Return the same on another device."""
+        source, target, index = (t.to(device, non_blocking=True) for t in (self.source_N, self.target_N, self.index_M))
+        return TargetIndex(source_N=source, target_N=target, index_M=index)
 
     def scatter_to_samples(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
-        """The values in the samples' own places, 0 where nothing is trained; a shared value's gradient is summed."""
+        """Return the values at the samples' tokens, 0 where nothing is trained; a shared value's gradient is summed."""
         zeros_BR = values_N.new_zeros(loss_mask_BR.shape)
-        return zeros_BR.masked_scatter(loss_mask_BR, values_N.index_select(0, self.place_M))
+        return zeros_BR.masked_scatter(loss_mask_BR, values_N.index_select(0, self.index_M))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PaddedInputs:
-    """A left-padded block, one row per sample: the last column is real in every row, no token is cut.
+    """A left-padded block with one row a sample: no token is cut, and the last column holds a real token in every row.
 
-    T = max over rows of prompt + response (never max + max), R = longest response::
+    T is the longest prompt with its response, R is the longest response::
 
         input_ids_BT      0  0  P  P  a  a          P P | a a            R = 3
                           P  P  P  e  e  a          P P P | e e a        T = 6
@@ -56,24 +56,24 @@ class PaddedInputs:
         positions_BT      0  0  0  1  2  3
                           0  1  2  3  4  5
 
-    Column j of a tensor that is R wide belongs to the id in column T-R+j, and is predicted by the state before it.
+    Column j of a tensor that is R wide belongs to the id in column T-R+j, which the state before it predicts.
     """
 
     input_ids_BT: Tensor
-    """int64."""
+    """int64: the token ids, and the padding id on padding."""
     attention_BT: Tensor
-    """bool, true where there is a token."""
+    """bool: true where there is a token."""
     trained: TargetIndex
     tokens: int
-    """Real tokens, without the padding."""
+    """Number of tokens without the padding."""
 
     @property
     def positions_BT(self) -> Tensor:
-        """int64, counting each row's tokens from 0; 0 on padding."""
+        """int64: position of each token in its sample, from 0; 0 on padding."""
         return (self.attention_BT.cumsum(-1) - 1).clamp(min=0)
 
     def arguments(self) -> dict[str, Any]:
-        """What the decoder is called with."""
+        """Return the keyword arguments of the decoder."""
         return {
             "input_ids": self.input_ids_BT,
             "attention_mask": self.attention_BT,
@@ -81,7 +81,7 @@ class PaddedInputs:
         }
 
     def on(self, device: torch.device | str) -> "PaddedInputs":
-        """The same on another device."""
+        """Return the same on another device."""
         return replace(
             self,
             input_ids_BT=self.input_ids_BT.to(device, non_blocking=True),
@@ -92,7 +92,7 @@ class PaddedInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedInputs:
-    """One row without padding: samples side by side, or a forest in which each shared prefix stands once.
+    """One row without padding: samples side by side, or trees in which each shared prefix stands once.
 
     ::
 
@@ -104,22 +104,22 @@ class PackedInputs:
     """
 
     input_ids_BT: Tensor
-    """int64, B = 1."""
+    """int64: the token ids; B = 1."""
     positions_BT: Tensor
-    """int64: where the token stands in its samples, from 0."""
+    """int64: position of each token in its samples, from 0."""
     end_T: Ints
-    """One past the last token that sees this one."""
+    """int64: one past the last token that attends to each token."""
     trained: TargetIndex
     tokens: int
-    """All of them are real."""
+    """Number of tokens; none is padding."""
 
     def arguments(self) -> dict[str, Any]:
-        """What the decoder is called with, after `attention.attend_in_rows`."""
+        """Return the keyword arguments of a decoder that `attention.attend_in_rows` has prepared."""
         device = self.input_ids_BT.device
         return {"input_ids": self.input_ids_BT, "position_ids": self.positions_BT} | row_attention(self.end_T, device)
 
     def on(self, device: torch.device | str) -> "PackedInputs":
-        """The same on another device."""
+        """Return the same on another device."""
         return replace(
             self,
             input_ids_BT=self.input_ids_BT.to(device, non_blocking=True),
@@ -132,53 +132,54 @@ Inputs: TypeAlias = PaddedInputs | PackedInputs
 
 
 def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: bool = False) -> Inputs:
-    """The samples in this layout; `masked`, none of their tokens is trained. No input is changed."""
-    mask = np.concatenate([row.loss_mask for row in samples])
+    """Lay the samples out; with `masked` none of their tokens is trained. No sample is changed."""
+    mask = np.concatenate([sample.loss_mask for sample in samples])
     if masked:
         mask = np.zeros_like(mask)
     if layout == "padded":
         return _padded(samples, mask, pad_id)
     if layout == "packed":
-        return _row(pack(samples), mask)
+        return _packed(pack(samples), mask)
     if layout == "tree":
-        return _row(build_prefix_tree(samples), mask)
+        return _packed(build_prefix_tree(samples), mask)
     raise ValueError(f"layout: {layout!r} is none of padded, packed, tree")
 
 
 def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs:
-    length_B = np.array([len(row) for row in samples])
-    response_B = np.array([len(row.response_ids) for row in samples])
-    rows, width = len(samples), int(length_B.max())
-    ids_BT = np.full((rows, width), pad_id, np.int64)
-    for ids_T, row in zip(ids_BT, samples, strict=True):
-        ids_T[width - len(row) : width - len(row.response_ids)] = row.prompt_ids
-        ids_T[width - len(row.response_ids) :] = row.response_ids
-    # Row i's responses end where the row does, and the samples' responses before it are skipped in counting.
-    ends = np.arange(1, rows + 1) * width - response_B.cumsum()
+    length_B = np.array([len(sample) for sample in samples])
+    response_B = np.array([len(sample.response_ids) for sample in samples])
+    count, width = len(samples), int(length_B.max())
+    ids_BT = np.full((count, width), pad_id, np.int64)
+    for ids_T, sample in zip(ids_BT, samples, strict=True):
+        ids_T[width - len(sample) : width - len(sample.response_ids)] = sample.prompt_ids
+        ids_T[width - len(sample.response_ids) :] = sample.response_ids
+    # From a response token's number among all response tokens to its index in the flattened block: each row's
+    # response ends where the row does.
+    ends = np.arange(1, count + 1) * width - response_B.cumsum()
     token_M = (np.arange(len(mask)) + ends.repeat(response_B))[mask]
     return PaddedInputs(
         input_ids_BT=torch.from_numpy(ids_BT),
         attention_BT=torch.from_numpy(np.arange(width) >= (width - length_B)[:, None]),
-        trained=_trained(token_M - 1, ids_BT.reshape(-1)[token_M], np.arange(len(token_M))),
+        trained=_target_index(token_M - 1, ids_BT.reshape(-1)[token_M], np.arange(len(token_M))),
         tokens=int(length_B.sum()),
     )
 
 
-def _row(forest: PrefixTree, mask: Bools) -> PackedInputs:
-    node_M = forest.responses[mask]
-    trained_T = np.zeros(len(forest), np.bool_)
+def _packed(tree: PrefixTree, mask: Bools) -> PackedInputs:
+    node_M = tree.responses[mask]
+    trained_T = np.zeros(len(tree), np.bool_)
     trained_T[node_M] = True
     node_N = np.flatnonzero(trained_T)
     return PackedInputs(
-        input_ids_BT=torch.from_numpy(forest.token_ids_T)[None],
-        positions_BT=torch.from_numpy(forest.depth_T)[None],
-        end_T=forest.end_T,
-        trained=_trained(forest.parent_T[node_N], forest.token_ids_T[node_N], (trained_T.cumsum() - 1)[node_M]),
-        tokens=len(forest),
+        input_ids_BT=torch.from_numpy(tree.token_ids_T)[None],
+        positions_BT=torch.from_numpy(tree.depth_T)[None],
+        end_T=tree.end_T,
+        trained=_target_index(tree.parent_T[node_N], tree.token_ids_T[node_N], (trained_T.cumsum() - 1)[node_M]),
+        tokens=len(tree),
     )
 
 
-def _trained(source_N: Ints, target_N: Ints, place_M: Ints) -> TargetIndex:
+def _target_index(source_N: Ints, target_N: Ints, index_M: Ints) -> TargetIndex:
     return TargetIndex(
-        source_N=torch.from_numpy(source_N), target_N=torch.from_numpy(target_N), place_M=torch.from_numpy(place_M)
+        source_N=torch.from_numpy(source_N), target_N=torch.from_numpy(target_N), index_M=torch.from_numpy(index_M)
     )

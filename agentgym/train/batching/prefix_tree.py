@@ -1,4 +1,4 @@
-"""Samples as a forest of shared prefixes, in one depth-first row: each token once. Numpy only."""
+"""Samples as a tree of their prefixes, laid out depth first in one row: each shared token once. Numpy only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,9 @@ from agentgym.types import Ints, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixTree:
-    """T tokens (nodes) in one row, depth first: the context of node q is every k with `k <= q < end_T[k]`.
+    """T tokens (the nodes) in one row, depth first: the context of node q is every k with `k <= q < end_T[k]`.
+
+    Samples that share no first token are trees of their own, side by side.
 
     ::
 
@@ -23,14 +25,15 @@ class PrefixTree:
     """
 
     token_ids_T: Ints
+    """int64: the id of each node."""
     depth_T: Ints
-    """A node's position in each of its samples, from 0."""
+    """int64: position of each node in its samples, from 0."""
     parent_T: Ints
-    """The node before it in each of its samples; -1 for a sample's first token."""
+    """int64: the node before each node in its samples; -1 for the first token of a sample."""
     end_T: Ints
-    """One past the last node below it."""
+    """int64: one past the last node below each node."""
     responses: Ints
-    """The nodes of the samples' response tokens, sample after sample, as the samples were given."""
+    """int64: the nodes of all response tokens, sample after sample in the order in which the samples were given."""
 
     def __len__(self) -> int:
         return len(self.token_ids_T)
@@ -38,71 +41,77 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SortedSamples:
-    """Samples sorted by their tokens: none shares more with an earlier one than with the one just before it.
+    """Samples sorted by their tokens, so that each shares the longest prefix with a neighbour.
 
-    So the unique tokens of any neighbours are the first one's `lengths`, and `lengths - shared` of the others.
+    ::
+
+        sorted     a b        a b c d    a b e       x y
+        lengths    2          4          3           2
+        shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5 unique
+
+    The tree of any neighbours has `lengths` tokens of the first one, and `lengths - shared` of each other one.
     """
 
-    rows: Ints
-    """Indices of the samples."""
+    indices: Ints
+    """Index of each sample among those that were given."""
     lengths: Ints
-    """Tokens of each, prompt and response."""
+    """Number of tokens of each sample, prompt and response."""
     shared: Ints
-    """Tokens with which each begins as the one before it does; 0 for the first."""
+    """Number of tokens that each sample has in common with the sample before it; 0 for the first."""
 
     @property
     def unique_tokens(self) -> int:
-        """Tokens of the forest of all of them."""
+        """Number of tokens in the tree of all samples."""
         return int((self.lengths - self.shared).sum())
 
-    def cuts(self, tokens: int, *, worth: int = 0) -> list[Ints]:
-        """Indices of the samples of forests with at most `tokens` unique tokens each; neighbours stay together.
+    def cuts(self, tokens: int, *, tree_price: int = 0) -> list[tuple[int, int]]:
+        """Cut the order into trees of at most `tokens` unique tokens each; returns the start and stop of each.
 
-        A prefix that lies across a cut is in two forests: no cut of this order repeats fewer tokens, and none that
-        repeats as few makes fewer forests. With `worth` above 0, so many tokens may be repeated for each forest
-        less. A sample of more than `tokens` stands alone.
+        A prefix that lies across a cut is computed twice. The cuts repeat as few tokens as possible, and of such cuts
+        make the fewest trees. With a `tree_price` above 0, so many tokens may be repeated to make one tree less. A
+        sample of more than `tokens` tokens stands alone.
         """
-        count = len(self.rows)
+        count = len(self.indices)
         before = np.concatenate([[0], (self.lengths - self.shared).cumsum()])
-        cost = np.zeros(count + 1, np.int64)  # of the first so many samples: repeated tokens, then forests
-        start_of = np.zeros(count + 1, np.int64)  # where the last of their forests begins
+        cost = np.zeros(count + 1, np.int64)  # of the first so many samples: repeated tokens, then trees
+        start_of = np.zeros(count + 1, np.int64)  # where the last of their trees begins
         low = 0
         for stop in range(1, count + 1):
             while low < stop - 1 and self.shared[low] + before[stop] - before[low] > tokens:
                 low += 1
-            costs = cost[low:stop] + (self.shared[low:stop] + worth) * (count + 1) + 1
+            costs = cost[low:stop] + (self.shared[low:stop] + tree_price) * (count + 1) + 1
             start_of[stop] = low + costs.argmin()
             cost[stop] = costs.min()
         starts = [count]
         while starts[-1]:
             starts.append(int(start_of[starts[-1]]))
-        return [self.rows[start:stop] for start, stop in pairwise(reversed(starts))]
+        return list(pairwise(reversed(starts)))
 
 
 def sort_samples(samples: Sequence[Sample]) -> SortedSamples:
-    """The samples sorted by their tokens, and how much neighbours share."""
-    return _order([_key(sample) for sample in samples])
+    """Sort the samples by their tokens, and count how much neighbours share."""
+    return _sorted([_key(sample) for sample in samples])
 
 
 def unique_tokens(samples: Sequence[Sample]) -> int:
-    """How many tokens are left when every shared prefix counts once."""
+    """Return how many tokens the samples have when every shared prefix counts once."""
     return sort_samples(samples).unique_tokens
 
 
 def build_prefix_tree(samples: Sequence[Sample]) -> PrefixTree:
-    """The forest of these samples, `unique_tokens(samples)` nodes. Raises ValueError for no samples."""
+    """Build the tree of these samples, with `unique_tokens(samples)` nodes. Raises ValueError for no samples."""
     if not samples:
-        raise ValueError("samples: none to plant; an empty forest has no row")
+        raise ValueError("samples: none to build a tree of; give at least one")
     keys = [_key(sample) for sample in samples]
-    order = _order(keys)
+    order = _sorted(keys)
     path = _Path(order.unique_tokens)
-    responses: list[Ints] = [order.rows] * len(samples)
-    for row, length, shared in zip(order.rows.tolist(), order.lengths.tolist(), order.shared.tolist(), strict=True):
-        path.turn(shared, length)
-        responses[row] = path.nodes(len(samples[row].prompt_ids))
-    path.turn(0, 0)
+    responses: list[Ints] = [order.indices] * len(samples)
+    for i, length, shared in zip(order.indices.tolist(), order.lengths.tolist(), order.shared.tolist(), strict=True):
+        path.branch(shared, length)
+        responses[i] = path.nodes(len(samples[i].prompt_ids))
+    path.branch(0, 0)
     added = order.lengths - order.shared
-    suffixes = [np.frombuffer(keys[row], "<u4", offset=4 * n) for row, n in zip(order.rows, order.shared, strict=True)]
+    suffixes = [np.frombuffer(keys[i], "<u4", offset=4 * n) for i, n in zip(order.indices, order.shared, strict=True)]
     return PrefixTree(
         token_ids_T=np.concatenate(suffixes, dtype=np.int64),
         depth_T=np.arange(path.size) + (order.shared - added.cumsum() + added).repeat(added),
@@ -113,43 +122,44 @@ def build_prefix_tree(samples: Sequence[Sample]) -> PrefixTree:
 
 
 def pack(samples: Sequence[Sample]) -> PrefixTree:
-    """The samples side by side in their order, no token shared. Raises ValueError for no samples."""
+    """Lay the samples side by side in their order, with no token shared. Raises ValueError for no samples."""
     if not samples:
-        raise ValueError("samples: none to lay out; an empty row has no shape")
+        raise ValueError("samples: none to lay out; give at least one")
     length_B = np.array([len(sample) for sample in samples])
     stop_B = length_B.cumsum()
     start_T = (stop_B - length_B).repeat(length_B)
-    place_T = np.arange(stop_B[-1])
-    parent_T = place_T - 1
+    node_T = np.arange(stop_B[-1])
+    parent_T = node_T - 1
     parent_T[stop_B - length_B] = -1
     prompt_B = np.array([len(sample.prompt_ids) for sample in samples])
     return PrefixTree(
         token_ids_T=np.concatenate([ids for sample in samples for ids in (sample.prompt_ids, sample.response_ids)]),
-        depth_T=place_T - start_T,
+        depth_T=node_T - start_T,
         parent_T=parent_T,
         end_T=stop_B.repeat(length_B),
-        responses=place_T[place_T - start_T >= prompt_B.repeat(length_B)],
+        responses=node_T[node_T - start_T >= prompt_B.repeat(length_B)],
     )
 
 
 class _Path:
-    """The way from a root to the last sample's last token, while the forest grows sample by sample.
+    """The path from a root to the last token of the last sample, while a tree grows sample by sample.
 
-    It is a list of runs: neighbouring nodes that one sample added. A run ends at the depth at which the next begins.
+    It is kept as a list of runs: neighbouring nodes that one sample added. A run ends at the depth at which the next
+    begins.
     """
 
     def __init__(self, size: int) -> None:
         self.size = 0
-        """Nodes so far."""
+        """Number of nodes so far."""
         self.parent_T = np.arange(-1, size - 1)
         self.end_T = np.zeros(size, np.int64)
         self._runs: list[tuple[int, int]] = []
-        """(depth, node) of each run's first token."""
+        """Depth and node of the first token of each run."""
         self._depth = 0
-        """One past the last token's."""
+        """One past the depth of the last token."""
 
-    def turn(self, shared: int, length: int) -> None:
-        """Leave the path `shared` tokens deep, and go on with new nodes to the depth `length`."""
+    def branch(self, shared: int, length: int) -> None:
+        """Leave the path after its first `shared` tokens, and go on with new nodes to the depth `length`."""
         while self._depth > shared:
             depth, node = self._runs[-1]
             leave = max(depth, shared)
@@ -169,7 +179,7 @@ class _Path:
         self._depth = length
 
     def nodes(self, start: int) -> Ints:
-        """The nodes of the path from the depth `start` on."""
+        """Return the nodes of the path from the depth `start` on."""
         stop, pieces = self._depth, []
         for depth, node in reversed(self._runs):
             low = max(depth, start)
@@ -181,7 +191,7 @@ class _Path:
 
 
 def _key(sample: Sample) -> bytes:
-    """The ids as bytes: what sorts by them sorts equal prefixes together, and compares at the speed of memory."""
+    """Return the ids as bytes: sorting by them puts equal prefixes together, and compares at the speed of memory."""
     n = len(sample.prompt_ids)
     ids = np.empty(len(sample), "<u4")
     ids[:n] = sample.prompt_ids
@@ -189,18 +199,18 @@ def _key(sample: Sample) -> bytes:
     return ids.tobytes()
 
 
-def _order(keys: Sequence[bytes]) -> SortedSamples:
-    rows = sorted(range(len(keys)), key=keys.__getitem__)
-    shared = [_shared(keys[before], keys[row]) for before, row in pairwise(rows)]
+def _sorted(keys: Sequence[bytes]) -> SortedSamples:
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    shared = [_shared(keys[before], keys[i]) for before, i in pairwise(order)]
     return SortedSamples(
-        rows=np.array(rows, np.int64),
-        lengths=np.array([len(keys[row]) // 4 for row in rows], np.int64),
-        shared=np.array([0, *shared][: len(rows)], np.int64),
+        indices=np.array(order, np.int64),
+        lengths=np.array([len(keys[i]) // 4 for i in order], np.int64),
+        shared=np.array([0, *shared][: len(order)], np.int64),
     )
 
 
 def _shared(before: bytes, key: bytes) -> int:
-    """Tokens of their longest common prefix."""
+    """Return the number of tokens of their longest common prefix."""
     if key.startswith(before):  # a turn and the next: no need to look at each token
         return len(before) // 4
     n = min(len(before), len(key)) // 4

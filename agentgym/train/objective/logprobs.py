@@ -1,4 +1,4 @@
-"""Log-probabilities of trained tokens from hidden states, tile by tile: their logits never exist at once."""
+"""Log-probabilities of trained tokens from hidden states, tile by tile: all logits never exist at once."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 Head: TypeAlias = nn.Module | Callable[[Tensor], Tensor]
-"""The output layer: hidden states to logits."""
+"""The output layer, which turns hidden states into logits."""
 
 CHUNK = 256
-"""Tokens whose whole distribution is held at once where the output layer is no plain linear one."""
+"""Number of tokens whose whole distribution is held at once where the output layer is not a plain linear one."""
 
 LOWEST = -1e30
-"""Below any logit, and finite: differences of it are no NaN."""
+"""A number below any logit, and finite, so that its differences are not NaN."""
 
 
 @overload
@@ -30,7 +30,7 @@ def token_logprobs(
 def token_logprobs(
     states_NH: Tensor, head: Head, targets_N: Tensor, *, temperature: float = 1.0, entropy: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability and entropy (nats, float32, N) of each target id, in memory that does not grow with N x V.
+    """Return log-probability and entropy (nats, float32, N) of each target id; memory does not grow with N x V.
 
     ::
 
@@ -40,10 +40,10 @@ def token_logprobs(
     Gradients go to the states and, where it is trained, to the output layer. The entropy has none, and is None where
     it is not asked for. Sums and softmax are in float32, whatever the dtype of states and weights.
 
-    A plain linear output layer is multiplied tile by tile, twice with a frozen weight: what the gradient of a
-    log-probability needs does not depend on what comes back, so forward leaves it, N x H numbers, to backward. A
-    trained weight takes two more multiplications, in backward. Any other output layer is computed again in backward,
-    CHUNK tokens at a time.
+    A plain linear output layer is multiplied tile by tile. With a frozen weight it is multiplied twice, both times in
+    forward: the derivative of a log-probability does not depend on the gradient that comes back, so forward computes
+    it and keeps N x H numbers for backward. A trained weight takes two more multiplications, in backward. Any other
+    output layer is computed again in backward, CHUNK tokens at a time.
     """
     scale = temperature or 1.0
     if not _is_linear(head):
@@ -57,7 +57,7 @@ def token_logprobs(
 
 
 def _is_linear(head: Head) -> bool:
-    """Whether the head is its weight and bias and nothing more: no adapter on it, no hook, no scale."""
+    """Tell whether the head is a weight and a bias and nothing more: no adapter, no hook, no scale."""
     return (
         isinstance(head, nn.Linear)
         and type(head).forward is nn.Linear.forward
@@ -101,13 +101,13 @@ class _Layer:
     temperature: float
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
-        """Slices of the weight with the number of their first row."""
+        """Yield slices of the weight, each with the number of its first row."""
         width = _tile(self.weight_VH)[1]
         for start in range(0, len(self.weight_VH), width):
             yield start, self.weight_VH[start : start + width]
 
     def logits(self, states_NH: Tensor, start: int, tile_WH: Tensor) -> Tensor:
-        """float32, N x W; may be written to."""
+        """Return the logits of a tile, float32, N x W; the caller may write to them."""
         logits_NW = _product(states_NH, tile_WH.T)
         if self.bias_V is not None:
             logits_NW += self.bias_V[start : start + len(tile_WH)]
@@ -115,44 +115,44 @@ class _Layer:
 
 
 def _tile(weight: Tensor) -> tuple[int, int]:
-    """Tokens and vocabulary rows multiplied at once: as few as keep a matrix product at its full speed."""
+    """Return how many tokens and vocabulary rows are multiplied at once: the fewest that run at full speed."""
     return (512, 2048) if weight.device.type == "cpu" else (2048, 8192)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in float32: what is rounded to bfloat16 are the factors, never the sums."""
+    """Return left @ right in float32: factors may be rounded to bfloat16, sums never are."""
     if left.is_cuda and left.dtype == right.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 
-def _place(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Column of each target in the tile that begins at `start`, N x 1, and whether it is in that tile."""
+def _column(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the column of each target in the tile that begins at `start`, N x 1, and whether it is in that tile."""
     column_N1 = (targets_N - start)[:, None]
     return column_N1.clamp(0, width - 1), (column_N1 >= 0) & (column_N1 < width)
 
 
 def _put(tile_NW: Tensor, column_N1: Tensor, inside_N1: Tensor, values_N1: Tensor) -> None:
-    """Write each token's value to its column, where that is inside of the tile."""
+    """Write each token's value to its column where that is inside the tile."""
     tile_NW.scatter_(1, column_N1, torch.where(inside_N1, values_N1, tile_NW.gather(1, column_N1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scored:
-    """What one pass over the vocabulary finds of each token."""
+    """The results of one pass over the vocabulary, for each token."""
 
     logprobs_N: Tensor
     entropy_N: Tensor | None
     log_z_N: Tensor
     """Logarithm of the sum of exp(logit / temperature)."""
     others_N: Tensor
-    """Probability of everything but the target; 1 - p would lose it where p is near 1."""
+    """Probability of every id but the target; 1 - p would round to 0 where p is near 1."""
     slope_NH: Tensor | None
     """Derivative of the log-probability by the state."""
 
 
 def _scan(states_NH: Tensor, layer: _Layer, targets_N: Tensor, *, entropy: bool, slope: bool) -> _Scored:
-    """One pass over the vocabulary, the largest logit so far subtracted from each (arXiv 1805.02867).
+    """Pass over the vocabulary once, with the largest logit so far subtracted from each (arXiv 1805.02867).
 
     With z the logits over the temperature, p their softmax and t the target::
 
@@ -164,7 +164,7 @@ def _scan(states_NH: Tensor, layer: _Layer, targets_N: Tensor, *, entropy: bool,
     pull_NH = torch.zeros_like(states_NH, dtype=torch.float32) if slope else None
     for start, tile_WH in layer.tiles():
         z_NW = layer.logits(states_NH, start, tile_WH)
-        column_N1, inside_N1 = _place(targets_N, start, z_NW.shape[1])
+        column_N1, inside_N1 = _column(targets_N, start, z_NW.shape[1])
         target_N1 = torch.where(inside_N1, z_NW.gather(1, column_N1), target_N1)
         before_N1, top_N1 = top_N1, torch.maximum(top_N1, z_NW.amax(-1, keepdim=True))
         shrink_N1 = (before_N1 - top_N1).exp_()
@@ -196,7 +196,7 @@ def _scan(states_NH: Tensor, layer: _Layer, targets_N: Tensor, *, entropy: bool,
 def _layer_gradient(
     grad_N: Tensor, states_NH: Tensor, layer: _Layer, targets_N: Tensor, log_z_N: Tensor, others_N: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradient of weight and bias, tile after tile of the vocabulary: each is written once."""
+    """Return the gradient of weight and bias, tile after tile of the vocabulary; each tile is written once."""
     weight_VH = torch.empty_like(layer.weight_VH)
     bias_V = None if layer.bias_V is None else torch.empty_like(layer.bias_V)
     push_N1 = (grad_N / layer.temperature)[:, None]
@@ -206,7 +206,7 @@ def _layer_gradient(
         sum_W = sum_WH.new_zeros(len(tile_WH))
         for at in (slice(i, i + rows) for i in range(0, len(grad_N), rows)):
             q_NW = layer.logits(states_NH[at], start, tile_WH).sub_(log_z_N[at, None]).exp_().mul_(-push_N1[at])
-            column_N1, inside_N1 = _place(targets_N[at], start, q_NW.shape[1])
+            column_N1, inside_N1 = _column(targets_N[at], start, q_NW.shape[1])
             _put(q_NW, column_N1, inside_N1, push_N1[at] * others_N[at, None])
             sum_WH += _product(q_NW.to(states_NH.dtype).T, states_NH[at])
             sum_W += q_NW.sum(0)
@@ -217,7 +217,7 @@ def _layer_gradient(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """`token_logprobs` under a linear output layer."""
+    """Computes `token_logprobs` under a plain linear output layer."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Policy-gradient losses, indifferent to how their batch was cut."""
+"""Policy-gradient losses; they do not depend on how a mini-batch was cut into micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ Divergence: TypeAlias = Literal["k1", "k2", "k3"]
 
 
 LARGEST_LOG_RATIO = 88.72
-"""A log-ratio above it counts as this one: its ratio, 3.4e38, is the largest float32, and more is infinite.
+"""Bound on log-ratios: its ratio, 3.4e38, is the largest that float32 holds.
 
-A clip then stops the token, as it should, where infinity times a gradient of 0 would be NaN. No ratio that float32
-holds is changed.
+A larger log-ratio counts as this one. Without the bound its ratio would be infinite, and where a clip stops the token,
+infinity times a gradient of 0 would be NaN. No ratio that float32 holds is changed.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """What is made of the ratio between this policy and the one that sampled; the fields are `TrainConfig`'s."""
+    """The settings of the loss; each field means what it does in `TrainConfig`."""
 
     loss: Surrogate = "ppo"
     clip_low: float = 0.2
@@ -39,39 +39,39 @@ class LossConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSums:
-    """What one micro-batch adds to the figures of a step: sums over its trained tokens, one maximum."""
+    """The part of one micro-batch in the figures of a step: sums over its trained tokens, and one maximum."""
 
     loss: float
     tokens: int
     clipped: float
-    """Tokens whose gradient a clip stopped, or whose weight was clipped, truncated or masked."""
+    """Number of tokens whose gradient a clip stopped, or whose weight was clipped, truncated or masked."""
     kl: float
     """Sum of r - 1 - log r, r = probability here / engine's: k3 of Schulman 2020, "Approximating KL divergence"."""
     entropy: float
     gap: float
-    """Largest |log-probability here - the engine's|, nats."""
+    """Largest |log-probability here - the engine's| of a token, in nats."""
     reference_kl: float = 0.0
-    """Sum of `divergence` from the reference."""
+    """Sum of the tokens' `divergence` from the model without its adapter."""
 
 
 def denominator(samples: Sequence[Sample], normalise: Normalise) -> float:
-    """What a mini-batch's sum is divided by, before its first forward: its tokens, samples, rollouts or a constant.
+    """Return what a mini-batch's sum is divided by: its trained tokens, samples or rollouts, or a constant.
 
-    Samples and rollouts of which nothing is trained do not count.
+    Samples and rollouts of which no token is trained do not count.
     """
     if normalise == "token":
-        return float(sum(int(row.loss_mask.sum()) for row in samples))
+        return float(sum(int(sample.loss_mask.sum()) for sample in samples))
     if normalise == "sample":
-        return float(sum(bool(row.loss_mask.any()) for row in samples))
+        return float(sum(bool(sample.loss_mask.any()) for sample in samples))
     if normalise == "rollout":
-        return float(len({row.rollout_id for row in samples if row.loss_mask.any()}))
+        return float(len({sample.rollout_id for sample in samples if sample.loss_mask.any()}))
     if isinstance(normalise, str) or not normalise > 0:
         raise ValueError(f"normalise: {normalise!r} is none of token, sample, rollout or a number above 0")
     return float(normalise)
 
 
 def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, normalise: Normalise) -> Tensor:
-    """Sum over the trained tokens, each times its weight; divide by `denominator` for the mean.
+    """Return the sum over the trained tokens, each times its weight; divided by `denominator` it is the mean.
 
     ::
 
@@ -79,8 +79,8 @@ def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, norm
         sample            1 / trained tokens of its sample
         rollout           1 / trained tokens of its rollout     (weight_B / trained tokens of its sample)
 
-    Sums of parts add up to the sum of the whole, so micro-batches, padding and ranks change nothing; nor does
-    merging, except under "sample", which counts what merging joins.
+    Sums of parts add up to the sum of the whole, so micro-batches, padding and ranks change nothing. Merging the turns
+    of a segment into one sample changes nothing either, except under "sample", which counts samples.
     """
     if normalise in ("sample", "rollout"):
         share_B = torch.ones_like(weight_B) if normalise == "sample" else weight_B
@@ -97,7 +97,7 @@ def policy_loss(
     denominator: float,
     sequence_B: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:
-    """This batch's term of the policy loss, a scalar, and its figures; terms of a mini-batch add up to its loss.
+    """Return this batch's term of the policy loss, a scalar, and its figures; a mini-batch's terms add up to its loss.
 
     With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_low),
     1 + clip_high), and sg(x) the value of x without its gradient::
@@ -105,15 +105,15 @@ def policy_loss(
         ppo         -min(r A, clip(r) A)                    arXiv 1707.06347; clip_high > clip_low: DAPO, 2503.14476
         dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
         cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
-        gspo        ppo with s in the place of r, s the geometric mean of r over the row's  arXiv 2507.18071
+        gspo        ppo with s instead of r, s the geometric mean of r over the sample's    arXiv 2507.18071
                     trained tokens; a token has the gradient s grad(its logprob)
         sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
         correction  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
 
-    `sequence_B` holds log s where a row is not the whole sequence that s is of. Columns with loss mask 0 have no
-    part in value or gradient. No ratio is above exp(LARGEST_LOG_RATIO).
+    `sequence_B` holds log s where a sample is not the whole sequence that s is taken over. Columns with loss mask 0
+    have no part in value or gradient. No ratio is above exp(LARGEST_LOG_RATIO).
     """
-    # Masked before exp: what stands in a masked column may be anything, and 0 * inf is NaN in the gradient.
+    # Masked before exp: a masked column may hold anything, and 0 * inf is NaN in the gradient.
     log_ratio_BR = torch.where(batch.loss_mask_BR, logprobs_BR - batch.logprobs_BR, 0.0)
     if config.loss == "sft":
         gain_BR, stopped_BR = logprobs_BR * batch.advantages_BR, torch.zeros_like(batch.loss_mask_BR)
@@ -125,7 +125,7 @@ def policy_loss(
 
 
 def _gain(log_ratio_BR: Tensor, batch: Batch, config: LossConfig, sequence_B: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What each token adds, and whether a clip stopped its gradient or its weight was clipped, truncated or masked."""
+    """Return each token's term, and whether a clip stopped its gradient or changed its weight."""
     advantages_BR, seen_BR = batch.advantages_BR, log_ratio_BR.detach()
     one_BR = (log_ratio_BR - seen_BR).exp()  # 1, with the gradient of the log-probability
     if config.correction != "none":
@@ -145,16 +145,16 @@ def _gain(log_ratio_BR: Tensor, batch: Batch, config: LossConfig, sequence_B: Te
 
 
 def _ratio(log_ratio_BR: Tensor, batch: Batch, loss: Surrogate, sequence_B: Tensor | None) -> Tensor:
-    """r of each token, or s of its sequence."""
+    """Return r of each token, or s of its sequence."""
     if loss != "gspo":
         return log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
     if sequence_B is None:
-        sequence_B = _row_mean(log_ratio_BR, batch.loss_mask_BR)
+        sequence_B = _sample_mean(log_ratio_BR, batch.loss_mask_BR)
     return sequence_B.clamp(max=LARGEST_LOG_RATIO).exp()[:, None].expand_as(log_ratio_BR)
 
 
-def _row_mean(log_ratio_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
-    """Mean log-ratio of each row's trained tokens."""
+def _sample_mean(log_ratio_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
+    """Return the mean log-ratio of each sample's trained tokens."""
     return log_ratio_BR.sum(-1) / loss_mask_BR.sum(-1).clamp(min=1)
 
 
@@ -162,7 +162,7 @@ def _row_mean(log_ratio_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
 def _figures(
     loss: Tensor, log_ratio_BR: Tensor, entropy_BR: Tensor, stopped_BR: Tensor, loss_mask_BR: Tensor
 ) -> LossSums:
-    """The figures of one micro-batch; `log_ratio_BR` is 0 where nothing is trained. They leave the device at once."""
+    """Return the figures of one micro-batch, copied from the device together; log-ratios are 0 where not trained."""
     log_ratio_BR = log_ratio_BR.double()  # a ratio that float32 holds has a finite sum here
     figures = (
         loss,
@@ -177,7 +177,7 @@ def _figures(
 
 
 def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: LossConfig) -> Tensor:
-    """The pessimistic one of the ratio and the clipped ratio, times the advantage."""
+    """Return the smaller of ratio x advantage and clipped ratio x advantage."""
     clipped_BR = ratio_BR.clamp(1 - config.clip_low, 1 + config.clip_high)
     gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)
     if config.dual_clip is None:
@@ -187,16 +187,16 @@ def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: LossConfig) -> Ten
 
 
 def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, *, estimator: Divergence) -> Tensor:
-    """Each trained token's estimate (nats, BR) of the KL divergence from a reference policy; 0 where not trained.
+    """Return each token's estimate (nats, BR) of the KL divergence from a reference policy; 0 where not trained.
 
     With d = logprob here - the reference's, and the estimators of Schulman 2020, "Approximating KL divergence"::
 
-        k1   d                  gradient d grad(logprob), as a penalty of d in the reward has it
+        k1   d                  gradient d grad(logprob), which a penalty of d in the reward would have
         k2   d^2 / 2            gradient d grad(logprob)
         k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob)
 
-    On policy, k1 and k2 have the gradient of the divergence and k3 does not, while k1 and k3 are unbiased as values;
-    k1 differentiated as it stands would be 0 on average (arXiv 2506.09477).
+    On policy, k1 and k2 have the gradient of the divergence and k3 does not, while k1 and k3 are unbiased as values.
+    The plain derivative of k1 would be 0 on average (arXiv 2506.09477).
     """
     d_BR = torch.where(loss_mask_BR, logprobs_BR - reference_BR, 0.0)
     if estimator == "k1":
@@ -208,23 +208,23 @@ def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, 
 
 @torch.no_grad()
 def importance_weights(log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, correction: Correction, cap: float) -> Tensor:
-    """What each token counts where another policy sampled it; `log_ratio_BR` is 0 where nothing is trained.
+    """Return the weight of each token that another policy sampled; `log_ratio_BR` is 0 where nothing is trained.
 
     ::
 
         token           min(r, cap)                     truncated: Ionides 2008; arXiv 1802.01561 (IMPALA)
         token_mask      r where 1/cap <= r <= cap, else 0
-        sequence        min(R, cap) for each token, R the product of r over the row's trained tokens
+        sequence        min(R, cap) for each token, R the product of r over the sample's trained tokens
         sequence_mask   R where 1/cap <= R <= cap, else 0
-        geometric_mask  r where 1/cap <= g <= cap, else 0, g the geometric mean of r over the row's trained tokens
+        geometric_mask  r where 1/cap <= g <= cap, else 0, g the geometric mean of r over the sample's trained tokens
 
-    R leaves any range as a row grows longer; g is on the scale of one token, however long the row.
+    R leaves any range as a sample grows longer; g is on the scale of one token, however long the sample.
     """
     judged_BR = log_ratio_BR
     if correction in ("sequence", "sequence_mask"):
         judged_BR = log_ratio_BR = log_ratio_BR.sum(-1, keepdim=True).expand_as(log_ratio_BR)
     elif correction == "geometric_mask":
-        judged_BR = _row_mean(log_ratio_BR, loss_mask_BR)[:, None].expand_as(log_ratio_BR)
+        judged_BR = _sample_mean(log_ratio_BR, loss_mask_BR)[:, None].expand_as(log_ratio_BR)
     ratio_BR = log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
     if correction in ("token", "sequence"):
         return ratio_BR.clamp(max=cap)

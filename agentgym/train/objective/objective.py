@@ -1,4 +1,4 @@
-"""What a mini-batch is trained towards: a config's loss, over as many micro-batches as it takes."""
+"""The loss of a mini-batch, as its config has it, over any number of micro-batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +14,23 @@ from agentgym.types import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one mini-batch; the terms of its micro-batches add up to it, however it was cut."""
+    """Computes the loss of one mini-batch; the terms of its micro-batches add up to it, however it was cut."""
 
     config: TrainConfig
     denominator: float
-    """What the mini-batch's sum is divided by."""
+    """Number that the mini-batch's sum is divided by."""
     sequences: Mapping[str, float] | None = None
-    """Log of each rollout's sequence ratio, by its id, where the ratio is a rollout's; else each row has its own."""
+    """Log of each rollout's sequence ratio by its id, for the loss gspo_rollout; None for other losses."""
 
     def __call__(
         self,
-        rows: Sequence[Sample],
+        samples: Sequence[Sample],
         batch: Batch,
         logprobs_BR: Tensor,
         entropy_BR: Tensor,
         reference_BR: Tensor | None,
     ) -> tuple[Tensor, LossSums]:
-        """The term of these rows, a scalar to go back from, and its figures."""
+        """Return the term of these samples, a scalar to call `backward` on, and its figures."""
         config, mask_BR = self.config, batch.loss_mask_BR
         loss, sums = policy_loss(
             logprobs_BR,
@@ -38,7 +38,7 @@ class Objective:
             batch,
             _loss_config(config),
             denominator=self.denominator,
-            sequence_B=self._sequence(rows, logprobs_BR),
+            sequence_B=self._sequence(samples, logprobs_BR),
         )
         if reference_BR is None:
             return loss, sums
@@ -47,10 +47,12 @@ class Objective:
         loss = loss + config.kl_coef * mean
         return loss, replace(sums, loss=float(loss.detach()), reference_kl=float(kl_BR.detach().sum()))
 
-    def _sequence(self, rows: Sequence[Sample], like: Tensor) -> Tensor | None:
+    def _sequence(self, samples: Sequence[Sample], like: Tensor) -> Tensor | None:
+        """Return the log-ratio of each sample's rollout; None where each sample has a ratio of its own."""
         if self.sequences is None:
             return None
-        return torch.tensor([self.sequences[row.rollout_id] for row in rows], dtype=like.dtype, device=like.device)
+        ratios = [self.sequences[sample.rollout_id] for sample in samples]
+        return torch.tensor(ratios, dtype=like.dtype, device=like.device)
 
 
 def _loss_config(config: TrainConfig) -> LossConfig:
@@ -66,18 +68,18 @@ def _loss_config(config: TrainConfig) -> LossConfig:
 
 
 @torch.no_grad()
-def row_log_ratios(rows: Sequence[Sample], batch: Batch, logprobs_BR: Tensor) -> list[tuple[str, float, int]]:
-    """Rollout id, sum of log-ratios and number of trained tokens, of each row."""
+def sample_log_ratios(samples: Sequence[Sample], batch: Batch, logprobs_BR: Tensor) -> list[tuple[str, float, int]]:
+    """Return the rollout id, the sum of log-ratios and the number of trained tokens of each sample."""
     log_ratio_BR = torch.where(batch.loss_mask_BR, logprobs_BR - batch.logprobs_BR, 0.0).double()
     sums, counts = log_ratio_BR.sum(-1).tolist(), batch.loss_mask_BR.sum(-1).tolist()
-    return [(row.rollout_id, total, count) for row, total, count in zip(rows, sums, counts, strict=True)]
+    return [(sample.rollout_id, total, count) for sample, total, count in zip(samples, sums, counts, strict=True)]
 
 
-def rollout_log_ratios(rows: Sequence[tuple[str, float, int]]) -> dict[str, float]:
-    """Mean log-ratio of each rollout's trained tokens, by its id; rows as `row_log_ratios` gives them."""
+def rollout_log_ratios(parts: Sequence[tuple[str, float, int]]) -> dict[str, float]:
+    """Return the mean log-ratio of each rollout's trained tokens, by its id; parts as of `sample_log_ratios`."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
-    for name, total, count in rows:
+    for name, total, count in parts:
         sums[name] = sums.get(name, 0.0) + total
         counts[name] = counts.get(name, 0) + count
     return {name: total / max(counts[name], 1) for name, total in sums.items()}
@@ -86,16 +88,16 @@ def rollout_log_ratios(rows: Sequence[tuple[str, float, int]]) -> dict[str, floa
 WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "correction='token'"} | dict.fromkeys(
     ("sequence_mask", "geometric_mask"), "correction='token_mask'"
 )
-"""Losses and corrections that judge a segment as a whole, and the setting that does not."""
+"""Losses and corrections that need a whole segment, each with a setting that does not."""
 
 
 def refuse_parts(config: TrainConfig, samples: Sequence[Sample]) -> None:
-    """Raise ValueError where a segment is in several samples and the loss wants it whole."""
+    """Raise ValueError where the loss needs whole segments and a segment is in several samples."""
     field = "loss" if config.loss in WHOLE_SEGMENTS else "correction"
     value: str = getattr(config, field)
-    segments = {(row.rollout_id, row.segment) for row in samples}
+    segments = {(sample.rollout_id, sample.segment) for sample in samples}
     if value in WHOLE_SEGMENTS and len(segments) < len(samples):
         raise ValueError(
             f"{field}: {value} needs each segment whole in one sample, but {len(segments)} segments were cut into "
-            f"{len(samples)} samples; cut them with merge=True, or set {WHOLE_SEGMENTS[value]}"
+            f"{len(samples)} samples; use build_samples(merge=True), or set {WHOLE_SEGMENTS[value]}"
         )

@@ -1,4 +1,4 @@
-"""The adapter out of the trainer: gathered, named as PEFT names it, written so that PEFT reads it."""
+"""Snapshots of the adapter, and folders of adapters and merged models in the formats of PEFT and transformers."""
 
 import json
 import tempfile
@@ -18,7 +18,7 @@ from agentgym.train.replace_folder import written_whole
 
 @torch.no_grad()
 def export_adapter(policy: PolicyModel) -> Adapter:
-    """A snapshot on the CPU: training goes on without changing it. Every rank must call it, every rank gets it."""
+    """Return a snapshot on the CPU, which further training does not change. Every rank must call it and gets it."""
     from peft import get_peft_model_state_dict
 
     model = cast("Any", policy.model)
@@ -28,7 +28,7 @@ def export_adapter(policy: PolicyModel) -> Adapter:
 
 
 def _config(lora: Any) -> dict[str, Any]:
-    """What PEFT would write to adapter_config.json."""
+    """Return what PEFT would write to adapter_config.json."""
     config: dict[str, Any] = _plain(lora.to_dict())
     # PEFT lists every layer's full name on small models; engines look for the short ones.
     short = sorted({name.rpartition(".")[2] for name in config["target_modules"]})
@@ -36,7 +36,7 @@ def _config(lora: Any) -> dict[str, Any]:
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
-    """Write PEFT's two files; what stands at `path` is never half written."""
+    """Write PEFT's two files; the folder at `path` is never half written."""
     from safetensors.torch import save_file
 
     with written_whole(path) as fresh:
@@ -45,10 +45,10 @@ def write_adapter(adapter: Adapter, path: Path) -> None:
 
 
 def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
-    """Write base + adapter as a plain model folder; what stands at `path` is never half written.
+    """Write base + adapter as a plain model folder; the folder at `path` is never half written.
 
-    `adapter` is a snapshot, or a folder in PEFT's format. Sums are float32, then the base's own type. The tokenizer
-    comes along where the base has one.
+    `adapter` is a snapshot, or a folder in PEFT's format. Sums are made in float32 and stored in the base's own type.
+    The tokenizer is copied where the base has one.
     """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -79,13 +79,13 @@ def _copy_tokenizer(base: Path | str, path: Path) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, gathered where it is sharded: then every rank must call it."""
+    """Return a copy on the CPU. A sharded tensor is gathered for it, so every rank must call it."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True).contiguous()
 
 
 def _plain(value: Any) -> Any:
-    """The same in JSON's types: PEFT keeps sets and enums in its config."""
+    """Return the same in JSON's types: PEFT keeps sets and enums in its config."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):

@@ -1,8 +1,9 @@
-"""Attention in a row of many samples, on unmodified transformers models: a token sees its own past and no other's.
+"""Attention for one row of many samples, on unmodified transformers models.
 
-It is registered as an attention implementation, to which the decoder hands its keyword arguments through. On a CPU it
-is exact work: scaled dot products of each unbranched run with the tokens before it. On a GPU it is FlexAttention with a
-block mask. Nothing of T x T is ever held.
+A token attends to the tokens before it in its own sample and to no others. The module registers an attention
+implementation, to which the decoder hands its keyword arguments. On a CPU it computes only the pairs that attend:
+scaled dot products of each unbranched run with the tokens before it. On a GPU it is FlexAttention with a block mask.
+No matrix of T x T is ever held.
 """
 
 from collections.abc import Sequence
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 NAME = "agentgym_row"
-"""Of the attention implementation, and of the argument that reaches it through the decoder."""
+"""Name of the attention implementation, and of the argument that reaches it through the decoder."""
 BLOCK = 128
-"""Tokens on a side of a block of FlexAttention's mask."""
+"""Number of tokens on each side of a block of FlexAttention's mask."""
 QUERIES = 512
-"""Queries of one dot product under an explicit mask, which is this high."""
+"""Most queries of one dot product under an explicit mask, which bounds the size of the mask."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""What a model may add to its attention's scores, and the CPU path does not."""
+"""Arguments by which a model changes its attention's scores, which the CPU path does not support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Runs:
-    """A row as unbranched runs, each after the tokens it follows; together no more pairs than the samples' own.
+    """A row of tokens as unbranched runs, each with the tokens that it follows.
 
     ::
 
@@ -42,20 +43,21 @@ class Runs:
     """
 
     queries: list[int]
-    """Tokens of each run."""
+    """Number of tokens of each run."""
     keys: Tensor | None
-    """int64: for each run, the tokens before it on its path and its own. None: they are the row itself."""
+    """int64: for each run, the positions of the tokens before it in its samples and of its own; None if they are the
+    row."""
     sizes: list[int]
-    """How many those are."""
+    """Number of keys of each run."""
 
 
 Visible: TypeAlias = "Runs | BlockMask"
 
 
 def attend_in_rows(model: Any) -> None:
-    """Make the model attend in rows, from here on; ValueError where one of its layers needs more than the tokens seen.
+    """Make the model attend within the samples of a row; ValueError for a model with layers for which that is wrong.
 
-    `model` is a transformers model with weights of any kind; its code is not touched.
+    `model` is a transformers model, with or without an adapter; its code is not touched.
     """
     from transformers import AttentionInterface
 
@@ -67,12 +69,12 @@ def attend_in_rows(model: Any) -> None:
 
 
 def row_attention(end_T: Ints, device: torch.device) -> dict[str, Visible]:
-    """The decoder's argument for a row whose query q sees key k iff `k <= q < end_T[k]`."""
+    """Return the decoder's argument for a row in which query q attends to key k if and only if `k <= q < end_T[k]`."""
     return {NAME: runs(end_T) if device.type == "cpu" else block_mask(end_T, device)}
 
 
 def runs(end_T: Ints) -> Runs:
-    """The runs of a row: a token starts one where the token before it is not its parent."""
+    """Return the runs of a row; a token starts one if the token before it in the row is not its parent."""
     starts = [0, *(np.flatnonzero(end_T[:-1] <= np.arange(1, len(end_T))) + 1).tolist()]
     paths = [np.flatnonzero(end_T[:start] > start) for start in starts]
     spans = list(pairwise([*starts, len(end_T)]))
@@ -85,12 +87,12 @@ def runs(end_T: Ints) -> Runs:
 
 
 def block_mask(end_T: Ints, device: torch.device) -> "BlockMask":
-    """The same for FlexAttention, its blocks found from each block's smallest and largest end alone.
+    """Return FlexAttention's mask for a row, from the smallest and the largest end in each block.
 
     With `first` and `stop` the bounds of a block of queries that lies after a block of keys::
 
-        some pair is seen      largest end > first         (it sees the block's first query if any)
-        all pairs are seen     smallest end >= stop         (never of a last block that is not whole)
+        some pair attends      largest end > first         (if any query attends, the first one does)
+        all pairs attend       smallest end >= stop         (never in a last block that is not whole)
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -104,17 +106,21 @@ def block_mask(end_T: Ints, device: torch.device) -> "BlockMask":
     some = (before & (ends.max(1) > first[:, None]) & ~full) | np.eye(count, dtype=np.bool_)
     end = torch.from_numpy(padded_T).to(device)
 
-    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def attends(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < end[key])
 
     mask: BlockMask = BlockMask.from_kv_blocks(
-        *_blocks(some, device), *_blocks(full, device), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(len(end_T),) * 2
+        *_blocks(some, device),
+        *_blocks(full, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=attends,
+        seq_lengths=(len(end_T),) * 2,
     )
     return mask
 
 
 def _blocks(dense: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """FlexAttention's form of a matrix of blocks: how many in each row, and which, those first."""
+    """Return FlexAttention's form of a matrix of blocks: the count in each row, and the columns, true ones first."""
     table = torch.from_numpy(dense).to(device)[None, None].int()
     return table.sum(-1, dtype=torch.int32), table.argsort(dim=-1, descending=True, stable=True).int()
 
@@ -128,10 +134,10 @@ def _attend(
     scaling: float | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in the form that transformers calls; the answer is [batch, tokens, heads, width]."""
+    """Compute attention in the form that transformers calls; returns [batch, tokens, heads, width]."""
     visible = rest.pop(NAME, None)
     if visible is None:
-        raise ValueError("layout: the model's layers are not handed what a token sees; use layout padded")
+        raise ValueError("layout: the model's layers are not handed which tokens to attend to; use layout padded")
     if not isinstance(visible, Runs):
         from transformers.integrations.flex_attention import flex_attention_forward
 
@@ -143,7 +149,7 @@ def _attend(
 
 
 def _attend_runs(row: Runs, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """Shapes [batch, heads, tokens, width]; key and value may have fewer heads, each for several of the query's."""
+    """Attend run by run, in shapes [batch, heads, tokens, width]; a head of key and value may serve several queries."""
     share = query.shape[1] // key.shape[1]
     # One gather and one split for all runs: each has a gradient as large as the row.
     keys, values = (x if row.keys is None else x.index_select(2, row.keys) for x in (key, value))
@@ -159,7 +165,7 @@ def _attend_runs(row: Runs, query: Tensor, key: Tensor, value: Tensor, scale: fl
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Sequence[Tensor]:
-    """The last query sees all keys, each one before it one less; in parts of at most QUERIES under a mask."""
+    """Attend causally: the last query to all keys, each one before it to one less; in parts of at most QUERIES."""
     count, before = query.shape[2], key.shape[2] - query.shape[2]
     if not before:
         return [scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)]
@@ -175,7 +181,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> S
 
 
 def _refusal(model: Any) -> str | None:
-    """The kind of layer for which a row of several samples would be wrong, or None."""
+    """Return the kind of layer for which a row of several samples would be wrong, or None."""
     config = model.config.get_text_config()
     kinds = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention"})
     if kinds:

@@ -1,4 +1,4 @@
-"""The policy on its ranks: read once, sharded with FSDP2, its activations kept or computed again."""
+"""The policy on its ranks: loading, sharding with FSDP2, and activation checkpointing."""
 
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,18 @@ from agentgym.train.policy.model import AdapterShape, PolicyModel, empty_policy,
 
 
 def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> PolicyModel:
-    """The policy on this rank's device, sharded where there are several ranks or the config asks for it.
+    """Return the policy on this rank's device, sharded if there are several ranks or the config asks for it.
 
-    Of several ranks only the first reads the weights. Every rank must call it. Raises ValueError on all of them where
-    the model cannot be read, or for an offload without a GPU or without shards.
+    Only the first of several ranks reads the weights. Every rank must call it. Raises ValueError on all ranks for a
+    model that cannot be read, and for an offload without a GPU or without shards.
     """
     sharded = ranks.world > 1 or config.shard
     if config.offload and ranks.device.type == "cpu":
-        raise ValueError("offload: moves shards from a GPU to the CPU, and this runs on the CPU; leave it out")
+        raise ValueError("offload: it moves shards from a GPU to the CPU, and this runs on the CPU; leave it out")
     if config.offload and not sharded:
-        raise ValueError("offload: is of shards; set shard=True too, or start several processes")
+        raise ValueError(
+            "offload: it moves shards, and the model is not sharded; set shard=True too, or start several processes"
+        )
     if ranks.world > 1 and not config.offload:
         return _from_the_first(path, config, ranks, seed)
     policy = _load(path, config, seed)
@@ -33,7 +35,7 @@ def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: in
 
 
 def _from_the_first(path: Path | str, config: TrainConfig, ranks: Ranks, seed: int) -> PolicyModel:
-    """Each rank builds an empty policy and shards it, and the first one hands out the weights."""
+    """Build an empty policy on each rank, shard it, and send the weights from the first rank."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     source, error = None, ""
@@ -51,7 +53,7 @@ def _from_the_first(path: Path | str, config: TrainConfig, ranks: Ranks, seed: i
     policy.to_empty(device=ranks.device)
     weights = {} if source is None else source.state_dict()
     set_model_state_dict(policy, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    # Rotary frequencies are in no state dict, and what was computed of them on the meta device is nothing.
+    # Rotary frequencies are in no state dict, and on the meta device they were not computed.
     computed = {} if source is None else dict(source.named_buffers())
     for name, buffer in policy.named_buffers():
         if computed:
@@ -89,14 +91,14 @@ def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded:
 
 
 def checkpoint_layers(policy: PolicyModel) -> None:
-    """Keep only the input of each decoder layer for the backward, which computes the rest again."""
+    """Keep only the input of each decoder layer for the backward, and compute the rest again there."""
     for layer in _layers(policy, "checkpointing"):
-        # Inside the layer's hooks, which FSDP gathers its weights in. Nothing is random: dropout is off.
+        # Inside the layer's hooks, in which FSDP gathers its weights. Dropout is off, so nothing is random.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _layers(policy: PolicyModel, setting: str) -> Any:
-    """The decoder's layers; ValueError that names the setting that needs them where the model has no list of them."""
+    """Return the decoder's layers; ValueError naming the setting that needs them for a model without a list of them."""
     layers = getattr(policy.causal.get_decoder(), "layers", None)
     if layers is None:
         raise ValueError(
@@ -111,9 +113,9 @@ def shard(
 ) -> None:
     """Shard every decoder layer and the root over all ranks, in place (FSDP2).
 
-    Under a `dtype` of less than float32 all computation is in it; adapter, gradients and optimizer stay float32.
-    `offload` keeps shards, gradients and optimizer on the CPU. It replaces the parameter objects: make the optimizer
-    afterwards.
+    With a `dtype` of less than float32 all computation is in that type; adapter, gradients and optimizer stay float32.
+    `offload` keeps shards, gradients and optimizer on the CPU. Sharding replaces the parameter objects, so the
+    optimizer must be made afterwards.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard

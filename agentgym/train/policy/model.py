@@ -1,4 +1,4 @@
-"""The policy as one module: a causal language model with a LoRA adapter."""
+"""The policy: a causal language model with a LoRA adapter, as one module."""
 
 import warnings
 from contextlib import AbstractContextManager
@@ -13,39 +13,39 @@ from agentgym.train.fingerprint import base_fingerprint
 from agentgym.train.objective.logprobs import token_logprobs
 
 ALL_LINEAR = "all-linear"
-"""PEFT's word for every linear layer but the output layer."""
+"""Name by which PEFT means every linear layer but the output layer."""
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 class PolicyModel(nn.Module):
-    """Batch tensors in, log-probabilities out.
+    """Computes log-probabilities from the tensors of a batch.
 
-    It is the root that FSDP shards: its hooks gather the parameters that no layer owns (embedding, norm,
-    output layer), so all of the computation has to happen inside this forward.
+    It is the root that FSDP shards. FSDP's hooks gather the parameters that no layer owns (embedding, norm, output
+    layer) around its forward, so all computation has to happen inside it.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.base_fingerprint = ""
-        """Tells base models apart; see `base_fingerprint`. Empty until the weights are there."""
+        """Hash of the base model, see `base_fingerprint`; empty until the weights are loaded."""
 
     @property
     def causal(self) -> Any:
-        """The Hugging Face model, inside the adapter's wrapper where it has one."""
+        """The Hugging Face model, without the adapter's wrapper."""
         model = cast("Any", self.model)
         return model.get_base_model() if hasattr(model, "peft_config") else model
 
     def without_adapter(self) -> AbstractContextManager[None]:
-        """Inside it, the forward is that of the base model."""
+        """Return a context in which the forward is that of the base model."""
         return cast("AbstractContextManager[None]", cast("Any", self.model).disable_adapter())
 
     def forward(
         self, inputs: Inputs, loss_mask_BR: Tensor, temperature: float = 1.0, *, entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere; see `token_logprobs`.
+        """Return log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere.
 
-        Without `entropy`, which costs a pass over the vocabulary, all of it is 0.
+        With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary.
         """
         hidden_BTH = self.causal.get_decoder()(**inputs.arguments(), use_cache=False).last_hidden_state
         trained = inputs.trained
@@ -61,7 +61,7 @@ class PolicyModel(nn.Module):
 
 
 class AdapterShape(TypedDict):
-    """Which adapter is put on a model."""
+    """The settings of the adapter that is put on a model."""
 
     rank: int
     alpha: int
@@ -81,30 +81,31 @@ def load_policy(
     rslora: bool = False,
     dora: bool = False,
 ) -> PolicyModel:
-    """Base weights from `path`, frozen, and a LoRA adapter on the linear layers that `targets` names.
+    """Load the base weights from `path`, frozen, and put a LoRA adapter on the linear layers that `targets` names.
 
-    The adapter's start depends on `seed` alone, and is a policy equal to the base (arXiv 2106.09685). It is scaled by
-    alpha / rank, or alpha / sqrt(rank) with `rslora` (arXiv 2312.03732); `dora` trains the length of each weight row
-    apart from its direction (arXiv 2402.09353). Raises ValueError for a target that the model has not, for a model
-    whose logits are more than its output layer, which this kit would get wrong, and for a folder without a whole model.
+    The adapter's first weights depend on `seed` alone, and with them the policy equals the base (arXiv 2106.09685). The
+    adapter is scaled by alpha / rank, or by alpha / sqrt(rank) with `rslora` (arXiv 2312.03732); `dora` trains the
+    length of each weight row apart from its direction (arXiv 2402.09353). Raises ValueError for a target that the model
+    does not have, for a model that changes its logits after the output layer, and for a folder without a whole model.
     """
     base = _base(path, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shape = AdapterShape(rank=rank, alpha=alpha, targets=targets, rslora=rslora, dora=dora)
-        print_of_base = base_fingerprint(base)
+        fingerprint = base_fingerprint(base)
         policy = _adapted(base, path, shape)
-    policy.base_fingerprint = print_of_base
+    policy.base_fingerprint = fingerprint
     return policy
 
 
 def _base(path: Path | str, dtype: torch.dtype) -> Any:
-    """The model's own weights, all of them; ValueError that says what to do where they are not there."""
+    """Return the base model with all of its weights; ValueError that says what to do where some are missing."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     _refuse_folder(path)
     try:
+        _refuse_padding_id(path)
         base, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
@@ -121,11 +122,24 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
     return base
 
 
+def _refuse_padding_id(path: Path | str) -> None:
+    """Raise ValueError for a padding id above the vocabulary, for which torch cannot make the embedding."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path).get_text_config()
+    padding, vocabulary = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
+    if isinstance(padding, int) and isinstance(vocabulary, int) and padding >= vocabulary:
+        raise ValueError(
+            f"pad_token_id is {padding}, and the vocabulary's ids are 0 to {vocabulary - 1}; set it to null in the "
+            "model's config.json"
+        )
+
+
 MERGE_FIRST = "give its base model as `model`, or merge the two into one folder with `agentgym merge` and give that"
 
 
 def _refuse_folder(path: Path | str) -> None:
-    """ValueError for an adapter's folder, and for a path at which there is nothing."""
+    """Raise ValueError for the folder of an adapter, and for a path at which there is nothing."""
     folder = Path(path)
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"model: {path} holds an adapter, which would be left out; {MERGE_FIRST}")
@@ -135,7 +149,7 @@ def _refuse_folder(path: Path | str) -> None:
 
 
 def empty_policy(path: Path | str, *, dtype: torch.dtype, shape: AdapterShape) -> PolicyModel:
-    """The same policy without its weights, on the meta device; only the model's config is read."""
+    """Return the same policy without its weights, on the meta device; only the model's config is read."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(path)
@@ -167,7 +181,7 @@ def _adapted(base: Any, path: Path | str, shape: AdapterShape) -> PolicyModel:
 
 
 def _targets(base: Any, targets: tuple[str, ...]) -> str | list[str]:
-    """What PEFT is told; ValueError for a name that no linear layer inside the decoder ends with."""
+    """Return the targets as PEFT takes them; ValueError for a name that is no linear layer of the decoder."""
     if targets == (ALL_LINEAR,):
         return ALL_LINEAR
     linear = [name for name, part in base.get_decoder().named_modules() if isinstance(part, nn.Linear)]

@@ -30,8 +30,6 @@ def row(prompt: list[int] | int, response: list[int] | int, **fields: Any) -> Sa
         "logprobs": [-1.0] * len(response),
         "advantages": [1.0] * len(response),
         "weight": 1.0,
-        "policy_version": 0,
-        "is_last": True,
     }
     return Sample(**(defaults | fields))
 

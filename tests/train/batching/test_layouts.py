@@ -76,7 +76,7 @@ def step(trainer: Trainer, rows: Sequence[Sample]) -> tuple[dict[str, float], Te
 
 
 # Not shrunk: every try is a dozen steps.
-forests = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
+thorough = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
 
 
 def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
@@ -90,7 +90,7 @@ def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
 
 
 @given(st.data())
-@settings(forests, max_examples=6)
+@settings(thorough, max_examples=6)
 def test_every_layout_merging_and_micro_batch_gives_the_same_loss_and_gradient(
     trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
 ) -> None:
@@ -99,8 +99,8 @@ def test_every_layout_merging_and_micro_batch_gives_the_same_loss_and_gradient(
 
 @pytest.mark.slow
 @given(st.data())
-@settings(forests, max_examples=60)
-def test_larger_forests_give_the_same_loss_and_gradient_too(
+@settings(thorough, max_examples=60)
+def test_larger_trees_give_the_same_loss_and_gradient_too(
     trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
 ) -> None:
     assert_all_same(trainers, grown(lambda low, high: data.draw(st.integers(low, high)), groups=3, size=4))
@@ -129,7 +129,7 @@ def test_what_two_samples_train_alike_is_computed_once(grown: Grown) -> None:
     trained = int(row.loss_mask.sum())
     assert batch.inputs.tokens == len(row)
     assert batch.inputs.trained.source_N.shape == (trained,)
-    assert batch.inputs.trained.place_M.tolist() == [*range(trained)] * 2
+    assert batch.inputs.trained.index_M.tolist() == [*range(trained)] * 2
 
 
 def test_the_gradient_of_a_shared_token_is_the_sum_of_its_samples() -> None:
@@ -157,8 +157,6 @@ def three_that_share() -> list[Sample]:
             logprobs=np.full(len(ids), -1, np.float32),
             advantages=np.ones(len(ids), np.float32),
             weight=1.0,
-            policy_version=0,
-            is_last=True,
         )
         for ids in ([4, 5], [4, 5, 6], [7])
     ]
@@ -185,7 +183,7 @@ def test_which_state_predicts_which_token(
         assert inputs.positions_BT.tolist() == [positions]
     trained = inputs.trained
     assert (trained.source_N.tolist(), trained.target_N.tolist()) == (source, target)
-    assert trained.place_M.tolist() == (place or [*range(len(source))])
+    assert trained.index_M.tolist() == (place or [*range(len(source))])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,4 +1,4 @@
-"""Optimizer steps count rollouts; ranks stay in step; nothing is lost."""
+"""Optimizer steps count rollouts; ranks stay in step; no sample is lost."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.train.batching.bin_packing import Cost
-from agentgym.train.batching.plan import Balance, MicroBatch, cost_of, mini_batches, over_budget, plan_step, shares
+from agentgym.train.batching.bins import Cost
+from agentgym.train.batching.plan import (
+    Balance,
+    MicroBatch,
+    cost_of,
+    mini_batches,
+    over_budget,
+    plan_lengths,
+    plan_step,
+)
 from agentgym.train.batching.prefix_tree import unique_tokens
 from agentgym.types import Sample
 
@@ -35,8 +43,6 @@ def rows_of(counts: list[list[int]]) -> list[Sample]:
             logprobs=np.zeros(1, np.float32),
             advantages=np.ones(1, np.float32),
             weight=1 / steps,
-            policy_version=0,
-            is_last=step == steps - 1,
         )
         for g, rollouts in enumerate(counts)
         for r, steps in enumerate(rollouts)
@@ -58,8 +64,6 @@ def samples_of(ids: Sequence[Ids]) -> list[Sample]:
             logprobs=np.zeros(len(response), np.float32),
             advantages=np.ones(len(response), np.float32),
             weight=1.0,
-            policy_version=0,
-            is_last=True,
         )
         for i, (prompt, response) in enumerate(ids)
     ]
@@ -67,7 +71,7 @@ def samples_of(ids: Sequence[Ids]) -> list[Sample]:
 
 def bins_of(plans: list[list[MicroBatch]]) -> list[list[set[int]]]:
     """The rows of each micro-batch of each rank, padding left out."""
-    return [[set(micro.rows) for micro in plan if not micro.masked] for plan in plans]
+    return [[set(micro.samples) for micro in plan if not micro.masked] for plan in plans]
 
 
 STEPS = rows_of([[3, 2], [1, 4], [2, 1], [1, 1]])
@@ -99,92 +103,92 @@ def test_plans_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         mini_batches(STEPS, rollouts=0)
     with pytest.raises(ValueError, match="nothing to share"):
-        shares([], ranks=1)
+        plan_lengths([], ranks=1)
 
 
 def test_five_rows_on_four_ranks_become_eight_with_three_masked() -> None:
-    plans = shares([1] * 5, ranks=4, micro_rows=1)
-    assert [len(micros) for micros in plans] == [2, 2, 2, 2]
-    assert sum(micro.masked for micros in plans for micro in micros) == 3
-    assert all(len(micro.rows) == 1 for micros in plans for micro in micros)
+    plans = plan_lengths([1] * 5, ranks=4, micro_samples=1)
+    assert [len(plan) for plan in plans] == [2, 2, 2, 2]
+    assert sum(micro.masked for plan in plans for micro in plan) == 3
+    assert all(len(micro.samples) == 1 for plan in plans for micro in plan)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_longest_first_balances_the_sum_of_squares(layout: Literal["padded", "packed"]) -> None:
-    plans = shares([4, 3, 2, 1], ranks=2, layout=layout, cost=SQUARE)
+    plans = plan_lengths([4, 3, 2, 1], ranks=2, layout=layout, cost=SQUARE)
     assert sorted(map(sorted, bins_of(plans)[0] + bins_of(plans)[1])) == [[0], [1, 2, 3]]  # 16 and 14
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_no_rank_is_empty_and_each_sample_is_there_once(layout: Literal["padded", "packed"]) -> None:
-    plans = shares([5, 1, 1, 1, 1], ranks=2, layout=layout)
+    plans = plan_lengths([5, 1, 1, 1, 1], ranks=2, layout=layout)
     assert bins_of(plans) == [[{0}], [{1, 2, 3, 4}]]
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_a_token_budget_holds_as_many_rows_as_fit(layout: Literal["padded", "packed"]) -> None:
-    assert bins_of(shares([5, 5], ranks=2, micro_tokens=8, layout=layout)) == [[{0}], [{1}]]
-    (plan, other) = shares([2] * 8, ranks=2, micro_tokens=8, layout=layout)
-    assert [len(micro.rows) for micro in plan + other] == [4, 4]
+    assert bins_of(plan_lengths([5, 5], ranks=2, micro_tokens=8, layout=layout)) == [[{0}], [{1}]]
+    (plan, other) = plan_lengths([2] * 8, ranks=2, micro_tokens=8, layout=layout)
+    assert [len(micro.samples) for micro in plan + other] == [4, 4]
 
 
 def test_a_budget_counts_padding_where_there_is_padding() -> None:
     lengths = [5, 2, 1]
-    assert len(shares(lengths, ranks=1, micro_tokens=8, layout="packed")[0]) == 1  # 5 + 2 + 1
-    assert len(shares(lengths, ranks=1, micro_tokens=8, layout="padded")[0]) == 2  # 5, and 2 x 2
+    assert len(plan_lengths(lengths, ranks=1, micro_tokens=8, layout="packed")[0]) == 1  # 5 + 2 + 1
+    assert len(plan_lengths(lengths, ranks=1, micro_tokens=8, layout="padded")[0]) == 2  # 5, and 2 x 2
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_a_row_over_the_budget_stands_alone_and_is_counted(layout: Literal["padded", "packed"]) -> None:
     lengths = [2, 12, 2]
-    assert bins_of(shares(lengths, ranks=1, micro_tokens=8, layout=layout)) == [[{1}, {0, 2}]]
+    assert bins_of(plan_lengths(lengths, ranks=1, micro_tokens=8, layout=layout)) == [[{1}, {0, 2}]]
     assert over_budget(lengths, 8) == 1
     assert over_budget(lengths, None) == 0
 
 
-def test_a_sample_over_the_budget_stands_alone_in_the_forest_too() -> None:
+def test_a_sample_over_the_budget_stands_alone_in_a_tree_too() -> None:
     rows = samples_of([([1, 2, 3], [4]), ([1, 2, 3], list(range(9))), ([1, 2, 3], [5])])
     assert bins_of(plan_step(rows, ranks=1, layout="tree", micro_tokens=8, cost=Cost())) == [[{1}, {0, 2}]]
 
 
 def test_bins_are_halved_before_a_rank_is_given_padding() -> None:
-    plans = shares([4, 4, 3, 2, 2, 1], ranks=2, micro_tokens=8)
+    plans = plan_lengths([4, 4, 3, 2, 2, 1], ranks=2, micro_tokens=8)
     assert sorted(map(sorted, chain.from_iterable(bins_of(plans)))) == [[0], [1], [2, 3], [4, 5]]
-    assert not any(micro.masked for micros in plans for micro in micros)
+    assert not any(micro.masked for plan in plans for micro in plan)
 
 
 def test_padded_rows_lie_beside_rows_of_their_length() -> None:
-    plans = shares([9, 1, 8, 2, 9, 1], ranks=1, micro_rows=2, layout="padded")
+    plans = plan_lengths([9, 1, 8, 2, 9, 1], ranks=1, micro_samples=2, layout="padded")
     assert bins_of(plans) == [[{0, 4}, {2, 3}, {1, 5}]]
 
 
 def test_rows_of_like_cost_meet_in_a_micro_batch_and_the_costliest_come_first() -> None:
-    plans = shares([9, 1, 5, 1, 9, 5], ranks=2, micro_rows=1)
+    plans = plan_lengths([9, 1, 5, 1, 9, 5], ranks=2, micro_samples=1)
     assert bins_of(plans) == [[{0}, {5}, {1}], [{4}, {2}, {3}]]
 
 
 def test_ranks_take_turns_with_the_costlier_row() -> None:
-    plans = shares([8, 7, 6, 5], ranks=2, micro_rows=1)
+    plans = plan_lengths([8, 7, 6, 5], ranks=2, micro_samples=1)
     assert bins_of(plans) == [[{0}, {3}], [{1}, {2}]]  # 13 and 13 tokens
 
 
 @pytest.mark.parametrize("budget", [None, 7])
 def test_rows_are_swapped_until_the_ranks_are_even(budget: int | None) -> None:
     lengths = [3, 3, 2, 2, 2]  # longest first: 3 2 2 and 3 2
-    plans = shares(lengths, ranks=2, micro_tokens=budget, layout="packed")
+    plans = plan_lengths(lengths, ranks=2, micro_tokens=budget, layout="packed")
     assert [[sum(lengths[i] for i in part) for part in plan] for plan in bins_of(plans)] == [[6], [6]]
 
 
 def test_no_swap_breaks_the_budget() -> None:
     """Sums of squares are 82 and 61; the 1 would bring them closer, and make 12 tokens of 11."""
-    plans = shares([9, 6, 5, 1], ranks=2, micro_tokens=11, layout="packed", cost=SQUARE)
+    plans = plan_lengths([9, 6, 5, 1], ranks=2, micro_tokens=11, layout="packed", cost=SQUARE)
     assert bins_of(plans) == [[{0, 3}], [{1, 2}]]
 
 
 def test_a_tight_budget_is_filled_one_by_one() -> None:
     """Longest first to the emptiest bin makes 9 + 5 + 5 of it, and a bin more."""
     lengths = [9, 7, 6, 5, 5]
-    plans = shares(lengths, ranks=2, micro_tokens=16, layout="packed")
+    plans = plan_lengths(lengths, ranks=2, micro_tokens=16, layout="packed")
     assert sorted(sum(lengths[i] for i in part) for plan in bins_of(plans) for part in plan) == [16, 16]
 
 
@@ -198,12 +202,12 @@ def test_the_cost_of_a_row_has_the_chosen_key(balance: Balance, expected: list[f
 
 
 def test_bad_limits_and_costs_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="micro_tokens, micro_rows: give one"):
-        shares([1], ranks=1, micro_tokens=1, micro_rows=1)
-    with pytest.raises(ValueError, match="micro_rows: a micro-batch needs at least 1"):
-        shares([1], ranks=1, micro_rows=0)
-    with pytest.raises(ValueError, match="row 1 has no token"):
-        shares([1, 0], ranks=1)
+    with pytest.raises(ValueError, match="micro_tokens, micro_samples: give one"):
+        plan_lengths([1], ranks=1, micro_tokens=1, micro_samples=1)
+    with pytest.raises(ValueError, match="micro_samples: a micro-batch needs at least 1"):
+        plan_lengths([1], ranks=1, micro_samples=0)
+    with pytest.raises(ValueError, match="sample 1 has no token"):
+        plan_lengths([1, 0], ranks=1)
     with pytest.raises(ValueError, match="balance: 'tokens' is none of length"):
         cost_of("tokens", 8)  # type: ignore[arg-type]
 
@@ -234,7 +238,7 @@ def test_a_prompt_is_computed_twice_only_for_a_sixteenth_of_a_forward(prompt: in
     assert len(plans[0]) == forwards
 
 
-def test_without_a_budget_the_forest_is_one_row_for_each_rank() -> None:
+def test_without_a_budget_there_is_one_tree_for_each_rank() -> None:
     rows = samples_of([([1, 2, 3], [4 + i] * 5) for i in range(8)])
     for ranks in (1, 2, 4):
         plans = plan_step(rows, ranks=ranks, layout="tree", micro_tokens=None, cost=Cost())
@@ -249,10 +253,10 @@ ids = st.tuples(
 def check_plan(plans: list[list[MicroBatch]], rows: int, ranks: int) -> list[MicroBatch]:
     """Whatever the layout and limit: the laws of a plan. The real micro-batches."""
     assert len(plans) == ranks
-    assert len({len(micros) for micros in plans}) == 1
-    real = [micro for micros in plans for micro in micros if not micro.masked]
-    assert all(micro.rows for micros in plans for micro in micros)
-    assert sorted(i for micro in real for i in micro.rows) == list(range(rows))
+    assert len({len(plan) for plan in plans}) == 1
+    real = [micro for plan in plans for micro in plan if not micro.masked]
+    assert all(micro.samples for plan in plans for micro in plan)
+    assert sorted(i for micro in real for i in micro.samples) == list(range(rows))
     assert len(real) == min(rows, sum(map(len, plans)))  # padding only where there are too few rows
     return real
 
@@ -266,7 +270,7 @@ def test_every_rank_makes_as_many_forwards_none_empty_none_lost_no_budget_broken
     rows = samples_of(drawn)
     plans = plan_step(rows, ranks=ranks, layout=layout, micro_tokens=budget, cost=cost_of("flops", 4))
     for micro in check_plan(plans, len(rows), ranks):
-        chosen = [rows[i] for i in micro.rows]
+        chosen = [rows[i] for i in micro.samples]
         size = {
             "padded": len(chosen) * max(map(len, chosen)),
             "packed": sum(map(len, chosen)),
@@ -281,8 +285,8 @@ def test_every_rank_makes_as_many_forwards_none_empty_none_lost_no_budget_broken
 def test_a_fixed_count_is_as_many_forwards_as_it_needs(
     layout: Literal["padded", "packed"], lengths: list[int], ranks: int, size: int
 ) -> None:
-    plans = shares(lengths, ranks=ranks, micro_rows=size, layout=layout, cost=SQUARE)
-    assert all(len(micro.rows) <= size for micro in check_plan(plans, len(lengths), ranks))
+    plans = plan_lengths(lengths, ranks=ranks, micro_samples=size, layout=layout, cost=SQUARE)
+    assert all(len(micro.samples) <= size for micro in check_plan(plans, len(lengths), ranks))
     assert len(plans[0]) == -(-len(lengths) // (ranks * size))
 
 
@@ -303,6 +307,8 @@ def test_a_plan_is_nearly_even_where_rows_are_long_tailed() -> None:
     lengths = np.clip(rng.lognormal(6.5, 0.9, 512), 24, 4096).astype(int)
     lengths[rng.random(512) < 0.1] = 4096
     cost = cost_of("flops", 2560)
-    plans = shares(lengths.tolist(), ranks=8, micro_rows=8, layout="packed", cost=cost)
-    load = np.array([[cost.of(lengths[list(m.rows)], lengths[list(m.rows)] ** 2).sum() for m in p] for p in plans])
+    plans = plan_lengths(lengths.tolist(), ranks=8, micro_samples=8, layout="packed", cost=cost)
+    load = np.array(
+        [[cost.of(lengths[list(m.samples)], lengths[list(m.samples)] ** 2).sum() for m in p] for p in plans]
+    )
     assert load.max(0).sum() / load.sum() * 8 < 1.002

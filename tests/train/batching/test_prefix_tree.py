@@ -1,4 +1,4 @@
-"""A forest holds each shared prefix once, and gives every sample its own tokens back."""
+"""A prefix tree holds each shared prefix once, and gives every sample its own tokens back."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -36,8 +36,6 @@ def sample(prompt: Sequence[int], response: Sequence[int]) -> Sample:
         logprobs=np.full(n, -1.0, np.float32),
         advantages=np.ones(n, np.float32),
         weight=1.0,
-        policy_version=0,
-        is_last=True,
     )
 
 
@@ -45,112 +43,113 @@ ids = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 some_samples = st.lists(st.builds(sample, ids, ids), min_size=1, max_size=9)
 
 
-def prefixes(rows: Sequence[Sample]) -> set[tuple[int, ...]]:
-    """The forest by its definition: every prefix of every sample."""
-    whole = [(*row.prompt_ids.tolist(), *row.response_ids.tolist()) for row in rows]
+def prefixes(samples: Sequence[Sample]) -> set[tuple[int, ...]]:
+    """The tree by its definition: every prefix of every sample."""
+    whole = [(*row.prompt_ids.tolist(), *row.response_ids.tolist()) for row in samples]
     return {ids[: n + 1] for ids in whole for n in range(len(ids))}
 
 
-def history(forest: PrefixTree, node: int) -> list[int]:
+def history(tree: PrefixTree, node: int) -> list[int]:
     """The ids from a root to the node, by the parents."""
     found = []
     while node >= 0:
-        found.append(int(forest.token_ids_T[node]))
-        node = int(forest.parent_T[node])
+        found.append(int(tree.token_ids_T[node]))
+        node = int(tree.parent_T[node])
     return found[::-1]
 
 
-def test_the_drawn_forest() -> None:
-    rows = [sample([10, 10], [1, 2]), sample([10, 10], [1, 3, 4]), sample([20], [5])]
-    forest = build_prefix_tree(rows)
-    assert forest.token_ids_T.tolist() == [10, 10, 1, 2, 3, 4, 20, 5]
-    assert forest.depth_T.tolist() == [0, 1, 2, 3, 3, 4, 0, 1]
-    assert forest.parent_T.tolist() == [-1, 0, 1, 2, 2, 4, -1, 6]
-    assert forest.end_T.tolist() == [6, 6, 6, 4, 6, 6, 8, 8]
-    assert forest.responses.tolist() == [2, 3, 2, 4, 5, 7]
+def test_the_drawn_tree() -> None:
+    samples = [sample([10, 10], [1, 2]), sample([10, 10], [1, 3, 4]), sample([20], [5])]
+    tree = build_prefix_tree(samples)
+    assert tree.token_ids_T.tolist() == [10, 10, 1, 2, 3, 4, 20, 5]
+    assert tree.depth_T.tolist() == [0, 1, 2, 3, 3, 4, 0, 1]
+    assert tree.parent_T.tolist() == [-1, 0, 1, 2, 2, 4, -1, 6]
+    assert tree.end_T.tolist() == [6, 6, 6, 4, 6, 6, 8, 8]
+    assert tree.responses.tolist() == [2, 3, 2, 4, 5, 7]
 
 
 def test_packed_samples_stand_side_by_side_with_positions_of_their_own() -> None:
-    forest = pack([sample([1], [2, 3]), sample([1], [2])])
-    assert forest.token_ids_T.tolist() == [1, 2, 3, 1, 2]
-    assert forest.depth_T.tolist() == [0, 1, 2, 0, 1]
-    assert forest.parent_T.tolist() == [-1, 0, 1, -1, 3]
-    assert forest.end_T.tolist() == [3, 3, 3, 5, 5]
-    assert forest.responses.tolist() == [1, 2, 4]
+    tree = pack([sample([1], [2, 3]), sample([1], [2])])
+    assert tree.token_ids_T.tolist() == [1, 2, 3, 1, 2]
+    assert tree.depth_T.tolist() == [0, 1, 2, 0, 1]
+    assert tree.parent_T.tolist() == [-1, 0, 1, -1, 3]
+    assert tree.end_T.tolist() == [3, 3, 3, 5, 5]
+    assert tree.responses.tolist() == [1, 2, 4]
 
 
 @given(some_samples)
 @settings(max_examples=100, deadline=None)
-def test_a_forest_has_one_node_for_each_prefix(rows: list[Sample]) -> None:
-    assert len(build_prefix_tree(rows)) == unique_tokens(rows) == len(prefixes(rows))
+def test_a_tree_has_one_node_for_each_prefix(samples: list[Sample]) -> None:
+    assert len(build_prefix_tree(samples)) == unique_tokens(samples) == len(prefixes(samples))
 
 
 @pytest.mark.parametrize("build", [build_prefix_tree, pack])
-@given(rows=some_samples)
+@given(samples=some_samples)
 @settings(max_examples=100, deadline=None)
-def test_every_response_token_has_its_samples_own_history(build: Callable[..., PrefixTree], rows: list[Sample]) -> None:
-    forest = build(rows)
-    nodes = iter(forest.responses.tolist())
-    for row in rows:
+def test_every_response_token_has_its_samples_own_history(
+    build: Callable[..., PrefixTree], samples: list[Sample]
+) -> None:
+    tree = build(samples)
+    nodes = iter(tree.responses.tolist())
+    for row in samples:
         ids = [*row.prompt_ids.tolist(), *row.response_ids.tolist()]
         for depth in range(len(row.prompt_ids), len(row)):
             node = next(nodes)
-            assert history(forest, node) == ids[: depth + 1]
-            assert forest.depth_T[node] == depth
+            assert history(tree, node) == ids[: depth + 1]
+            assert tree.depth_T[node] == depth
 
 
 @pytest.mark.parametrize("build", [build_prefix_tree, pack])
-@given(rows=some_samples)
+@given(samples=some_samples)
 @settings(max_examples=100, deadline=None)
 def test_a_node_sees_its_ancestors_and_itself_and_nothing_else(
-    build: Callable[..., PrefixTree], rows: list[Sample]
+    build: Callable[..., PrefixTree], samples: list[Sample]
 ) -> None:
-    forest = build(rows)
-    for query in range(len(forest)):
-        seen = [key for key in range(query + 1) if query < forest.end_T[key]]
-        assert forest.token_ids_T[seen].tolist() == history(forest, query)
+    tree = build(samples)
+    for query in range(len(tree)):
+        seen = [key for key in range(query + 1) if query < tree.end_T[key]]
+        assert tree.token_ids_T[seen].tolist() == history(tree, query)
 
 
 def test_rollouts_turns_and_forks_share(grown: Grown) -> None:
-    rows = list(build_samples(grown(3), merge=False))
-    assert unique_tokens(rows) < 0.6 * sum(map(len, rows))
+    samples = list(build_samples(grown(3), merge=False))
+    assert unique_tokens(samples) < 0.6 * sum(map(len, samples))
 
 
 @given(some_samples, st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
-def test_cuts_hold_the_budget_and_lose_no_sample(rows: list[Sample], budget: int) -> None:
-    parts = sort_samples(rows).cuts(budget)
-    assert sorted(i for part in parts for i in part.tolist()) == list(range(len(rows)))
+def test_cuts_hold_the_budget_and_lose_no_sample(samples: list[Sample], budget: int) -> None:
+    order = sort_samples(samples)
+    parts = [order.indices[start:stop] for start, stop in order.cuts(budget)]
+    assert sorted(i for part in parts for i in part.tolist()) == list(range(len(samples)))
     for part in parts:
-        assert len(part) == 1 or unique_tokens([rows[i] for i in part]) <= budget
+        assert len(part) == 1 or unique_tokens([samples[i] for i in part]) <= budget
 
 
 def repeated(order: SortedSamples, starts: Sequence[int]) -> tuple[int, int]:
-    """Tokens that cuts at these places compute twice, and the number of forests."""
+    """Number of tokens that trees which begin at these samples compute twice, and number of trees."""
     return int(order.shared[list(starts)].sum()), len(starts)
 
 
 @given(st.lists(st.builds(sample, ids, ids), min_size=1, max_size=7), st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
-def test_no_other_cut_of_neighbours_repeats_fewer_tokens(rows: list[Sample], budget: int) -> None:
-    order = sort_samples(rows)
+def test_no_other_cut_of_neighbours_repeats_fewer_tokens(samples: list[Sample], budget: int) -> None:
+    order = sort_samples(samples)
     best = None
-    for bits in range(1 << (len(rows) - 1)):
-        starts = [0, *(i + 1 for i in range(len(rows) - 1) if bits >> i & 1)]
-        parts = [order.rows[a:b] for a, b in pairwise([*starts, len(rows)])]
-        if all(len(part) == 1 or unique_tokens([rows[i] for i in part]) <= budget for part in parts):
+    for bits in range(1 << (len(samples) - 1)):
+        starts = [0, *(i + 1 for i in range(len(samples) - 1) if bits >> i & 1)]
+        parts = [order.indices[a:b] for a, b in pairwise([*starts, len(samples)])]
+        if all(len(part) == 1 or unique_tokens([samples[i] for i in part]) <= budget for part in parts):
             best = min(best or (10**9, 0), repeated(order, starts))
-    found = order.cuts(budget)
-    starts = np.cumsum([0, *map(len, found)])[:-1].tolist()
-    assert repeated(order, starts) == best
+    assert repeated(order, [start for start, _ in order.cuts(budget)]) == best
 
 
 def test_turns_of_a_rollout_are_not_cut_apart_where_rollouts_can_be() -> None:
     prompt = [7] * 4
     first = [sample(prompt, [1] * 4), sample(prompt + [1] * 4, [2] * 4)]
     second = [sample(prompt, [3] * 4), sample(prompt + [3] * 4, [4] * 4)]
-    parts = sort_samples(first + second).cuts(16)
-    assert [part.tolist() for part in parts] == [[0, 1], [2, 3]]
+    order = sort_samples(first + second)
+    assert [order.indices[start:stop].tolist() for start, stop in order.cuts(16)] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("build", [build_prefix_tree, pack])

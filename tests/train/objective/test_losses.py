@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.samples import build_samples, merge
+from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.objective.losses import (
     LARGEST_LOG_RATIO,
@@ -39,8 +39,6 @@ def one_row(logprobs: list[float], advantages: list[float], mask: list[int], *, 
         logprobs=np.array(logprobs, np.float32),
         advantages=np.array(advantages, np.float32),
         weight=weight,
-        policy_version=0,
-        is_last=True,
     )
 
 
@@ -292,7 +290,6 @@ def test_merged_and_per_turn_samples_give_the_same_gradient(
     assert len(steps) > len(merged)
     whole = gradient(policy, steps, normalise, len(steps))
     assert_same(gradient(policy, merged, normalise, len(merged)), whole)
-    assert_same(gradient(policy, merge(steps), normalise, 2), whole)
 
 
 def test_the_order_of_rows_and_the_padding_id_change_nothing(

@@ -14,7 +14,7 @@ from torch import Tensor
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.objective.losses import Divergence, LossConfig, divergence, policy_loss
-from agentgym.train.objective.objective import rollout_log_ratios, row_log_ratios
+from agentgym.train.objective.objective import rollout_log_ratios, sample_log_ratios
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling
 
@@ -38,8 +38,6 @@ def row(advantages: list[float], mask: list[int] | None = None, *, name: str = "
         logprobs=np.where(trained, OLD, 0),
         advantages=np.array(advantages, np.float32),
         weight=1.0,
-        policy_version=0,
-        is_last=True,
     )
 
 
@@ -90,7 +88,7 @@ def test_gspo_of_a_rollout_takes_the_mean_over_all_of_its_rows() -> None:
     rows = [row([1, 1], name="a"), row([1], name="a"), row([1], name="b")]
     batch = collate(rows, pad_id=0)
     logprobs = torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 0.25]]) + OLD
-    found = rollout_log_ratios(row_log_ratios(rows, batch, logprobs))
+    found = rollout_log_ratios(sample_log_ratios(rows, batch, logprobs))
     assert found == {"a": pytest.approx(1.5 / 3), "b": pytest.approx(0.25)}
 
 
@@ -304,6 +302,8 @@ def test_a_segment_in_parts_is_refused(
     ((field, value),) = change.items()
     with (
         Trainer(tiny_model, replace(config, **change)) as trainer,
-        pytest.raises(ValueError, match=rf"^{field}: {value} needs each segment whole .*merge=True, or set {instead}"),
+        pytest.raises(
+            ValueError, match=rf"^{field}: {value} needs each segment whole .*merge=True\), or set {instead}"
+        ),
     ):
         trainer.train(parts)

@@ -179,7 +179,7 @@ def tiny(kind: str, **fields: Any) -> Any:
 def states(model: Any, row: Any) -> Tensor:
     """The hidden states that predict trained tokens, sample by sample."""
     hidden = model.get_decoder()(**row.arguments(), use_cache=False).last_hidden_state
-    picked: Tensor = hidden.flatten(0, 1)[row.trained.source_N][row.trained.place_M]
+    picked: Tensor = hidden.flatten(0, 1)[row.trained.source_N][row.trained.index_M]
     return picked
 
 
@@ -221,7 +221,7 @@ def test_layers_that_are_not_plain_causal_attention_are_refused_by_name(
 
 def test_a_model_that_does_not_hand_on_what_a_token_sees_is_refused() -> None:
     x = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="not handed what a token sees; use layout padded"):
+    with pytest.raises(ValueError, match="not handed which tokens to attend to; use layout padded"):
         attention._attend(torch.nn.Identity(), x, x, x, None)
 
 

@@ -1,0 +1,96 @@
+"""Bins of samples, with what they may hold and what they cost, and the steps that several packers take."""
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentgym.types import Ints
+
+Indices: TypeAlias = list[int]
+"""Positions in whatever array a function was given: of samples, of sorted samples or of pieces of a tree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """The samples that one rank computes in one micro-batch."""
+
+    samples: tuple[int, ...]
+    """Indices of the samples that were packed; never empty."""
+    cost: float
+    """Cost of a forward and backward of these samples, in the unit of the `Cost` that they were packed by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The cost of a forward and backward of L tokens: linear L + square L^2, in any unit."""
+
+    linear: float = 1.0
+    square: float = 0.0
+
+    def of(self, tokens: Ints, squares: Ints) -> NDArray[np.float64]:
+        """Return the cost of so many tokens whose squared lengths have this sum."""
+        return self.linear * tokens + self.square * squares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The most that a bin may hold; None is no limit. A sample that has too many tokens gets a bin of its own."""
+
+    tokens: int | None = None
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.samples is not None:
+            raise ValueError("micro_tokens, micro_samples: give one of them, not both")
+        for name, value in (("micro_tokens", self.tokens), ("micro_samples", self.samples)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: a micro-batch needs at least 1, got {value}; None is no limit")
+
+
+def best_fit(sizes: Ints, budget: int) -> list[Indices]:
+    """Put each item, largest first, into the bin that it fills up most; an item over the budget stands alone.
+
+    Returns indices into `sizes`.
+    """
+    order = np.argsort(-sizes, kind="stable").tolist()
+    needs = sizes.tolist()
+    bins: list[Indices] = []
+    room: list[int] = []  # what each open bin has left, sorted
+    bin_of: list[int] = []  # the bin that each entry of `room` is of
+    for item in order:
+        at = bisect_left(room, needs[item])
+        if at == len(room):
+            left, home = budget - needs[item], len(bins)
+            bins.append([item])
+        else:
+            left, home = room.pop(at) - needs[item], bin_of.pop(at)
+            bins[home].append(item)
+        at = bisect_left(room, left)
+        room.insert(at, left)
+        bin_of.insert(at, home)
+    return bins
+
+
+def halve_until(count: int, bins: Sequence[Indices], cost: Callable[[Indices], float]) -> list[Indices]:
+    """Halve the costliest bin until there are `count` bins, or until every bin holds one item."""
+    heap = [(-cost(items), items) for items in bins if len(items) > 1]
+    done = [items for items in bins if len(items) == 1]
+    heapq.heapify(heap)
+    while heap and len(heap) + len(done) < count:
+        _, items = heapq.heappop(heap)
+        for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+            if len(half) == 1:
+                done.append(half)
+            else:
+                heapq.heappush(heap, (-cost(half), half))
+    return [items for _, items in heap] + done
+
+
+def next_multiple(count: int, ranks: int) -> int:
+    """Return the smallest multiple of `ranks` that is at least `count`."""
+    return -(-count // ranks) * ranks

@@ -1,0 +1,134 @@
+"""Samples packed into bins for the packed layout, in which the tokens of a bin are the sum of its samples' tokens."""
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentgym.train.batching.bins import Bin, Cost, Indices, Limit, best_fit, halve_until, next_multiple
+from agentgym.types import Ints
+
+SWAPS = 4
+"""Most swaps of samples between the bins of one micro-batch, for each rank."""
+EVEN = 1e-3
+"""Relative difference of two bins' costs that is left as it is."""
+FIT_TRIES = 4
+"""Smaller budgets that are tried where samples hardly fit, to fill the bins evenly."""
+
+
+def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Bin]:
+    """Put each sample, longest first, into the cheapest bin so far, then swap samples between bins to even them.
+
+    There are as many bins as the limit needs, filled up to a multiple of `ranks`. Where the bins do not hold a token
+    budget when they are even in cost, they are made even in tokens. Where that does not hold it either, each bin is
+    filled with the longest sample that fits, under the least budget that makes no more bins.
+    """
+    costs = cost.of(lengths, lengths**2)
+    if limit.tokens is None:
+        bins = _by_count(costs, ranks, limit.samples or len(lengths))
+    else:
+        bins = _by_tokens(lengths, costs, ranks, limit.tokens)
+    evened = _evened(bins, costs, lengths, ranks, limit)
+    return [Bin(samples=tuple(samples), cost=float(costs[samples].sum())) for samples in evened]
+
+
+def _by_count(costs: NDArray[np.float64], ranks: int, size: int) -> list[Indices]:
+    """Return bins of at most `size` samples."""
+    count = next_multiple(-(-len(costs) // size), ranks)
+    return _longest_first(list(range(len(costs))), costs, count, size)
+
+
+def _by_tokens(lengths: Ints, costs: NDArray[np.float64], ranks: int, tokens: int) -> list[Indices]:
+    """Return bins of at most `tokens` tokens, each sample over that alone."""
+    alone = [[sample] for sample in np.flatnonzero(lengths > tokens).tolist()]
+    rest = np.flatnonzero(lengths <= tokens)
+    total, halves = int(lengths[rest].sum()), int((2 * lengths[rest] > tokens).sum())
+    count = next_multiple(len(alone) + max(-(-total // tokens), halves), ranks)
+    for key in (costs, lengths):  # even in tokens holds a tighter budget than even in cost
+        bins = _longest_first(rest.tolist(), key, count - len(alone), len(rest))
+        if all(sum(lengths[samples].tolist()) <= tokens for samples in bins):
+            break
+    else:
+        bins = [rest[at].tolist() for at in _even_fit(lengths[rest], tokens, len(alone), ranks)]
+    bins = alone + bins
+    return halve_until(next_multiple(len(bins), ranks), bins, lambda samples: float(costs[samples].sum()))
+
+
+def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices]:
+    """Apply `best_fit` under about the least budget that makes, with the `others`, no more rounds of bins.
+
+    Returns indices into `sizes`.
+    """
+    bins = best_fit(sizes, budget)
+    most = next_multiple(others + len(bins), ranks) - others
+    low = max(-(-int(sizes.sum()) // max(most, 1)), int(sizes.max())) - 1
+    for _ in range(FIT_TRIES):
+        middle = (low + budget + 1) // 2
+        tried = best_fit(sizes, middle)
+        if len(tried) <= most:
+            bins, budget = tried, middle
+        else:
+            low = middle
+    return bins
+
+
+def _longest_first(samples: Indices, key: NDArray[np.float64] | Ints, count: int, size: int) -> list[Indices]:
+    """Put each sample, largest key first, into the bin with the least sum of keys that holds fewer than `size`.
+
+    There are `count` bins, or one for each sample where there are fewer samples.
+    """
+    keys = key.tolist()
+    loads: list[tuple[float, int]] = [(0, number) for number in range(min(count, len(samples)))]
+    bins: list[Indices] = [[] for _ in loads]
+    for sample in sorted(samples, key=lambda sample: -keys[sample]):
+        load, number = loads[0]
+        bins[number].append(sample)
+        if len(bins[number]) < size:
+            heapq.heapreplace(loads, (load + keys[sample], number))
+        else:
+            heapq.heappop(loads)
+    return bins
+
+
+def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, ranks: int, limit: Limit) -> list[Indices]:
+    """Swap samples between the costliest bin of each micro-batch and its other bins, until their costs are close."""
+    bins = sorted(bins, key=lambda samples: -float(costs[samples].sum()))
+    for start in range(0, len(bins), ranks):
+        near = bins[start : start + ranks]  # what `assign_to_ranks` makes one micro-batch of
+        load = [float(costs[samples].sum()) for samples in near]
+        for _ in range(SWAPS * len(near)):
+            order = sorted(range(len(near)), key=load.__getitem__)
+            high = order[-1]
+            if load[high] - load[order[0]] <= EVEN * load[high]:
+                break
+            if not any(_swap(near[high], near[low], costs, lengths, limit) for low in order[:-1]):
+                break
+            load = [float(costs[samples].sum()) for samples in near]
+    return bins
+
+
+def _swap(high: Indices, low: Indices, costs: NDArray[np.float64], lengths: Ints, limit: Limit) -> bool:
+    """Swap two samples, or move one, so that the costs of the bins become as close as one swap can make them.
+
+    A swap takes d = cost of the sample from `high` - cost of the sample from `low` away from `high` and gives it to
+    `low`: with d between 0 and the gap the costlier bin becomes cheaper, and d = gap / 2 makes them equal. Returns
+    False, with nothing changed, where no swap within the limit brings them closer.
+    """
+    gap = float(costs[high].sum() - costs[low].sum())
+    tokens = limit.tokens or int(lengths.sum())
+    moves = len(high) > 1 and len(low) < (limit.samples or len(lengths))
+    cheap = np.append(costs[low], [0.0] if moves else [])  # the last stands for no sample
+    short = np.append(lengths[low], [0] if moves else [])
+    change = costs[high][:, None] - cheap
+    more = lengths[high][:, None] - short
+    fits = (lengths[low].sum() + more <= tokens) & (lengths[high].sum() - more <= tokens)
+    change[~fits | (change <= 1e-6 * gap) | (change >= (1 - 1e-6) * gap)] = np.inf
+    best = int(np.abs(change - gap / 2).argmin())
+    i, j = divmod(best, len(cheap))
+    if change[i, j] == np.inf:
+        return False
+    given = high.pop(i)
+    if j < len(low):
+        high.append(low.pop(j))
+    low.append(given)
+    return True

@@ -1,0 +1,61 @@
+"""Samples packed into bins for the padded layout, in which every sample is as wide as the longest of its bin."""
+
+import numpy as np
+
+from agentgym.train.batching.bins import Bin, Cost, Indices, Limit, halve_until, next_multiple
+from agentgym.types import Ints
+
+Span = tuple[int, int]
+"""Start and stop in the samples sorted longest first."""
+
+HALVINGS = 12
+"""Steps of the search for the cheapest costliest bin, which finds it to 1/4096."""
+
+
+def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Bin]:
+    """Put samples beside samples of like length, and make the costliest bin as cheap as it can be.
+
+    ::
+
+        lengths   9 8 8 5 5 4 3 1     tokens 16     9 | 8 8 | 5 5 4 | 3 1     samples x longest: 9 16 15 6
+
+    Limits and costs count the padding. There are as many bins as the limit needs, filled up to a multiple of `ranks`.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    costs = cost.of(lengths, lengths**2)
+
+    def cost_of(samples: Indices) -> float:
+        return len(samples) * float(costs[samples[0]])  # the first is the longest
+
+    spans = _even_spans(lengths[order].tolist(), costs[order].tolist(), ranks, limit)
+    bins = [order[start:stop].tolist() for start, stop in spans]
+    bins = halve_until(next_multiple(len(bins), ranks), bins, cost_of)
+    return [Bin(samples=tuple(samples), cost=cost_of(samples)) for samples in bins]
+
+
+def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit) -> list[Span]:
+    """Cut into no more rounds of `ranks` spans than the limit needs, the costliest span as cheap as possible."""
+    spans = _cut(tokens, costs, limit, float("inf"))
+    count = next_multiple(len(spans), ranks)
+    low, high = 0.0, max((stop - start) * costs[start] for start, stop in spans)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        finer = _cut(tokens, costs, limit, middle)
+        if len(finer) <= count:
+            spans, high = finer, middle
+        else:
+            low = middle
+    return spans
+
+
+def _cut(tokens: list[int], costs: list[float], limit: Limit, most: float) -> list[Span]:
+    """Cut samples that are sorted longest first into spans within the limit, none of which costs more than `most`."""
+    spans, start = [], 0
+    while start < len(tokens):
+        size = min(limit.samples or len(tokens), most // costs[start])
+        if limit.tokens is not None:
+            size = min(size, limit.tokens // tokens[start])
+        stop = min(start + max(int(size), 1), len(tokens))
+        spans.append((start, stop))
+        start = stop
+    return spans

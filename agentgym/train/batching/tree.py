@@ -1,0 +1,52 @@
+"""Samples packed into bins for the tree layout, in which the samples of a bin share the tokens of their prefixes."""
+
+import numpy as np
+
+from agentgym.train.batching.bins import Bin, Cost, Indices, best_fit, halve_until, next_multiple
+from agentgym.train.batching.prefix_tree import SortedSamples
+
+PIECE = 1 / 16
+"""Part of the token budget: up to so many tokens are computed twice where that saves a bin."""
+
+
+def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> list[Bin]:
+    """Put samples that share prefixes together, with at most `tokens` unique tokens in a bin.
+
+    Groups of them are cut where little is shared. Without a budget there are about as many bins as ranks.
+    """
+    if tokens is None:
+        tokens = _even_budget(order, ranks)
+
+    def cost_of(positions: Indices) -> float:
+        return _cost(order, positions, cost)
+
+    bins = _fill(order, tokens)
+    bins = halve_until(next_multiple(len(bins), ranks), bins, cost_of)
+    return [Bin(samples=tuple(order.indices[at].tolist()), cost=cost_of(at)) for at in bins]
+
+
+def _cost(order: SortedSamples, positions: Indices, cost: Cost) -> float:
+    """Return the cost of the tree of the samples at these positions of the order: a shared prefix counts once."""
+    at = np.sort(positions)
+    shared = np.where(np.diff(at, prepend=-2) == 1, order.shared[at], 0)
+    lengths = order.lengths[at]
+    return float(cost.of((lengths - shared).sum(), (lengths**2 - shared**2).sum()))
+
+
+def _fill(order: SortedSamples, tokens: int) -> list[Indices]:
+    """Cut the order into trees, and put small trees together up to the budget; returns positions in the order."""
+    spans = order.cuts(tokens, tree_price=int(tokens * PIECE))
+    starts = np.array([start for start, _ in spans])
+    unique = np.add.reduceat(order.lengths - order.shared, starts) + order.shared[starts]
+    return [[at for number in numbers for at in range(*spans[number])] for numbers in best_fit(unique, tokens)]
+
+
+def _even_budget(order: SortedSamples, ranks: int) -> int:
+    """Return about the smallest budget that makes no more bins than there are ranks."""
+    tokens = order.unique_tokens
+    if ranks == 1:
+        return tokens
+    budget = -(-tokens // ranks)
+    while budget < tokens and len(_fill(order, budget)) > ranks:
+        budget += -(-budget // 16)
+    return budget
