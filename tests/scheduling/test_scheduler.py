@@ -1,6 +1,7 @@
 """The scheduler: what is started beyond need, cut, carried, replaced or overlapped, and that all of it adds up."""
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +15,10 @@ from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.errors import AgentGymError
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.scheduling.accounting import BatchStats, Groups, LifecycleCounts, raise_if_all_failed
+from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample, share_of
 from agentgym.scheduling.scheduler import Scheduler
+from agentgym.scheduling.task_sampler import TaskSampler
 from agentgym.types import Completion
 from benchmarks.virtual import run_in_virtual_time
 
@@ -117,7 +120,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(field: str, settings: di
 )
 def test_settings_that_do_not_fit_the_run_are_refused_by_name(field: str, settings: Any, staleness: int) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
-        Scheduler(Say, tasks(), Scripted([]), n=1, oversample=settings, staleness=staleness)
+        Scheduler(Say, tasks(), Scripted([]), GroupSettings(n=1), oversample=settings, staleness=staleness)
 
 
 def test_shares_are_rounded_before_they_are_cut() -> None:
@@ -139,7 +142,9 @@ def test_counts_that_do_not_add_up_cannot_be_made() -> None:
 async def test_a_batch_stops_at_its_target_and_drops_the_rest(wanted: int, extra: int) -> None:
     stuck = {f"t{i}/0" for i in range(extra)}
     engine = Held(lambda name, turn: name in stuck)
-    async with Scheduler(Say, tasks(), engine, n=1, oversample=cut(extra_groups=extra), concurrency=200) as scheduler:
+    async with Scheduler(
+        Say, tasks(), engine, GroupSettings(n=1, concurrency=200), oversample=cut(extra_groups=extra)
+    ) as scheduler:
         groups = await scheduler.collect(wanted)
         assert ids(groups) == [f"t{i}" for i in range(extra, extra + wanted)]
         counts = LifecycleCounts(started=wanted + extra, finished=wanted, dropped=extra)
@@ -150,7 +155,7 @@ async def test_a_batch_stops_at_its_target_and_drops_the_rest(wanted: int, extra
 
 async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_others() -> None:
     engine = Held(lambda name, turn: name.endswith(("/0", "/3")))
-    async with Scheduler(Say, tasks(), engine, n=3, oversample=cut(extra_rollouts=2)) as scheduler:
+    async with Scheduler(Say, tasks(), engine, GroupSettings(n=3), oversample=cut(extra_rollouts=2)) as scheduler:
         groups = await scheduler.collect(2)
         await settle()
         assert engine.cancelled == {"t0/0", "t0/3", "t1/0", "t1/3"}
@@ -165,7 +170,9 @@ async def test_a_failed_rollout_does_not_make_a_group_whole_where_another_can() 
                 raise ValueError("broken")
 
     made = iter(range(100))
-    async with Scheduler(Bad, tasks(), Scripted([say("1")]), n=2, oversample=cut(extra_rollouts=1)) as scheduler:
+    async with Scheduler(
+        Bad, tasks(), Scripted([say("1")]), GroupSettings(n=2), oversample=cut(extra_rollouts=1)
+    ) as scheduler:
         groups = await scheduler.collect(1)
     assert [r.reward for r in groups.rollouts] == [None, 1.0, 1.0]
     assert batch_stats(groups).rollouts == LifecycleCounts(started=3, finished=2, failed=1)
@@ -177,7 +184,7 @@ async def test_groups_that_can_not_become_whole_end_the_batch_all_the_same() -> 
             if self.task.id == "t0":
                 raise ValueError("broken")
 
-    async with Scheduler(Bad, tasks(), Scripted([say("1")]), n=2) as scheduler:
+    async with Scheduler(Bad, tasks(), Scripted([say("1")]), GroupSettings(n=2)) as scheduler:
         groups = await scheduler.collect(2)
     assert batch_stats(groups).groups == LifecycleCounts(started=2, finished=1, failed=1)
     assert batch_stats(groups).rollouts == LifecycleCounts(started=4, finished=2, failed=2)
@@ -208,7 +215,9 @@ async def test_a_cut_reaches_the_engine_the_tool_and_the_box(boxes: FakeBoxes) -
             return call("look") if session.startswith("t0") else say("1")
 
     engine = Mixed(lambda name, turn: name.startswith("t1"))
-    async with Scheduler(Boxed, tasks(), engine, n=1, oversample=cut(extra_groups=2), boxes=boxes) as scheduler:
+    async with Scheduler(
+        Boxed, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=2), boxes=boxes
+    ) as scheduler:
         groups = await scheduler.collect(1)
         await settle()
         assert (ids(groups), cancelled, engine.cancelled) == (["t2"], ["t0"], {"t1/0"})
@@ -226,7 +235,7 @@ async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
     settings, sampling = cut(extra_groups=3), ag.Sampling(temperature=2.0, max_tokens=300)
     async with (
         LocalEngine(MODEL, LocalConfig(slots=4)) as engine,
-        Scheduler(Chatty, tasks(), engine, n=1, oversample=settings, sampling=sampling) as scheduler,
+        Scheduler(Chatty, tasks(), engine, GroupSettings(n=1, sampling=sampling), oversample=settings) as scheduler,
     ):
         for _ in range(3):
             groups = await scheduler.collect(1)
@@ -251,7 +260,7 @@ def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
             Say,
             map(task, (1, 2, 3, 4, 5, 6, 7, 8, 11, 13)),
             Slow([say("1")]),
-            n=1,
+            GroupSettings(n=1),
             oversample=Oversample(stop="deadline"),
         ) as scheduler:
             groups = await scheduler.collect(10)
@@ -274,7 +283,7 @@ def test_the_kept_ones_being_shorter_is_measured() -> None:
             return await super().generate(token_ids, session=session, **given)
 
     async def play() -> Groups:
-        async with Scheduler(Say, tasks(), Uneven([]), n=1, oversample=cut(extra_groups=1)) as scheduler:
+        async with Scheduler(Say, tasks(), Uneven([]), GroupSettings(n=1), oversample=cut(extra_groups=1)) as scheduler:
             return await scheduler.collect(2)
 
     numbers = run_in_virtual_time(play()).metrics()
@@ -293,7 +302,7 @@ class Boxed(Say):
 async def test_what_is_cut_goes_on_with_its_box_and_its_segment_under_the_next_policy(boxes: FakeBoxes) -> None:
     engine = Held(lambda name, turn: name == "t0/1" and turn == 1, call("look"), call("look"), say("1"))
     async with Scheduler(
-        Boxed, tasks(), engine, n=2, oversample=cut(extra_groups=1, carry=1), boxes=boxes
+        Boxed, tasks(), engine, GroupSettings(n=2), oversample=cut(extra_groups=1, carry=1), boxes=boxes
     ) as scheduler:
         first = await scheduler.collect(1)
         assert ids(first) == ["t1"]
@@ -316,7 +325,9 @@ async def test_what_is_cut_goes_on_with_its_box_and_its_segment_under_the_next_p
 
 async def test_a_group_that_has_come_to_the_bound_is_waited_for() -> None:
     engine = Held(lambda name, turn: name == "t0/0")
-    async with Scheduler(Say, tasks(), engine, n=1, oversample=cut(extra_groups=1, carry=1)) as scheduler:
+    async with Scheduler(
+        Say, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=1, carry=1)
+    ) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t1"]
         await engine.load_adapter(None, version=1)
         second = asyncio.create_task(scheduler.collect(1))
@@ -328,7 +339,9 @@ async def test_a_group_that_has_come_to_the_bound_is_waited_for() -> None:
 
 async def test_a_group_that_is_older_than_the_bound_is_dropped() -> None:
     engine = Held(lambda name, turn: name == "t0/0")
-    async with Scheduler(Say, tasks(), engine, n=1, oversample=cut(extra_groups=1, carry=1)) as scheduler:
+    async with Scheduler(
+        Say, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=1, carry=1)
+    ) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t1"]
         await engine.load_adapter(None, version=2)
         second = await scheduler.collect(1)
@@ -347,7 +360,9 @@ def test_a_rollouts_time_limit_stands_still_while_it_waits_for_the_next_batch() 
 
     async def play() -> Groups:
         engine = Slow([call("look"), say("1")])
-        async with Scheduler(Limited, tasks(), engine, n=1, oversample=cut(extra_groups=1, carry=1)) as scheduler:
+        async with Scheduler(
+            Limited, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=1, carry=1)
+        ) as scheduler:
             await scheduler.collect(1)
             await asyncio.sleep(1000)
             await engine.load_adapter(None, version=1)
@@ -360,7 +375,7 @@ def test_a_rollouts_time_limit_stands_still_while_it_waits_for_the_next_batch() 
 async def test_leaving_cancels_what_is_in_play(boxes: FakeBoxes) -> None:
     engine = Held(lambda name, turn: name == "t0/0")
     async with Scheduler(
-        Boxed, tasks(), engine, n=1, oversample=cut(extra_groups=1, carry=1), boxes=boxes
+        Boxed, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=1, carry=1), boxes=boxes
     ) as scheduler:
         await scheduler.collect(1)
         assert len(boxes.leased) == 1
@@ -369,7 +384,9 @@ async def test_leaving_cancels_what_is_in_play(boxes: FakeBoxes) -> None:
 
 async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
     async def play() -> None:
-        async with Scheduler(Say, tasks(), Held(lambda name, turn: name != "t0/0"), n=1, staleness=1) as scheduler:
+        async with Scheduler(
+            Say, tasks(), Held(lambda name, turn: name != "t0/0"), GroupSettings(n=1), staleness=1
+        ) as scheduler:
             await scheduler.collect(1)
             raise KeyError
 
@@ -383,7 +400,7 @@ async def test_an_error_of_a_caller_ends_everything_and_comes_out(boxes: FakeBox
 
     engine = Held(lambda name, turn: name != "t1/0")
     with pytest.raises(ExceptionGroup) as raised:
-        async with Scheduler(Boxed, tasks(), engine, n=1, boxes=boxes, on_rollout=refuse) as scheduler:
+        async with Scheduler(Boxed, tasks(), engine, GroupSettings(n=1), boxes=boxes, on_rollout=refuse) as scheduler:
             await scheduler.collect(3)
     assert [repr(error) for error in raised.value.exceptions] == ["LookupError('t1/0')"]
     assert (boxes.leased, engine.cancelled) == ([], {"t0/0", "t2/0"})
@@ -404,7 +421,7 @@ class Signals(Scripted):
 
 
 async def test_groups_without_signal_are_replaced_and_counted() -> None:
-    async with Scheduler(Say, tasks(), Signals(), n=2, oversample=Oversample(replace=10)) as scheduler:
+    async with Scheduler(Say, tasks(), Signals(), GroupSettings(n=2), oversample=Oversample(replace=10)) as scheduler:
         groups = await scheduler.collect(3)
     assert ids(groups) == ["t1", "t3", "t5"]
     assert batch_stats(groups).groups == LifecycleCounts(started=6, finished=3, dropped=3)
@@ -415,7 +432,7 @@ async def test_groups_without_signal_are_replaced_and_counted() -> None:
 
 
 async def test_no_more_groups_are_replaced_than_the_bound_and_the_next_batch_has_a_bound_of_its_own() -> None:
-    async with Scheduler(Say, tasks(), Signals(), n=2, oversample=Oversample(replace=1)) as scheduler:
+    async with Scheduler(Say, tasks(), Signals(), GroupSettings(n=2), oversample=Oversample(replace=1)) as scheduler:
         first, second = [await scheduler.collect(3) for _ in range(2)]
     assert [batch_stats(g).without_signal for g in (first, second)] == [1, 1]
     assert (ids(first), ids(second)) == (["t1", "t2", "t3"], ["t5", "t6", "t7"])
@@ -441,7 +458,7 @@ async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered
     for replace, accepted in ((0, 4), (1, 5)):
         started.clear()
         async with Scheduler(
-            Watched, tasks(), Some(), n=2, staleness=1, oversample=Oversample(replace=replace)
+            Watched, tasks(), Some(), GroupSettings(n=2), staleness=1, oversample=Oversample(replace=replace)
         ) as scheduler:
             collecting = asyncio.create_task(scheduler.collect(2))
             await settle()
@@ -452,7 +469,7 @@ async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered
 
 async def test_the_next_batch_is_played_while_this_one_is_trained_on() -> None:
     engine = Scripted([say("1")])
-    async with Scheduler(Say, tasks(), engine, n=1, staleness=1) as scheduler:
+    async with Scheduler(Say, tasks(), engine, GroupSettings(n=1), staleness=1) as scheduler:
         first = await scheduler.collect(2)
         await settle()  # training
         await engine.load_adapter(None, version=1)
@@ -473,7 +490,7 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
             return await super().generate(token_ids, **given)
 
     engine, seen, stalest = Uneven([call("look"), call("look"), say("1")]), list[str](), 0
-    async with Scheduler(Say, tasks(), engine, n=3, staleness=staleness) as scheduler:
+    async with Scheduler(Say, tasks(), engine, GroupSettings(n=3), staleness=staleness) as scheduler:
         for version in range(1, 40):
             groups = await scheduler.collect(2)
             versions = [v.version for r in groups.rollouts for s in r.segments for t in s.turns for v in t.versions]
@@ -489,7 +506,7 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
 
 
 async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
-    async with Scheduler(Say, tasks(), Scripted([say("1")]), n=1, staleness=2) as scheduler:
+    async with Scheduler(Say, tasks(), Scripted([say("1")]), GroupSettings(n=1), staleness=2) as scheduler:
         batches = [await scheduler.collect(2, to_come=to_come) for to_come in (3, 2, 1, 0)]
     assert [batch_stats(groups).rollouts.started for groups in batches] == [6, 2, 0, 0]
     assert [batch_stats(groups).rollouts.carried for groups in batches] == [4, 4, 2, 0]
@@ -501,7 +518,9 @@ async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
 async def test_a_task_is_not_drawn_again_while_it_is_in_play() -> None:
     engine = Held(lambda name, turn: name == "t0/0" and not engine.let.is_set())
     names = [0, 1, 2, 0, 1, 2]
-    async with Scheduler(Say, map(task, names), engine, n=1, oversample=cut(extra_groups=1, carry=5)) as scheduler:
+    async with Scheduler(
+        Say, map(task, names), engine, GroupSettings(n=1), oversample=cut(extra_groups=1, carry=5)
+    ) as scheduler:
         first, second = [await scheduler.collect(1) for _ in range(2)]
         assert (ids(first), ids(second)) == (["t1"], ["t2"])
         engine.let.set()
@@ -514,13 +533,13 @@ async def test_more_groups_at_once_than_there_are_tasks_is_an_error() -> None:
         while True:
             yield from tasks(2)
 
-    async with Scheduler(Say, again(), Scripted([say("1")]), n=1) as scheduler:
+    async with Scheduler(Say, again(), Scripted([say("1")]), GroupSettings(n=1)) as scheduler:
         with pytest.raises(ValueError, match=r"^tasks: all of them are in play \(2\)"):
             await scheduler.collect(3)
 
 
 async def test_where_the_tasks_run_out_the_batch_is_smaller() -> None:
-    async with Scheduler(Say, tasks(3), Scripted([say("1")]), n=1) as scheduler:
+    async with Scheduler(Say, tasks(3), Scripted([say("1")]), GroupSettings(n=1)) as scheduler:
         assert [len(await scheduler.collect(2)) for _ in range(3)] == [2, 1, 0]
 
 
@@ -559,7 +578,13 @@ async def test_under_faults_everything_that_was_started_is_in_one_count(name: st
     settings, staleness = SETTINGS[name]
     engine, seen = Faulty(7), list[str]()
     async with Scheduler(
-        Boxed, tasks(), engine, n=4, oversample=settings, staleness=staleness, boxes=boxes, concurrency=16
+        Boxed,
+        tasks(),
+        engine,
+        GroupSettings(n=4, concurrency=16),
+        oversample=settings,
+        staleness=staleness,
+        boxes=boxes,
     ) as scheduler:
         totals: dict[str, int] = {}
         for version in range(1, 25):
@@ -584,16 +609,24 @@ async def test_under_faults_everything_that_was_started_is_in_one_count(name: st
 # Going on in another process
 
 
+def resumed(state: dict[str, Any]) -> TaskSampler[ag.Task]:
+    """The sampler of another process, from a state that was written to a file and read again."""
+    sampler = TaskSampler(tasks())
+    sampler.load_state_dict([json.loads(json.dumps(state))])
+    return sampler
+
+
 async def test_what_was_carried_when_a_run_stopped_is_dropped_by_the_next_one_and_its_tasks_are_played() -> None:
     engine = Held(lambda name, turn: name.startswith(("t1/", "t3/")))
     settings = cut(extra_groups=2, carry=5)
-    async with Scheduler(Say, tasks(), engine, n=2, oversample=settings) as scheduler:
+    async with Scheduler(Say, tasks(), engine, GroupSettings(n=2), oversample=settings) as scheduler:
         first = await scheduler.collect(2)
-        place = scheduler.place()
+        state = scheduler.state_dict()
     assert (batch_stats(first).groups.carried, batch_stats(first).requests.carried) == (2, 4)
-    assert (place.drawn, place.unplayed, place.batches) == (4, (1, 3), 1)
-    rest = map(task, [1, 3, *range(4, 20)])
-    async with Scheduler(Say, rest, Scripted([say("1")]), n=2, oversample=settings, seed=0, left=place) as scheduler:
+    assert (state["drawn"], state["unplayed"], state["batches"]) == (4, [1, 3], 1)
+    async with Scheduler(
+        Say, resumed(state), Scripted([say("1")]), GroupSettings(n=2), oversample=settings
+    ) as scheduler:
         second = await scheduler.collect(2)
         third = await scheduler.collect(2)
     assert ids(second) == ["t1", "t3"]
@@ -605,18 +638,17 @@ async def test_what_was_carried_when_a_run_stopped_is_dropped_by_the_next_one_an
 
 
 async def test_what_was_played_ahead_when_a_run_stopped_is_counted_as_started_and_dropped() -> None:
-    async with Scheduler(Say, tasks(), Scripted([say("1")]), n=2, staleness=1) as scheduler:
+    async with Scheduler(Say, tasks(), Scripted([say("1")]), GroupSettings(n=2), staleness=1) as scheduler:
         first = await scheduler.collect(3)
         await settle()
-        place = scheduler.place()
+        state = scheduler.state_dict()
     assert batch_stats(first).groups.carried == 3
-    assert place.tokens > 0
-    rest = map(task, [*place.unplayed, *range(place.drawn, 100)])
-    async with Scheduler(Say, rest, Scripted([say("1")]), n=2, staleness=1, left=place) as scheduler:
+    assert state["in_play"]["tokens"] > 0
+    async with Scheduler(Say, resumed(state), Scripted([say("1")]), GroupSettings(n=2), staleness=1) as scheduler:
         second = batch_stats(await scheduler.collect(3))
     assert second.groups.resumed + second.groups.started == 3 + 6
     assert (second.groups.finished, second.groups.dropped, second.groups.carried) == (3, 3, 3)
-    assert second.dropped_tokens == place.tokens
+    assert second.dropped_tokens == state["in_play"]["tokens"]
 
 
 async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_stop() -> None:
@@ -627,11 +659,11 @@ async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_sto
             seeds.append(seed)
             return await super().reset(seed=seed, options=options)
 
-    async with Scheduler(Seeded, tasks(), Scripted([say("1")]), n=1, seed=5) as scheduler:
+    async with Scheduler(Seeded, tasks(), Scripted([say("1")]), GroupSettings(n=1, seed=5)) as scheduler:
         await scheduler.collect(2)
-        place = scheduler.place()
+        state = scheduler.state_dict()
         await scheduler.collect(2)
-    async with Scheduler(Seeded, map(task, [2, 3]), Scripted([say("1")]), n=1, seed=5, left=place) as scheduler:
+    async with Scheduler(Seeded, resumed(state), Scripted([say("1")]), GroupSettings(n=1, seed=5)) as scheduler:
         await scheduler.collect(2)
     assert seeds == [5, 5, 6, 6, 6, 6]
 
@@ -665,7 +697,7 @@ async def test_a_rollout_that_ends_while_it_is_being_cancelled_does_not_count() 
         env,
         tasks(),
         engine,
-        n=1,
+        GroupSettings(n=1),
         oversample=cut(extra_groups=1),
         on_rollout=lambda done: seen.append(done.rollout_id),
     ) as scheduler:
@@ -679,7 +711,9 @@ async def test_a_rollout_that_ends_while_it_is_being_cancelled_does_not_count() 
 async def test_a_task_is_not_drawn_again_while_its_cancelled_rollout_closes() -> None:
     env = stubborn()
     names = map(task, [0, 1, 1, 2, 3])
-    async with Scheduler(env, names, Scripted([say("1")]), n=1, oversample=cut(extra_groups=1)) as scheduler:
+    async with Scheduler(
+        env, names, Scripted([say("1")]), GroupSettings(n=1), oversample=cut(extra_groups=1)
+    ) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t0"]
         second = asyncio.create_task(scheduler.collect(1))
         await settle()
@@ -714,7 +748,7 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
             return call("look") if session.startswith("t0") else say("1")
 
     engine = Mixed(lambda name, turn: False)
-    async with Scheduler(Deaf, tasks(), engine, n=1, oversample=cut(extra_groups=1)) as scheduler:
+    async with Scheduler(Deaf, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=1)) as scheduler:
         groups = await scheduler.collect(1)
         await settle()
     assert (ids(groups), asked) == (["t1"], ["t0/0/0", "t1/0/0"])
@@ -729,7 +763,9 @@ def test_the_time_at_the_shut_door_is_no_time_of_play() -> None:
 
     async def play() -> Groups:
         engine = Slow([call("look"), say("1")])
-        async with Scheduler(Say, tasks(), engine, n=1, oversample=cut(extra_groups=1, carry=1)) as scheduler:
+        async with Scheduler(
+            Say, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=1, carry=1)
+        ) as scheduler:
             await scheduler.collect(1)
             await asyncio.sleep(1000)
             await engine.load_adapter(None, version=1)
@@ -742,7 +778,7 @@ def test_the_time_at_the_shut_door_is_no_time_of_play() -> None:
 
 async def test_more_groups_come_than_were_wanted_where_they_would_be_too_old_for_the_next_batch() -> None:
     engine = Held(lambda name, turn: False)
-    async with Scheduler(Say, tasks(), engine, n=1, staleness=2) as scheduler:
+    async with Scheduler(Say, tasks(), engine, GroupSettings(n=1), staleness=2) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t0"]
         await settle()  # two more are ready, sampled under version 0
         await engine.load_adapter(None, version=2)
@@ -756,7 +792,7 @@ async def test_a_batch_in_which_all_fail_is_left_to_the_caller_to_judge() -> Non
         async def setup(self) -> None:
             raise ValueError("broken")
 
-    async with Scheduler(Bad, tasks(), Scripted([]), n=2) as scheduler:
+    async with Scheduler(Bad, tasks(), Scripted([]), GroupSettings(n=2)) as scheduler:
         groups = await scheduler.collect(1)
     assert batch_stats(groups).rollouts == LifecycleCounts(started=2, failed=2)
     with pytest.raises(AgentGymError, match=r"^all 2 rollouts failed; the first one: EnvError: Bad.setup: ValueError"):
