@@ -45,13 +45,18 @@ def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunStat
     if not resume or not trainer.first(lambda: has_checkpoints(checkpoints)):
         return RunState()
     step, saved = trainer.resume(checkpoints)
-    unknown = sorted(saved["progress"].keys() - RunState.__dataclass_fields__.keys())
+    return read_run_state(step, saved["progress"])
+
+
+def read_run_state(step: int, progress: Mapping[str, Any]) -> RunState:
+    """The run's state from what its checkpoint of this step holds; raises ValueError, naming fields it does not know."""
+    unknown = sorted(progress.keys() - RunState.__dataclass_fields__.keys())
     if unknown:
         raise ValueError(
             f"resume: the checkpoint of step {step} has {', '.join(unknown)}, which this agentgym does not read; "
             f"resume with the agentgym that wrote it, or start a new run"
         )
-    return RunState(step=step, **saved["progress"])
+    return RunState(step=step, **progress)
 
 
 @dataclass(frozen=True, slots=True)
