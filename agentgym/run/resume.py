@@ -49,7 +49,7 @@ def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunStat
 
 
 def read_run_state(step: int, progress: Mapping[str, Any]) -> RunState:
-    """The run's state from what its checkpoint of this step holds; raises ValueError, naming fields it does not know."""
+    """Read what a checkpoint of this step holds of the run; raises ValueError, naming the field, for other fields."""
     unknown = sorted(progress.keys() - RunState.__dataclass_fields__.keys())
     if unknown:
         raise ValueError(
