@@ -30,7 +30,7 @@ async def test_what_is_cut_goes_on_with_its_box_and_its_segment_under_the_next_p
         (box,) = boxes.leased
         engine.let.set()
         await settle()
-        assert engine._played["t0/1"] == 2  # the turn in flight has ended; the next one waits at the door
+        assert engine._played["t0/1"] == 2  # the turn in flight has ended; the next one waits at the gate
         await engine.load_adapter(None, version=1)
         second = await scheduler.collect(1)
         assert ids(second) == ["t0"]

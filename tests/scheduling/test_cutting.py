@@ -84,7 +84,7 @@ async def test_a_cut_reaches_the_engine_the_tool_and_the_box(boxes: FakeBoxes) -
 
 async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
     class Chatty(Say):
-        limits = ag.Limits(context_tokens=512, turn_tokens=300)
+        limits = ag.Limits(turns=1, context_tokens=512, turn_tokens=300)  # one request a rollout
 
         async def score(self) -> dict[str, float]:
             return {"said": 1.0}
@@ -98,7 +98,7 @@ async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
             groups = await scheduler.collect(1)
             counts = batch_stats(groups)
             assert counts.rollouts.dropped == 3
-            # A request may have ended in the same tick as the one that made the batch whole.
+            # Requests may have ended in the same tick as the one that made the batch whole.
             assert counts.requests.finished + counts.requests.dropped == 4
             assert counts.requests.finished >= 1
             await settle()
