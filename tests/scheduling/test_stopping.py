@@ -69,3 +69,13 @@ async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_sto
     async with Scheduler(Seeded, resumed(state), Scripted([say("1")]), GroupSettings(n=1, seed=5)) as scheduler:
         await scheduler.collect(2)
     assert seeds == [5, 5, 6, 6, 6, 6]
+
+
+async def test_what_was_dropped_before_a_stop_is_not_played_again() -> None:
+    engine = Held(lambda name, turn: not name.startswith("t1/"))
+    async with Scheduler(Say, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=2)) as scheduler:
+        assert ids(await scheduler.collect(1)) == ["t1"]
+        state = scheduler.state_dict()
+    assert (state["drawn"], state["unplayed"], state["in_play"]["resumed"]) == (3, [], 0)
+    async with Scheduler(Say, resumed(state), Scripted([say("1")]), GroupSettings(n=1)) as scheduler:
+        assert ids(await scheduler.collect(2)) == ["t3", "t4"]
