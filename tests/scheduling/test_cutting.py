@@ -47,6 +47,15 @@ async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_o
     assert batch_stats(groups).rollouts == LifecycleCounts(started=10, finished=6, dropped=4)
 
 
+async def test_a_dropped_rollout_that_never_began_is_no_cut_one() -> None:
+    engine = Held(lambda name, turn: name != "t0/0")
+    settings = GroupSettings(n=1, concurrency=1)
+    async with Scheduler(Say, tasks(), engine, settings, oversample=cut(extra_groups=3)) as scheduler:
+        stats = batch_stats(await scheduler.collect(1))
+    assert stats.rollouts.dropped == 3
+    assert stats.cut <= 1  # the one that had the slot behind the first
+
+
 async def test_a_cut_reaches_the_engine_the_tool_and_the_box(boxes: FakeBoxes) -> None:
     in_tool, cancelled, closed = asyncio.Event(), list[str](), list[str]()
 

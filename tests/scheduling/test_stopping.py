@@ -7,9 +7,10 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.scheduling.accounting import LifecycleCounts
 from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import TaskSampler
-from tests.scheduling.scheduled import Held, Say, batch_stats, cut, ids, settle, tasks
+from tests.scheduling.scheduled import Held, Say, Signals, batch_stats, cut, ids, settle, tasks
 
 
 def resumed(state: dict[str, Any]) -> TaskSampler[ag.Task]:
@@ -79,3 +80,16 @@ async def test_what_was_dropped_before_a_stop_is_not_played_again() -> None:
     assert (state["drawn"], state["unplayed"], state["in_play"]["resumed"]) == (3, [], 0)
     async with Scheduler(Say, resumed(state), Scripted([say("1")]), GroupSettings(n=1)) as scheduler:
         assert ids(await scheduler.collect(2)) == ["t3", "t4"]
+
+
+async def test_what_was_replaced_ahead_of_a_stop_is_in_play_until_it_is_counted_and_outlives_a_second_stop() -> None:
+    replacing = Oversample(replace=10)
+    async with Scheduler(Say, tasks(), Signals(), GroupSettings(n=2), staleness=1, oversample=replacing) as scheduler:
+        await scheduler.collect(3)
+        await settle()
+        state = scheduler.state_dict()
+    groups = state["in_play"]["started"] + state["in_play"]["resumed"]
+    assert groups > 3 == len(state["unplayed"])
+    assert state["in_play"]["tokens"] == groups * 2 * len("1<")
+    async with Scheduler(Say, resumed(state), Signals(), GroupSettings(n=2), staleness=1) as scheduler:
+        assert scheduler.state_dict() == state
