@@ -20,10 +20,11 @@ from agentgym.extras import needs_extra as _needs_extra
 from agentgym.messages import Message
 from agentgym.rollouts.rollout import rollout
 from agentgym.samples import build_samples, demonstrations
+from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import run_groups
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.scheduling.task_sampler import batches
+from agentgym.scheduling.task_sampler import TaskSampler, batches
 from agentgym.tools.tool import Stop, tool
 from agentgym.types import Completion, Group, Rollout, Sample, Sampling, Segment, StepResult, StopReason, Task, Turn
 
@@ -61,6 +62,7 @@ __all__ = [
     "Evaluation",
     "ExecResult",
     "Group",
+    "GroupSettings",
     "KeepLast",
     "Limits",
     "LocalConfig",
@@ -84,6 +86,7 @@ __all__ = [
     "Stop",
     "StopReason",
     "Task",
+    "TaskSampler",
     "ToolEnv",
     "ToolError",
     "TrainConfig",

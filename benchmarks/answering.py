@@ -30,7 +30,7 @@ class Reply(NamedTuple):
 def answering(replies: Iterable[Reply], info: Mapping[str, Any]) -> Iterator[str]:
     """The URL of a server that gives each prompt its reply, and `info` as /server_info, while the context is open."""
     answers: list[list[Any]] = [["/generate", list(reply.prompt), _generated(reply)] for reply in replies]
-    answers += [["/server_info", [], dict(info)], ["/ready", [], None]]
+    answers += [["/server_info", [], dict(info)], ["/ready", [], None], ["/health_generate", [], None]]
     command = [sys.executable, "-m", "benchmarks.answering"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -21,6 +21,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted
 from agentgym.messages import Message
 from agentgym.scheduling.accounting import BatchStats
+from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types import Completion, StepResult, Task, Version
@@ -150,9 +151,8 @@ async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Bat
         Waits,
         tasks(engine, rows, policy),
         engine,
-        n=policy.size,
+        GroupSettings(n=policy.size, concurrency=min(places, len(rows))),
         oversample=policy.settings,
-        concurrency=min(places, len(rows)),
     ) as scheduler:
         for _ in range(batches):
             began = loop.time()

@@ -1,6 +1,6 @@
 """The rollouts of every training process, collected as one batch."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -12,10 +12,11 @@ from agentgym.environments.env import Env
 from agentgym.environments.task_rows import as_tasks
 from agentgym.run.evaluation import Evaluation
 from agentgym.scheduling.accounting import BatchStats, raise_if_all_failed
+from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import Groups, play_groups
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.scheduling.task_sampler import Draw, Place, merge_states
+from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.types import Sampling
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
@@ -61,39 +62,28 @@ class Collector:
         oversample: Oversample | None = None,
         staleness: int = 0,
         seed: int = 0,
-        places: Sequence[Place] = (),
+        sampler_states: Sequence[Mapping[str, Any]] = (),
         by_turn: bool = False,
     ) -> AsyncIterator["DistributedScheduler"]:
         """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`.
 
-        `places` are what `DistributedScheduler.places` gave in a run that was stopped: this one goes on from there.
+        `sampler_states` are what `DistributedScheduler.sampler_states` gave in a run that was stopped: this one goes on
+        from there. Raises ValueError, naming the field, where they are wrong or of another run.
         """
-        rank, world = self.trainer.rank, self.trainer.world
-        draw: Draw[Any] = Draw(
-            self.env,
-            prompts,
-            seed=seed,
-            rank=rank,
-            world=world,
+        sharding = Sharding(
+            prompts=prompts,
+            rank=self.trainer.rank,
+            world=self.trainer.world,
             by_id=staleness > 0 or (oversample is not None and oversample.carry > 0),
-            places=places,
         )
-        scheduler: Scheduler[Any] = Scheduler(
-            self.env,
-            draw,
-            self.engine,
-            n=n,
-            oversample=oversample,
-            staleness=staleness,
-            boxes=self.boxes,
-            concurrency=self.concurrency,
-            sampling=self.sampling,
-            seed=seed,
-            left=merge_states(places, rank),
-            by_turn=by_turn,
-        )
-        async with scheduler:
-            yield DistributedScheduler(scheduler, draw, self.trainer, len(range(rank, prompts, world)))
+        sampler: TaskSampler[Any] = TaskSampler.for_training(self.env, sharding, seed=seed)
+        if sampler_states:
+            sampler.load_state_dict(sampler_states)
+        settings = GroupSettings(n=n, concurrency=self.concurrency, sampling=self.sampling, seed=seed, by_turn=by_turn)
+        async with Scheduler(
+            self.env, sampler, self.engine, settings, oversample=oversample, staleness=staleness, boxes=self.boxes
+        ) as scheduler:
+            yield DistributedScheduler(scheduler, self.trainer, wanted=sharding.share)
 
     async def evaluate(self, count: int) -> float:
         """Mean reward over the first `count` held-out tasks, one rollout each."""
@@ -106,7 +96,6 @@ class DistributedScheduler:
     """The scheduler of each process as one."""
 
     scheduler: Scheduler[Any]
-    draw: Draw[Any]
     trainer: "Trainer"
     wanted: int
     """Groups that this process plays for a batch."""
@@ -123,6 +112,6 @@ class DistributedScheduler:
         raise_if_all_failed(whole)
         return whole
 
-    def places(self) -> tuple[Place, ...]:
-        """Where every process's rollouts stand, on every process; between two batches."""
-        return tuple(self.trainer.gather([self.draw.place(self.scheduler.place())]))
+    def sampler_states(self) -> list[dict[str, Any]]:
+        """The state of every process's sampler, by rank, on every process; between two batches."""
+        return list(self.trainer.gather([self.scheduler.state_dict()]))

@@ -16,7 +16,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,6 @@ from agentgym.run.report import Report
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.samples import build_samples
 from agentgym.sandboxes.choose import AnyBox
-from agentgym.scheduling.task_sampler import Place
 from agentgym.types import Sampling
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
@@ -149,7 +148,7 @@ async def _train(
         oversample=run.oversample,
         staleness=run.staleness,
         seed=run.seed,
-        places=[Place(**place) for place in begun.places],
+        sampler_states=begun.sampler_states,
         by_turn=run.advantage_level == "turn",
     ) as rollouts:
         for step in range(begun.step, run.steps):
@@ -164,7 +163,7 @@ async def _train(
                 collector.trainer, collector.engine, step + 1, probe, run.sampling, run.probe_tolerance
             )
             log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
-            await saver.done(replace(begun, step=step + 1, probe=probe, places=[asdict(p) for p in rollouts.places()]))
+            await saver.done(replace(begun, step=step + 1, probe=probe, sampler_states=rollouts.sampler_states()))
 
 
 async def _evaluate(run: RunConfig, collector: Collector, log: MetricsLogger, done: int) -> float | None:

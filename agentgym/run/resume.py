@@ -26,8 +26,8 @@ class RunState:
     step: int = 0
     probe: list[int] = field(default_factory=list)
     eval_before: float | None = None
-    places: list[dict[str, Any]] = field(default_factory=list)
-    """Of every process's rollouts."""
+    sampler_states: list[dict[str, Any]] = field(default_factory=list)
+    """The state of every process's task sampler, by rank."""
 
 
 def refuse_second_run(folder: Path) -> None:
@@ -45,7 +45,18 @@ def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunStat
     if not resume or not trainer.first(lambda: has_checkpoints(checkpoints)):
         return RunState()
     step, saved = trainer.resume(checkpoints)
-    return RunState(step=step, **saved["progress"])
+    return read_run_state(step, saved["progress"])
+
+
+def read_run_state(step: int, progress: Mapping[str, Any]) -> RunState:
+    """Read what a checkpoint of this step holds of the run; raises ValueError, naming the field, for other fields."""
+    unknown = sorted(progress.keys() - RunState.__dataclass_fields__.keys())
+    if unknown:
+        raise ValueError(
+            f"resume: the checkpoint of step {step} has {', '.join(unknown)}, which this agentgym does not read; "
+            f"resume with the agentgym that wrote it, or start a new run"
+        )
+    return RunState(step=step, **progress)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,20 @@ from agentgym.types import Group, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleCounts:
-    """Of one kind of thing: started + resumed = finished + dropped + carried + failed."""
+    """Counts of one kind of thing; started + resumed = finished + dropped + carried + failed, or ValueError."""
 
     started: int = 0
+    """Started in this batch."""
     resumed: int = 0
     """Carried over from the batch before."""
     finished: int = 0
-    """Came to its end and is part of the batch."""
+    """Came to their end and are part of the batch."""
     dropped: int = 0
     """Cancelled or left out."""
     carried: int = 0
-    """Goes on in the next batch."""
+    """Go on in the next batch."""
     failed: int = 0
+    """Ended without a result."""
 
     def __post_init__(self) -> None:
         ended = self.finished + self.dropped + self.carried + self.failed
@@ -37,7 +39,7 @@ class LifecycleCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """What became of everything that was in play for one batch; accounts of several processes add up."""
+    """What became of everything that was in play for one batch; those of several processes or batches add up."""
 
     rollouts: LifecycleCounts = LifecycleCounts()
     groups: LifecycleCounts = LifecycleCounts()
@@ -47,21 +49,21 @@ class BatchStats:
     kept_tokens: int = 0
     """Sampled tokens of the finished rollouts."""
     dropped_tokens: int = 0
-    """Sampled tokens of the dropped rollouts, in finished turns: the waste."""
+    """Sampled tokens of the dropped rollouts, in finished turns; they are wasted."""
     kept_s: float = 0.0
-    """Seconds that the finished rollouts were played."""
+    """Seconds that the finished rollouts were played, summed."""
     cut: int = 0
-    """Dropped rollouts that had come to play."""
+    """Dropped rollouts that had begun to play."""
     cut_s: float = 0.0
-    """Seconds that those were played."""
+    """Seconds that the rollouts of `cut` were played, summed."""
     scored: int = 0
-    """Rollouts of these groups, and of those without signal, that have a score,"""
+    """Scored rollouts of the returned and the dropped groups."""
     score: float = 0.0
-    """and the sum of the scores."""
+    """Sum of the scores of the rollouts of `scored`."""
     staleness: int = 0
-    """Sum over the finished groups of the policy version less the version of the oldest token."""
+    """Sum over the returned groups of the policy version less that of the oldest token."""
     stalest: int = 0
-    """The largest of those."""
+    """The largest of the differences that `staleness` sums."""
 
     def __add__(self, other: "BatchStats") -> "BatchStats":
         return BatchStats(
@@ -89,8 +91,8 @@ class BatchStats:
     def length_bias(self) -> float:
         """Mean seconds of a finished rollout over those of a finished or dropped one; 1 is no bias.
 
-        Of a cancelled rollout the seconds to its cut are known alone: the kept ones are at least this much shorter.
-        What is carried comes later, and is no bias.
+        Of a cancelled rollout only the seconds to its cut are known: the kept ones are at least this much shorter.
+        Carried rollouts come in a later batch, and are no bias.
         """
         finished, seconds = self.rollouts.finished, self.kept_s + self.cut_s
         if not (finished and seconds):
@@ -102,7 +104,7 @@ _SUMS = ("without_signal", "kept_tokens", "dropped_tokens", "kept_s", "cut", "cu
 
 
 class Groups(Sequence[Group]):
-    """Finished groups in the order of their tasks, and what they came to in numbers."""
+    """Finished groups in the order of their tasks, with their figures."""
 
     def __init__(self, groups: Sequence[Group], batch_stats: BatchStats | None = None) -> None:
         self.groups = tuple(groups)
@@ -126,7 +128,7 @@ class Groups(Sequence[Group]):
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """Every rollout, failed ones too."""
+        """Every rollout, the failed ones too."""
         return [r for group in self.groups for r in group.rollouts]
 
     def metrics(self) -> dict[str, float]:
@@ -141,9 +143,9 @@ class Groups(Sequence[Group]):
 
 
 def raise_if_all_failed(groups: Groups) -> None:
-    """Raise the first rollout's error where none of them has a score: nothing could be learned from going on.
+    """Raise the first rollout's error where no rollout has a score: nothing could be learned from going on.
 
-    For a whole batch. Where several processes play one, a share of it may fail altogether.
+    `groups` is a whole batch. Where several processes play one, the share of one process may fail altogether.
     """
     rollouts = groups.rollouts
     if rollouts and all(r.reward is None for r in rollouts):

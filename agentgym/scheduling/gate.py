@@ -1,4 +1,4 @@
-"""The engine's door: it can be shut between batches, and everything that passes is counted."""
+"""The gate in front of an engine: shut between batches, and a count of all requests."""
 
 import asyncio
 from collections import Counter
@@ -17,39 +17,41 @@ from agentgym.types import Completion, Floats, Sampling
 
 @dataclass(slots=True, eq=False)
 class RolloutUsage:
-    """What one rollout has asked of the engine, its branches and sub-agents included."""
+    """What one rollout, with its branches and sub-agents, has asked of the engine."""
 
     tokens: int = 0
-    """Sampled so far, in finished turns."""
+    """Tokens sampled so far, in finished turns."""
     oldest: int | None = None
-    """The policy version at its first request: no token of it is older."""
+    """The policy version at its first request; no token of the rollout is older."""
     running: int = 0
     """Requests in flight."""
     dropped: bool = False
-    """It is being cancelled, and its requests have been counted as dropped."""
+    """Whether it is being cancelled; its requests have been counted as dropped then."""
     began: float | None = None
-    """When it came to play, by the loop's clock; None: it still waits for its turn."""
+    """The loop's time when it began to play; None while it waits for its turn."""
     stopped: float | None = None
+    """The loop's time when it ended or was dropped; None before."""
     held_s: float = 0.0
-    """Time at the shut door."""
+    """Seconds it waited at the shut gate."""
 
     @property
     def seconds(self) -> float:
-        """How long it has been played, to its end or to now."""
+        """Seconds it has been played, to its end or to the present, without those at the shut gate."""
         if self.began is None:
             return 0.0
         end = asyncio.get_running_loop().time() if self.stopped is None else self.stopped
         return end - self.began - self.held_s
 
 
-current_usage: ContextVar[RolloutUsage] = ContextVar("playing")
-"""The meter of the rollout that this task, or the task that started it, plays."""
+current_usage: ContextVar[RolloutUsage] = ContextVar("current_usage")
+"""What the rollout used that this asyncio task, or the one that started it, plays."""
 
 
 class EngineGate:
-    """An `Engine` in front of another one: shut, it lets running turns finish and holds the next ones.
+    """An `Engine` in front of another one: while it is shut, running turns finish and the next ones are held.
 
-    A held rollout keeps its env, its box and its session, and its time limits stand still.
+    A held rollout keeps its env, its box and its session, and its time limits stand still. `seen` are the counts of
+    requests to go on from, by what became of them.
     """
 
     def __init__(self, engine: Engine, seen: Mapping[str, int] | None = None) -> None:
@@ -71,7 +73,7 @@ class EngineGate:
         self._seen["dropped"] += usage.running
 
     def counts(self) -> LifecycleCounts:
-        """Of requests, since the last call: what is in flight is carried to the next."""
+        """Count the requests since the last call; those in flight are carried to the next."""
         carried = self._in_flight()
         seen, self._seen = self._seen, Counter(resumed=carried)
         return LifecycleCounts(**seen, carried=carried)
@@ -80,8 +82,8 @@ class EngineGate:
         seen = self._seen
         return seen["started"] + seen["resumed"] - seen["finished"] - seen["dropped"] - seen["failed"]
 
-    def left(self) -> dict[str, int]:
-        """What `counts` would count if everything in flight were lost at this moment."""
+    def counts_if_stopped(self) -> dict[str, int]:
+        """The numbers that `counts` would give if everything in flight were lost at this moment."""
         return dict(self._seen + Counter(dropped=self._in_flight()))
 
     @property
@@ -102,7 +104,7 @@ class EngineGate:
         usage = current_usage.get()
         if not self._open.is_set() and not usage.dropped:
             await self._pass(usage)
-        if usage.dropped:  # it went on although it was cancelled: nobody will open the door for it
+        if usage.dropped:  # It went on although it was cancelled: nobody will open the gate for it.
             raise EngineError("the rollout was dropped")
         if usage.oldest is None:
             usage.oldest = self.engine.version

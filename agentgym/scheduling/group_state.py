@@ -1,14 +1,36 @@
-"""One group while it is played: its jobs, what has come of them, and when it has enough."""
+"""One group of rollouts while it is played."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic
 
 from agentgym.advantages import has_signal
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
 from agentgym.scheduling.gate import RolloutUsage
-from agentgym.types import Group, Rollout, StopReason
+from agentgym.types import Group, Rollout, Sampling, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """How the rollouts of each group are played."""
+
+    n: int
+    """Scored rollouts in a group."""
+    concurrency: int = 64
+    """Rollouts that are played at once, over all groups."""
+    sampling: Sampling | None = None
+    """How tokens are sampled; None: by the defaults of `Sampling`."""
+    seed: int = 0
+    """Seed of the first batch's rollouts; each later batch adds 1."""
+    by_turn: bool = False
+    """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
+
+    def __post_init__(self) -> None:
+        for name in ("n", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
 
 
 class GroupState(Generic[TaskT]):
@@ -19,20 +41,21 @@ class GroupState(Generic[TaskT]):
         self.by_turn = by_turn
         """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
         self.number = number
-        """As how many'th its task was drawn, from 0."""
+        """The number of its task in the run's order of tasks."""
         self.usages: list[RolloutUsage] = []
+        """What each rollout used, by index."""
         self.ended: dict[int, Rollout] = {}
-        """By index, in the order of their ends."""
+        """Rollouts by index, in the order of their ends."""
         self.closed = 0
-        """As how many'th of all groups it was closed; 0 while it is open."""
+        """Its number in the order in which groups were closed, from 1; 0 while it is open."""
         self._jobs: list[asyncio.Task[None]] = []
 
     def name(self, index: int) -> str:
         """The id of one of its rollouts."""
         return f"{self.task.id}/{index}"
 
-    def lost(self, index: int, why: str) -> Rollout:
-        """What stands for a rollout that ended without a word: a failed one."""
+    def failed_rollout(self, index: int, why: str) -> Rollout:
+        """A failed rollout in place of one that ended without a result."""
         return Rollout(
             rollout_id=self.name(index),
             group_id=self.task.id,
@@ -43,12 +66,12 @@ class GroupState(Generic[TaskT]):
         )
 
     def usage(self) -> RolloutUsage:
-        """A meter for the next rollout."""
+        """Add the usage record of the next rollout."""
         self.usages.append(RolloutUsage())
         return self.usages[-1]
 
     def start(self, job: asyncio.Task[None]) -> None:
-        """The next rollout is played by this job."""
+        """Add the job that plays the next rollout."""
         self._jobs.append(job)
 
     @property
@@ -63,12 +86,12 @@ class GroupState(Generic[TaskT]):
 
     @property
     def cut(self) -> list[RolloutUsage]:
-        """The meters of the rollouts that have not ended."""
+        """What the rollouts used that have not ended."""
         return [usage for index, usage in enumerate(self.usages) if index not in self.ended]
 
     @property
     def played(self) -> list[RolloutUsage]:
-        """The meters of the rollouts that have a score."""
+        """What the rollouts used that have a score."""
         return [self.usages[index] for index, r in self.ended.items() if r.reward is not None]
 
     @property
@@ -78,7 +101,7 @@ class GroupState(Generic[TaskT]):
 
     @property
     def complete(self) -> bool:
-        """Whether it needs no more rollouts, or can have no more."""
+        """Whether the group needs no more rollouts, or can have no more."""
         return len(self.scored) >= self.n or len(self.ended) == len(self.usages)
 
     @property
@@ -88,25 +111,29 @@ class GroupState(Generic[TaskT]):
 
     @property
     def busy(self) -> bool:
-        """Whether one of its jobs still runs; a cancelled one does while it closes."""
+        """Whether one of its jobs still runs; a cancelled job runs until its env is closed."""
         return any(not job.done() for job in self._jobs)
 
     def oldest(self, version: int) -> int:
-        """No token of the group is older than this; the `version` of now where nothing was sampled."""
+        """A version that no token of the group is older than; `version`, the present one, before its first request."""
         return min((usage.oldest for usage in self.usages if usage.oldest is not None), default=version)
 
+    def age(self, version: int) -> int:
+        """The most policy versions by which one of its tokens can be older than `version`."""
+        return version - self.oldest(version)
+
     def oldest_token(self, version: int) -> int:
-        """The version of its oldest token."""
+        """The policy version of its oldest token; `version`, the present one, where it has none."""
         segments = [segment for r in self.scored for segment in r.segments]
         return min((v.version for s in segments for turn in s.turns for v in turn.versions), default=version)
 
     def close(self, number: int, drop: Callable[[RolloutUsage], None]) -> None:
-        """Nothing more comes in: further rollouts are cancelled."""
+        """Take no more rollouts in, and cancel those that run; `number` is its number in the order of closing."""
         self.cancel(drop)
         self.closed = number
 
     def cancel(self, drop: Callable[[RolloutUsage], None]) -> None:
-        """Cancel the jobs that have not ended: each gives its request, its tools and its box back."""
+        """Cancel the jobs that have not ended; each gives its request, its tools and its box back."""
         running = asyncio.current_task()
         for index, job in enumerate(self._jobs):
             if index not in self.ended and job is not running and not self.usages[index].dropped:

@@ -1,5 +1,6 @@
-"""How many rollouts are started beyond those that are needed, and when the rest is cut."""
+"""Rollouts that are started beyond those that are needed, and when the rest is cut."""
 
+import asyncio
 import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -7,9 +8,9 @@ from typing import Literal, TypeAlias
 StopRule: TypeAlias = Literal["all", "target", "deadline"]
 
 DEADLINE_SHARE = 0.8
-"""The deadline is set when this share of the rollouts is done,"""
+"""Share of the rollouts after which the deadline is set."""
 DEADLINE_FACTOR = 1.5
-"""and lies at this many times the seconds that it took."""
+"""The deadline, in multiples of the seconds that this share took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +64,30 @@ class Oversample:
 def share_of(count: int, share: float) -> int:
     """`count * share`, rounded down; 10 * (1 - .9) is 1, whatever floats make of it."""
     return math.floor(round(count * share, 9))
+
+
+class Deadline:
+    """Passes at `DEADLINE_FACTOR` times the seconds after which `DEADLINE_SHARE` of the rollouts were done."""
+
+    def __init__(self, rollouts: int, passing: asyncio.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began, self._passing = self._loop.time(), passing
+        self._awaited = share_of(rollouts, DEADLINE_SHARE)
+        self._timer: asyncio.TimerHandle | None = None
+        self.passed = False
+
+    def ended(self, count: int) -> None:
+        """So many more rollouts are done, or will not be needed."""
+        self._awaited -= count
+        if self._awaited <= 0 and self._timer is None:
+            took = self._loop.time() - self._began
+            self._timer = self._loop.call_at(self._began + DEADLINE_FACTOR * took, self._pass)
+
+    def cancel(self) -> None:
+        """Let it pass no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _pass(self) -> None:
+        self.passed = True
+        self._passing.set()

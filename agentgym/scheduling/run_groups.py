@@ -1,4 +1,4 @@
-"""Many rollouts: the groups of a batch of tasks, bounded and counted."""
+"""The groups of one batch of tasks."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,6 +8,7 @@ from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
+from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types import Rollout, Sampling
 
@@ -26,10 +27,11 @@ async def run_groups(
     seed: int = 0,
     on_rollout: Callable[[Rollout], None] | None = None,
 ) -> Groups:
-    """`n` rollouts of every task, at most `concurrency` at once; every one started is in the result.
+    """Play `n` rollouts of every task, at most `concurrency` at once; every one started is in the result.
 
-    A rollout that fails is kept without a reward. Where all of them failed the first one's error is
-    raised: nothing could be learned from going on. Cancelling cancels them all. For more rollouts than are needed,
+    A rollout that fails is kept without a reward. Where all of them failed, AgentGymError with the first one's error is
+    raised: nothing could be learned from going on. Cancelling cancels them all. Raises ValueError where `n` or
+    `concurrency` is below 1, or two tasks have one id. For more rollouts than are needed,
     or batch after batch, see `Scheduler`.
     """
     groups = await play_groups(
@@ -59,18 +61,15 @@ async def play_groups(
     seed: int = 0,
     on_rollout: Callable[[Rollout], None] | None = None,
 ) -> Groups:
-    """`run_groups` for a share of a batch: it raises nothing where all of its rollouts failed."""
+    """Do what `run_groups` does for one process's share of a batch: raise nothing where all of its rollouts failed."""
     tasks = as_tasks(find_env(env), tasks)
     unique([task.id for task in tasks])
     scheduler = Scheduler(
         env,
         tasks,
         engine,
-        n=n,
+        GroupSettings(n=n, concurrency=min(concurrency, max(1, n * len(tasks))), sampling=sampling, seed=seed),
         boxes=boxes,
-        concurrency=min(concurrency, max(1, n * len(tasks))),
-        sampling=sampling,
-        seed=seed,
         on_rollout=on_rollout,
     )
     if not tasks:

@@ -1,23 +1,24 @@
-"""Which tasks a run plays, in which order, which of them each process, and where to go on after a stop."""
+"""The order of a run's tasks, the share of each process, and the cursor that a resumed run goes on from."""
 
 import random
 import sys
 import zlib
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Generic
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, Generic, Self
 
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks
+from agentgym.scheduling.sampler_state import InPlay, SamplerState, read_states
 
 
 def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int) -> Iterator[list[TaskT]]:
-    """`steps` batches of `prompts` training tasks in an order of the seed.
+    """`steps` batches of `prompts` training tasks, in an order that the seed determines.
 
-    No task comes twice before all were seen, but for the few that were left over when they fill no whole batch.
+    No task comes twice before all were seen, except that the few tasks that fill no whole batch at the end of a round
+    are skipped in it. Raises ValueError where the env has fewer than `prompts` tasks.
     """
     cls = find_env(env)
     tasks = as_tasks(cls, cls.tasks("train"))
@@ -28,12 +29,12 @@ def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int)
     for _ in range(steps):
         if len(seen) + prompts > len(tasks):
             seen.clear()
-        indices = _draw(rng, prompts, len(tasks), seen)
+        indices = _unseen(rng, prompts, len(tasks), seen)
         yield [tasks[index] for index in indices]
 
 
-def _draw(rng: random.Random, wanted: int, count: int, seen: set[int]) -> list[int]:
-    """Indices that were not seen yet; a procedural env has more of them than anyone would shuffle."""
+def _unseen(rng: random.Random, wanted: int, count: int, seen: set[int]) -> list[int]:
+    """Indices below `count` that are not in `seen`; drawn one by one, as a procedural env has too many to shuffle."""
     drawn: list[int] = []
     while len(drawn) < wanted:
         index = rng.randrange(count)
@@ -43,88 +44,163 @@ def _draw(rng: random.Random, wanted: int, count: int, seen: set[int]) -> list[i
     return drawn
 
 
+@dataclass(frozen=True, slots=True)
+class SampledTask(Generic[TaskT]):
+    """A task and its number in the run's order of tasks."""
+
+    number: int
+    """Counts from 0 over the tasks of all processes; stays the same in a resumed run."""
+    task: TaskT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one process's scheduler stands between two batches: what another one needs to go on in its place."""
+class Sharding:
+    """The rule by which the tasks of a run belong to its processes."""
 
-    drawn: int = 0
-    """Every task of this process before this number has been drawn;"""
-    unplayed: tuple[int, ...] = ()
-    """and of those, these have no group that was returned or dropped."""
-    batches: int = 0
-    """Returned so far."""
-    started: int = 0
-    """Groups started since the last batch,"""
-    resumed: int = 0
-    """and those that it left in play."""
-    tokens: int = 0
-    """Sampled by the groups in play, in finished turns."""
-    requests: dict[str, int] = field(default_factory=dict)
-    """What became of the engine's requests since the last batch; those in flight count as dropped."""
+    prompts: int = 1
+    """Tasks in a batch of the whole run."""
+    rank: int = 0
+    """The rank of this process."""
+    world: int = 1
+    """The number of processes."""
+    by_id: bool = False
+    """Give each task id to one process alone. Where groups are carried over, two processes could otherwise play the
+    same task for one batch."""
 
+    def owner(self, sampled: SampledTask[Any]) -> int:
+        """The rank of the process that plays the task."""
+        return self._key(sampled) % self.world
 
-def merge_states(places: Sequence[Place], rank: int) -> Place:
-    """What a process's scheduler takes over from those of a stopped run: the first one, all that they had in play."""
-    batches = max((place.batches for place in places), default=0)
-    if rank:
-        return Place(batches=batches)
-    return Place(
-        batches=batches,
-        started=sum(place.started for place in places),
-        resumed=sum(place.resumed for place in places),
-        tokens=sum(place.tokens for place in places),
-        requests=dict(sum((Counter(place.requests) for place in places), start=Counter())),
-    )
+    def owns(self, sampled: SampledTask[Any]) -> bool:
+        """Whether this process plays the task."""
+        return self.owner(sampled) == self.rank
+
+    @property
+    def share(self) -> int:
+        """How many tasks of a batch this process plays, where they are not shared out by id."""
+        return len(range(self.rank, self.prompts, self.world))
+
+    def _key(self, sampled: SampledTask[Any]) -> int:
+        return zlib.crc32(sampled.task.id.encode()) if self.by_id else sampled.number % self.prompts
 
 
-class Draw(Iterator[TaskT], Generic[TaskT]):
-    """One process's tasks, for ever: its share of every batch, in the order of the seed.
+class TaskSampler(Generic[TaskT]):
+    """Hands out the tasks of one process, each once, and knows which of them are still to be played.
 
-    With `by_id` a task is one process's alone, however often it comes round: where groups are carried over, two
-    processes could otherwise play the same task for one batch. `places` are those of the processes of a run that was
-    stopped, as many as they were: what they had drawn does not come again, but for what they had not played.
+    `tasks` are those of the whole run, in its order; `sharding` says which of them this process plays. The state
+    between two batches (`state_dict`) is all that a new sampler over the same tasks needs to go on (`load_state_dict`),
+    on any number of processes: no task is lost, and none is played twice.
     """
 
-    def __init__(
-        self,
-        env: str | type[Env[TaskT]],
-        prompts: int,
-        *,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        by_id: bool = False,
-        places: Sequence[Place] = (),
-    ) -> None:
-        self._rank, self._world, self._by_id = rank, world, by_id
-        self._all = enumerate(
-            (place, task) for batch in batches(env, prompts, sys.maxsize, seed=seed) for place, task in enumerate(batch)
+    def __init__(self, tasks: Iterable[TaskT], sharding: Sharding | None = None) -> None:
+        self._sharding = sharding or Sharding()
+        self._stream = (SampledTask(number, task) for number, task in enumerate(tasks))
+        self._drawn = 0
+        self._last_id: str | None = None
+        self._waiting: list[SampledTask[TaskT]] = []
+        self._in_play: set[int] = set()
+        self.batches = 0
+        """Batches returned so far, before a stop too."""
+        self.lost = InPlay()
+        """What the stopped run had in play; this process counts it as dropped in its first batch."""
+
+    @classmethod
+    def for_training(cls, env: str | type[Env[TaskT]], sharding: Sharding, *, seed: int) -> Self:
+        """A sampler of the env's training tasks, which come round for ever, in the order of `batches`."""
+        return cls(chain.from_iterable(batches(env, sharding.prompts, sys.maxsize, seed=seed)), sharding)
+
+    def next(self, taken: Collection[str] = ()) -> SampledTask[TaskT] | None:
+        """The next task whose id is not in `taken`, in play from now on; None where the tasks have run out.
+
+        Tasks that are passed over come later: a small data set comes round while its tasks are in play. Raises
+        ValueError where nothing but taken tasks comes.
+        """
+        sampled = self._next_free(taken)
+        if sampled is not None:
+            self._in_play.add(sampled.number)
+        return sampled
+
+    def _next_free(self, taken: Collection[str]) -> SampledTask[TaskT] | None:
+        for i, sampled in enumerate(self._waiting):
+            if sampled.task.id not in taken:
+                return self._waiting.pop(i)
+        while len(self._waiting) <= 2 * len(taken):
+            fresh = self._draw()
+            if fresh is None or fresh.task.id not in taken:
+                return fresh
+            self._waiting.append(fresh)
+        raise ValueError(
+            f"tasks: all of them are in play ({len(taken)}); play fewer groups at once, or have more tasks"
         )
-        self._drawn = max((place.drawn for place in places), default=0)
-        self._again: deque[tuple[int, TaskT]] = deque()
-        for number, (place, task) in islice(self._all, self._drawn):
-            before = places[self._owner(place, task, len(places))]
-            if (number >= before.drawn or number in before.unplayed) and self._owner(place, task, world) == rank:
-                self._again.append((number, task))
-        self._numbers: list[int] = []
-        """Of every task that was handed out."""
 
-    def __next__(self) -> TaskT:
-        number, task = self._again.popleft() if self._again else self._fresh()
-        self._numbers.append(number)
-        return task
+    def _draw(self) -> SampledTask[TaskT] | None:
+        for sampled in self._stream:
+            if self._sharding.owns(sampled):
+                self._drawn, self._last_id = sampled.number + 1, sampled.task.id
+                return sampled
+        return None
 
-    def _fresh(self) -> tuple[int, TaskT]:
-        for number, (place, task) in self._all:
-            if self._owner(place, task, self._world) == self._rank:
-                self._drawn = number + 1
-                return number, task
-        raise StopIteration
+    def played(self, number: int) -> None:
+        """The task's group has been returned or dropped: a resumed run does not play it again."""
+        self._in_play.remove(number)
 
-    def _owner(self, place: int, task: TaskT, world: int) -> int:
-        return (zlib.crc32(task.id.encode()) if self._by_id else place) % world
+    def batch_done(self) -> None:
+        """A batch has been returned, and what the stopped run had lost is in its account."""
+        self.batches += 1
+        self.lost = InPlay()
 
-    def place(self, scheduler: Place) -> Place:
-        """The scheduler's place, its tasks numbered as the run's rather than as what this has handed out."""
-        unplayed = [self._numbers[number] for number in scheduler.unplayed] + [number for number, _ in self._again]
-        return replace(scheduler, drawn=self._drawn, unplayed=tuple(sorted(unplayed)))
+    def state_dict(self, in_play: InPlay | None = None) -> dict[str, Any]:
+        """Where this sampler stands, as JSON values; `in_play` is what the process would lose by a stop here."""
+        sharding = self._sharding
+        return SamplerState(
+            rank=sharding.rank,
+            world=sharding.world,
+            prompts=sharding.prompts,
+            by_id=sharding.by_id,
+            drawn=self._drawn,
+            last_id=self._last_id,
+            unplayed=tuple(sorted([*self._in_play, *(sampled.number for sampled in self._waiting)])),
+            batches=self.batches,
+            in_play=in_play or self.lost,
+        ).to_json()
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on where the samplers of a stopped run were: `states` are those of all its processes, by rank.
+
+        What was drawn and not played comes first; what was in play is counted by the first process. Raises ValueError,
+        naming the field, for states that are wrong or of another run, and where this sampler has been used already.
+        """
+        if self._drawn or self.batches:
+            raise ValueError("sampler: it has handed out tasks already; load the state into a new one")
+        saved = read_states(states)
+        for name in ("prompts", "by_id"):
+            was, now = getattr(saved[0], name), getattr(self._sharding, name)
+            if was != now:
+                raise ValueError(
+                    f"sampler.{name}: the state has {was}, and this run {now}; resume with the same settings"
+                )
+        self._go_on(saved)
+        self.batches = max(state.batches for state in saved)
+        if self._sharding.rank == 0:
+            self.lost = sum((state.in_play for state in saved), start=InPlay())
+
+    def _go_on(self, saved: Sequence[SamplerState]) -> None:
+        """Move the cursor behind all that was drawn, and keep of it what was not played and is this process's."""
+        before = replace(self._sharding, world=len(saved))
+        end = max(state.drawn for state in saved)
+        for sampled in islice(self._stream, end):
+            _refuse_other_tasks(sampled, saved)
+            if not saved[before.owner(sampled)].played(sampled.number) and self._sharding.owns(sampled):
+                self._waiting.append(sampled)
+            self._drawn, self._last_id = sampled.number + 1, sampled.task.id
+        if self._drawn < end:
+            raise ValueError(f"tasks: there are {self._drawn}, and the run that is resumed had drawn {end}")
+
+
+def _refuse_other_tasks(sampled: SampledTask[Any], saved: Sequence[SamplerState]) -> None:
+    for state in saved:
+        if state.drawn == sampled.number + 1 and state.last_id != sampled.task.id:
+            raise ValueError(
+                f"tasks: number {sampled.number} is {sampled.task.id!r}, and was {state.last_id!r} in the run that is "
+                f"resumed; resume with the same env, prompts and seed"
+            )

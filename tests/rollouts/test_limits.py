@@ -11,6 +11,7 @@ import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.messages import Message
 from agentgym.scheduling.accounting import Groups
+from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.time_limits import TimeLimit, off_the_clock, time_limit
@@ -241,7 +242,7 @@ def held_at_the_door(seconds: float) -> Groups:
 
     async def play() -> Groups:
         engine, cut = Slow(reply), Oversample(stop="target", extra_groups=1, carry=2)
-        async with Scheduler(Research, tasks, engine, n=1, oversample=cut) as scheduler:
+        async with Scheduler(Research, tasks, engine, GroupSettings(n=1), oversample=cut) as scheduler:
             await scheduler.collect(1)
             await asyncio.sleep(1000.0)
             await engine.load_adapter(None, version=1)

@@ -9,6 +9,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types import Completion, Rollout
 
@@ -124,7 +125,9 @@ async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_an
             return "nothing"
 
     seen: list[Rollout] = []
-    async with Scheduler(Selfish, tasks("bad", "good"), Scripted(SCRIPT), n=1, on_rollout=seen.append) as scheduler:
+    async with Scheduler(
+        Selfish, tasks("bad", "good"), Scripted(SCRIPT), GroupSettings(n=1), on_rollout=seen.append
+    ) as scheduler:
         groups = await scheduler.collect(2)
     assert [r.error for r in groups.rollouts] == ["AgentGymError: its task was cancelled from outside", None]
     assert groups.batch_stats is not None

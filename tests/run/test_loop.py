@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +20,11 @@ from agentgym.run.distributed_rollouts import Collector, DistributedScheduler
 from agentgym.run.log import MetricsLogger
 from agentgym.run.loop import sync_weights
 from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.scheduling.task_sampler import Draw, batches
+from agentgym.scheduling.task_sampler import Sharding, TaskSampler, batches
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Floats, Sampling
 from envs.chase.env import Chase, ChaseCompaction, ChaseTask
@@ -174,11 +175,17 @@ def test_batches_are_of_the_seed_and_repeat_no_task() -> None:
     assert len(set(itertools.chain(*first))) == 40
 
 
+def drawn_ids(env: type[Chase], count: int, sharding: Sharding) -> list[str]:
+    sampler = TaskSampler.for_training(env, sharding, seed=1)
+    drawn = [sampler.next() for _ in range(count)]
+    return [sampled.task.id for sampled in drawn if sampled is not None]
+
+
 def test_processes_share_each_batch_out_and_where_groups_are_carried_each_task_is_of_one_process() -> None:
     drawn = list(batches(Chase, 8, 4, seed=1))
-    second = itertools.islice(Draw(Chase, 8, seed=1, rank=1, world=2), 16)
-    assert [t.id for t in second] == [t.id for batch in drawn for t in batch[1::2]]
-    halves = [{t.id for t in itertools.islice(Draw(Seven, 3, seed=1, rank=r, world=2, by_id=True), 40)} for r in (0, 1)]
+    second = drawn_ids(Chase, 16, Sharding(prompts=8, rank=1, world=2))
+    assert second == [t.id for batch in drawn for t in batch[1::2]]
+    halves = [set(drawn_ids(Seven, 40, Sharding(prompts=3, rank=r, world=2, by_id=True))) for r in (0, 1)]
     assert halves[0] | halves[1] == {t.id for t in Seven.tasks("train")}
     assert not halves[0] & halves[1]
 
@@ -237,6 +244,6 @@ async def test_a_share_of_a_batch_may_fail_altogether_and_the_whole_batch_may_no
     with judged:
         groups = await play.collect(named("bad", other), n=2, seed=0)
         assert [len(group.scored) for group in groups] == [0, 2]
-    async with Scheduler(Halves, named("bad"), Scripted([say("1")]), n=2) as scheduler:
+    async with Scheduler(Halves, named("bad"), Scripted([say("1")]), GroupSettings(n=2)) as scheduler:
         with nullcontext() if other == "sound" else pytest.raises(AgentGymError, match="all 4 rollouts failed"):
-            await DistributedScheduler(scheduler, cast("Any", None), trainer, wanted=1).collect()
+            await DistributedScheduler(scheduler, trainer, wanted=1).collect()

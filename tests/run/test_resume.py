@@ -18,6 +18,7 @@ import agentgym as ag
 from agentgym.environments.env import Split
 from agentgym.run.log import MetricsLogger
 from agentgym.run.loop import train_policy
+from agentgym.run.resume import RunState, read_run_state
 from agentgym.run.settings import refuse_changes, write_settings
 from agentgym.train.learner import Learner
 
@@ -185,6 +186,12 @@ async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run:
         assert of["resumed"] == [0, *carried[:-1]]
         assert sum(of["started"]) == sum(of["finished"]) + sum(of["dropped"]) + sum(of["failed"]) + carried[-1]
     assert [row["rollouts/finished"] for row in rows] == [6] * 5
+
+
+def test_a_checkpoint_in_another_form_is_refused_by_the_name_of_its_field() -> None:
+    assert read_run_state(3, {"probe": [1], "sampler_states": []}) == RunState(step=3, probe=[1])
+    with pytest.raises(ValueError, match=r"^resume: the checkpoint of step 3 has places, which .* start a new run"):
+        read_run_state(3, {"probe": [1], "places": []})
 
 
 async def test_only_as_many_checkpoints_as_asked_for_stay(run: ag.RunConfig) -> None:

@@ -153,11 +153,11 @@ async def test_cancelling_cancels_them_all_and_gives_every_box_back(boxes: FakeB
             await asyncio.Event().wait()
             raise AssertionError
 
-    current_usage = asyncio.create_task(ag.run_groups(Boxed, tasks(3), Waiting([]), n=2, boxes=boxes, concurrency=4))
+    playing = asyncio.create_task(ag.run_groups(Boxed, tasks(3), Waiting([]), n=2, boxes=boxes, concurrency=4))
     await asked.wait()
-    current_usage.cancel()
+    playing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await current_usage
+        await playing
     assert boxes.leased == []
     assert sorted(closed) == ["t0", "t0", "t1", "t1"]
 

@@ -1,15 +1,17 @@
-"""The order of tasks: shared out over processes, and gone on with on another number of them."""
+"""The order of tasks: shared out over processes, and resumed on another number of them."""
 
-import itertools
+import json
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentgym as ag
 from agentgym.environments.env import Split
-from agentgym.scheduling.task_sampler import Draw, Place, merge_states
+from agentgym.scheduling.sampler_state import InPlay
+from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 
 
 def task(number: int) -> ag.Task:
@@ -24,37 +26,46 @@ class Many(ag.ToolEnv[ag.Task]):
         return ag.Procedural(task, range(1000))
 
 
-def draw(world: int, rank: int, by_id: bool = False, places: Any = ()) -> Draw[ag.Task]:
-    return Draw(Many, 4, seed=3, rank=rank, world=world, by_id=by_id, places=places)
+def sampler(world: int, rank: int, by_id: bool = False, states: Any = (), seed: int = 3) -> TaskSampler[ag.Task]:
+    made = TaskSampler.for_training(Many, Sharding(prompts=4, rank=rank, world=world, by_id=by_id), seed=seed)
+    if states:
+        made.load_state_dict([json.loads(json.dumps(state)) for state in states])
+    return made
 
 
-def ids(tasks: Any, count: int) -> list[str]:
-    return [task.id for task in itertools.islice(tasks, count)]
+def draw(one: TaskSampler[ag.Task], count: int, *, unplayed: Any = ()) -> list[str]:
+    """The ids of the next tasks; all of them are played, but for those at the `unplayed` positions."""
+    drawn = [one.next() for _ in range(count)]
+    for position, sampled in enumerate(drawn):
+        assert sampled is not None
+        if position not in unplayed:
+            one.played(sampled.number)
+    return [sampled.task.id for sampled in drawn if sampled is not None]
 
 
-ORDER = ids(draw(1, 0), 400)
+ORDER = draw(sampler(1, 0), 400)
 
 
-def test_a_draw_goes_on_where_another_one_was() -> None:
-    first = draw(1, 0)
-    ids(first, 9)
-    assert ids(draw(1, 0, places=[first.place(Place(drawn=9))]), 20) == ORDER[9:29]
+def test_a_sampler_goes_on_where_another_one_was() -> None:
+    first = sampler(1, 0)
+    draw(first, 9)
+    assert draw(sampler(1, 0, states=[first.state_dict()]), 20) == ORDER[9:29]
 
 
 def test_what_was_drawn_and_not_played_comes_first() -> None:
-    first = draw(1, 0)
-    ids(first, 9)
-    again = draw(1, 0, places=[first.place(Place(drawn=9, unplayed=(2, 7)))])
-    assert ids(again, 4) == [ORDER[2], ORDER[7], ORDER[9], ORDER[10]]
+    first = sampler(1, 0)
+    draw(first, 9, unplayed=(2, 7))
+    again = sampler(1, 0, states=[first.state_dict()])
+    assert draw(again, 4) == [ORDER[2], ORDER[7], ORDER[9], ORDER[10]]
 
 
 def test_a_second_stop_before_those_were_drawn_forgets_none() -> None:
-    first = draw(1, 0)
-    ids(first, 9)
-    second = draw(1, 0, places=[first.place(Place(drawn=9, unplayed=(2, 5, 7)))])
-    ids(second, 2)
-    third = draw(1, 0, places=[second.place(Place(drawn=2, unplayed=(1,)))])
-    assert ids(third, 3) == [ORDER[5], ORDER[7], ORDER[9]]
+    first = sampler(1, 0)
+    draw(first, 9, unplayed=(2, 5, 7))
+    second = sampler(1, 0, states=[first.state_dict()])
+    draw(second, 2, unplayed=(1,))
+    third = sampler(1, 0, states=[second.state_dict()])
+    assert draw(third, 3) == [ORDER[5], ORDER[7], ORDER[9]]
 
 
 @given(
@@ -67,28 +78,118 @@ def test_over_any_stops_on_any_number_of_processes_each_task_is_played_once(
     worlds: list[tuple[int, int]], by_id: bool, dice: Any
 ) -> None:
     played: Counter[str] = Counter()
-    places: list[Place] = []
+    states: list[dict[str, Any]] = []
     for world, most in [*worlds, (1, 0)]:
-        draws = [draw(world, rank, by_id, places) for rank in range(world)]
-        places = []
-        for one in draws:
-            drawn = ids(one, dice.randint(0, most))
-            unplayed = sorted(dice.sample(range(len(drawn)), dice.randint(0, len(drawn))))
-            played.update(name for number, name in enumerate(drawn) if number not in unplayed)
-            places.append(one.place(Place(drawn=len(drawn), unplayed=tuple(unplayed))))
-    rest = ids(draw(1, 0, by_id, places), 400 - played.total())
+        samplers = [sampler(world, rank, by_id, states) for rank in range(world)]
+        for one in samplers:
+            count = dice.randint(0, most)
+            unplayed = dice.sample(range(count), dice.randint(0, count))
+            drawn = draw(one, count, unplayed=unplayed)
+            played.update(name for position, name in enumerate(drawn) if position not in unplayed)
+        states = [one.state_dict() for one in samplers]
+    rest = draw(sampler(1, 0, by_id, states), 400 - played.total())
     assert played.total() == len(played)
     assert not played.keys() & set(rest)
     assert played.keys() | set(rest) == set(ORDER)
 
 
-def test_the_first_process_takes_over_all_that_was_in_play() -> None:
-    places = [
-        Place(batches=3, started=1, resumed=2, tokens=10, requests={"started": 4, "dropped": 4}),
-        Place(batches=3, resumed=1, tokens=5, requests={"started": 1, "finished": 1}),
+def two_states() -> list[dict[str, Any]]:
+    """The states of two processes after three batches, with groups in play."""
+    left = [
+        InPlay(started=1, resumed=2, tokens=10, requests={"started": 4, "dropped": 4}),
+        InPlay(resumed=1, tokens=5, requests={"started": 1, "finished": 1}),
     ]
-    first, second = merge_states(places, 0), merge_states(places, 1)
-    assert (first.batches, first.started, first.resumed, first.tokens) == (3, 1, 3, 15)
-    assert first.requests == {"started": 5, "dropped": 4, "finished": 1}
-    assert second == Place(batches=3)
-    assert merge_states((), 0) == Place()
+    made = []
+    for rank in range(2):
+        one = sampler(2, rank)
+        for _ in range(3):
+            draw(one, 2)
+            one.batch_done()
+        made.append(one.state_dict(left[rank]))
+    return made
+
+
+def test_the_first_process_takes_over_all_that_was_in_play() -> None:
+    first, second = (sampler(2, rank, states=two_states()) for rank in range(2))
+    assert first.batches == second.batches == 3
+    assert first.lost == InPlay(started=1, resumed=3, tokens=15, requests={"started": 5, "dropped": 4, "finished": 1})
+    assert second.lost == InPlay()
+
+
+def test_what_was_in_play_is_lost_once() -> None:
+    first = sampler(1, 0, states=two_states())
+    assert sampler(1, 0, states=[first.state_dict()]).lost == first.lost != InPlay()
+    first.batch_done()
+    assert sampler(1, 0, states=[first.state_dict()]).lost == InPlay()
+
+
+def test_a_task_has_one_number_in_the_run_and_keeps_it_when_the_run_is_resumed() -> None:
+    first = sampler(2, 1)
+    numbers = {one.task.id: one.number for one in (first.next() for _ in range(6)) if one}
+    assert numbers == {ORDER[number]: number for number in (1, 3, 5, 7, 9, 11)}
+    second = sampler(1, 0, states=[sampler(2, 0).state_dict(), first.state_dict()])
+    again = [second.next() for _ in range(12)]
+    assert [one.number for one in again if one] == list(range(12))
+
+
+def test_a_task_whose_id_is_taken_waits_for_its_turn_and_is_not_lost_by_a_stop() -> None:
+    one = TaskSampler(map(task, (0, 1, 0, 2)))
+    assert draw(one, 2) == ["t0", "t1"]
+    passed = one.next(taken={"t0"})
+    assert passed is not None
+    assert (passed.number, one.state_dict()["unplayed"]) == (3, [2, 3])
+    waited = one.next()
+    assert waited is not None
+    assert (waited.number, waited.task.id, one.next()) == (2, "t0", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (r"sampler\.version: the state has 2, and only 1", {"version": 2}),
+        (r"sampler\.version: the state has None", {"version": None}),
+        (r"sampler\.drawn: ", {"drawn": -1}),
+        (r"sampler\.drawn: ", {"drawn": 1.5}),
+        (r"sampler\.by_id: ", {"by_id": 0}),
+        (r"sampler\.places: ", {"places": []}),
+        (r"sampler\.in_play\.tokens: ", {"in_play": {"tokens": "3"}}),
+        (r"sampler\.in_play: counts", {"in_play": {"requests": {"started": 3, "finished": 1}}}),
+        (r"sampler.*unplayed: must be ascending numbers below drawn \(6\)", {"unplayed": [6]}),
+        (r"sampler.*unplayed: must be ascending", {"unplayed": [3, 1]}),
+        (r"sampler.*rank: must be below world", {"rank": 4}),
+        (r"sampler\.prompts: the state has 3, and this run 4", {"prompts": 3}),
+        (r"sampler\.by_id: the state has True, and this run False", {"by_id": True}),
+        (r"tasks: number 5 is 't\d+', and was 'x' in the run that is resumed", {"last_id": "x"}),
+    ],
+)
+def test_a_state_that_is_wrong_is_refused_by_name(name: str, change: dict[str, Any]) -> None:
+    first = sampler(1, 0)
+    draw(first, 6)
+    with pytest.raises(ValueError, match=rf"^{name}"):
+        sampler(1, 0, states=[first.state_dict() | change])
+
+
+def test_the_states_of_all_processes_are_asked_for_in_the_order_of_their_ranks() -> None:
+    states = two_states()
+    for wrong in (states[:1], states[::-1], [*states, states[1]]):
+        with pytest.raises(ValueError, match=r"^sampler: give the states of all processes in the order of their ranks"):
+            sampler(1, 0, states=wrong)
+
+
+def test_another_order_of_tasks_or_too_few_of_them_are_refused() -> None:
+    first = sampler(1, 0)
+    draw(first, 6)
+    with pytest.raises(ValueError, match=r"^tasks: number 5 is .* resume with the same env, prompts and seed"):
+        sampler(1, 0, states=[first.state_dict()], seed=4)
+    few = TaskSampler(map(task, range(3)))
+    many = TaskSampler(map(task, range(9)))
+    draw(many, 6)
+    with pytest.raises(ValueError, match=r"^tasks: there are 3, and the run that is resumed had drawn 6"):
+        few.load_state_dict([many.state_dict()])
+
+
+def test_a_sampler_that_has_handed_out_tasks_takes_no_state() -> None:
+    first = sampler(1, 0)
+    draw(first, 1)
+    with pytest.raises(ValueError, match=r"^sampler: it has handed out tasks already"):
+        first.load_state_dict([sampler(1, 0).state_dict()])

@@ -1,0 +1,115 @@
+"""The count of everything that was started for a batch."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic
+
+from agentgym.environments.env import TaskT
+from agentgym.scheduling.accounting import BatchStats, LifecycleCounts
+from agentgym.scheduling.gate import RolloutUsage
+from agentgym.scheduling.group_state import GroupState
+from agentgym.scheduling.sampler_state import InPlay
+
+
+class Ledger(Generic[TaskT]):
+    """Counts groups as they are started, dropped and returned, and makes each batch's `BatchStats` of them.
+
+    `rollouts` is how many are started in a group. `lost` is what a stopped run had in play: it is in the first batch's
+    counts, as dropped.
+    """
+
+    def __init__(self, rollouts: int, lost: InPlay) -> None:
+        self.replaced = 0
+        """Groups without signal of this batch that were replaced."""
+        self._rollouts, self._lost = rollouts, lost
+        self._started, self._resumed = lost.started, lost.resumed
+        self._dropped: list[GroupState[TaskT]] = []
+
+    def start(self) -> None:
+        """Count a group that is started."""
+        self._started += 1
+
+    def drop(self, group: GroupState[TaskT]) -> None:
+        """Count a group that is dropped."""
+        self._dropped.append(group)
+
+    def replace(self) -> None:
+        """Count a group without signal that is replaced; it is counted as dropped, too."""
+        self.replaced += 1
+
+    def in_play(self, groups: Iterable[GroupState[TaskT]], requests: Mapping[str, int]) -> InPlay:
+        """What would be lost if the process stopped now; `requests` are the gate's counts for that case."""
+        usages = _usages([*groups, *self._dropped])
+        return InPlay(
+            started=self._started,
+            resumed=self._resumed,
+            tokens=_tokens(usages) + self._lost.tokens,
+            requests=dict(requests),
+        )
+
+    def batch_done(self, carried: int) -> list[GroupState[TaskT]]:
+        """Begin the next batch's counts, with so many groups in play; the groups that were dropped in this one."""
+        dropped, self._dropped = self._dropped, []
+        self._started, self._resumed, self.replaced, self._lost = 0, carried, 0, InPlay()
+        return dropped
+
+    def stats(
+        self, batch: Sequence[GroupState[TaskT]], carried: int, *, version: int, requests: LifecycleCounts
+    ) -> BatchStats:
+        """The account of a batch that leaves `carried` groups in play, under this policy version."""
+        kept = [usage for group in batch for usage in group.played]
+        lost = self._lost_usages(batch)
+        cut = [usage for usage in lost if usage.began is not None]
+        rewards = [r.reward for group in [*batch, *self._dropped] for r in group.scored if r.reward is not None]
+        ages = [version - group.oldest_token(version) for group in batch]
+        return BatchStats(
+            rollouts=self._rollout_counts(batch, carried),
+            groups=self._group_counts(batch, carried),
+            requests=requests,
+            without_signal=self.replaced,
+            kept_tokens=_tokens(kept),
+            dropped_tokens=_tokens(lost) + self._lost.tokens,
+            kept_s=_seconds(kept),
+            cut=len(cut),
+            cut_s=_seconds(cut),
+            scored=len(rewards),
+            score=sum(rewards),
+            staleness=sum(ages),
+            stalest=max(ages, default=0),
+        )
+
+    def _rollout_counts(self, batch: Sequence[GroupState[TaskT]], carried: int) -> LifecycleCounts:
+        return LifecycleCounts(
+            started=self._started * self._rollouts,
+            resumed=self._resumed * self._rollouts,
+            finished=sum(len(group.scored) for group in batch),
+            dropped=len(self._lost_usages(batch)) + self._lost.groups * self._rollouts,
+            carried=carried * self._rollouts,
+            failed=sum(len(group.failed) for group in batch),
+        )
+
+    def _group_counts(self, batch: Sequence[GroupState[TaskT]], carried: int) -> LifecycleCounts:
+        failed = sum(not group.scored for group in batch)
+        return LifecycleCounts(
+            started=self._started,
+            resumed=self._resumed,
+            finished=len(batch) - failed,
+            dropped=len(self._dropped) + self._lost.groups,
+            carried=carried,
+            failed=failed,
+        )
+
+    def _lost_usages(self, batch: Sequence[GroupState[TaskT]]) -> list[RolloutUsage]:
+        """What the dropped rollouts used: those cut from groups of the batch, and all of the dropped groups."""
+        return [*(usage for group in batch for usage in group.cut), *_usages(self._dropped)]
+
+
+def _usages(groups: Iterable[GroupState[TaskT]]) -> list[RolloutUsage]:
+    return [usage for group in groups for usage in group.usages]
+
+
+def _tokens(usages: Iterable[RolloutUsage]) -> int:
+    return sum(usage.tokens for usage in usages)
+
+
+def _seconds(usages: Iterable[RolloutUsage]) -> float:
+    return sum(usage.seconds for usage in usages)

@@ -1,0 +1,51 @@
+"""The playing of single rollouts, bounded in number, through the engine's gate."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Generic, Self
+
+from agentgym.boxes import Boxes
+from agentgym.environments.env import Env, TaskT
+from agentgym.rollouts.rollout import rollout
+from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage
+from agentgym.scheduling.group_state import GroupSettings, GroupState
+from agentgym.types import Rollout
+
+
+class Player(Generic[TaskT]):
+    """Plays rollouts of one env, at most `settings.concurrency` at once; the others wait for their turn.
+
+    Inside its `async with` block it has boxes: those that it was given, or the env's own.
+    """
+
+    def __init__(self, env: type[Env[TaskT]], gate: EngineGate, boxes: Boxes | None, settings: GroupSettings) -> None:
+        self._env, self._gate, self._boxes, self._settings = env, gate, boxes, settings
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if self._boxes is None and self._env.sandbox is not None:
+            opened = self._env.sandbox.open(self._settings.concurrency)
+            self._boxes = await self._stack.enter_async_context(opened)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def play(self, group: GroupState[TaskT], index: int, usage: RolloutUsage) -> Rollout:
+        """Play one rollout of the group when there is a slot; `usage` is kept up to date meanwhile."""
+        current_usage.set(usage)
+        async with self._slots:
+            usage.began = asyncio.get_running_loop().time()
+            return await rollout(
+                self._env,
+                group.task,
+                self._gate,
+                boxes=self._boxes,
+                sampling=self._settings.sampling,
+                seed=group.seed,
+                rollout_id=group.name(index),
+            )

@@ -1,0 +1,126 @@
+"""The state of a task sampler between two batches, as plain JSON values."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from agentgym.scheduling.accounting import LifecycleCounts
+
+VERSION = 1
+"""The form of the state that is written, and the only one that is read."""
+
+Count = Annotated[int, Field(ge=0)]
+Outcome = Annotated[str, Field(pattern="^(started|resumed|finished|dropped|failed)$")]
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class InPlay:
+    """What a process has in play between two batches; when the run stops there, it is lost."""
+
+    started: Count = 0
+    """Groups started since the last batch."""
+    resumed: Count = 0
+    """Groups in play that the last batch left in play."""
+    tokens: Count = 0
+    """Sampled tokens of the groups in play, in finished turns."""
+    requests: dict[Outcome, Count] = field(default_factory=dict)
+    """Counts of the engine's requests since the last batch by what became of them; those in flight are in `dropped`."""
+
+    def __post_init__(self) -> None:
+        LifecycleCounts(**self.requests)
+
+    @property
+    def groups(self) -> int:
+        """The number of groups in play."""
+        return self.started + self.resumed
+
+    def __add__(self, other: "InPlay") -> "InPlay":
+        return InPlay(
+            started=self.started + other.started,
+            resumed=self.resumed + other.resumed,
+            tokens=self.tokens + other.tokens,
+            requests=dict(Counter(self.requests) + Counter(other.requests)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class SamplerState:
+    """Where the task sampler of one process stands between two batches."""
+
+    version: int = VERSION
+    rank: Count
+    """The rank of the process."""
+    world: Annotated[int, Field(ge=1)]
+    """The number of processes of the run."""
+    prompts: Annotated[int, Field(ge=1)]
+    """Tasks in a batch of the whole run."""
+    by_id: bool
+    """Whether a task belongs to a process by its id, rather than by its position in the batch."""
+    drawn: Count
+    """Number from which on no task of this process has been drawn."""
+    last_id: str | None
+    """The id of the task before that number; None where nothing was drawn."""
+    unplayed: tuple[Count, ...]
+    """Numbers of the drawn tasks of this process that are still to be played, ascending."""
+    batches: Count
+    """Batches returned so far."""
+    in_play: InPlay
+    """What this process has in play."""
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.world:
+            raise ValueError(f"rank: must be below world ({self.world}), got {self.rank}")
+        if list(self.unplayed) != sorted(set(self.unplayed)) or any(n >= self.drawn for n in self.unplayed):
+            raise ValueError(f"unplayed: must be ascending numbers below drawn ({self.drawn}), got {self.unplayed}")
+
+    def played(self, number: int) -> bool:
+        """Whether the task of this number, one of this process, has been played."""
+        return number < self.drawn and number not in self.unplayed
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as plain JSON values."""
+        values: dict[str, Any] = asdict(self)
+        return values | {"unplayed": list(self.unplayed)}
+
+
+def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:
+    """Check the states of all processes of one run, in the order of their ranks.
+
+    Raises ValueError, naming the field, for another version, for a field that is wrong, and where a process is missing.
+    """
+    read = [_read(state) for state in states]
+    if [state.rank for state in read] != list(range(len(states))) or any(s.world != len(states) for s in read):
+        found = [f"{state.rank} of {state.world}" for state in read]
+        raise ValueError(f"sampler: give the states of all processes in the order of their ranks, got those of {found}")
+    for name in ("prompts", "by_id"):
+        values = {getattr(state, name) for state in read}
+        if len(values) > 1:
+            raise ValueError(f"sampler.{name}: the states are not of one run, they have {sorted(values)}")
+    return read
+
+
+def _read(state: Mapping[str, Any]) -> SamplerState:
+    version = state.get("version")
+    if version != VERSION:
+        raise ValueError(
+            f"sampler.version: the state has {version!r}, and only {VERSION} can be read; "
+            f"resume the run with the agentgym that wrote it, or start a new run"
+        )
+    try:
+        return _adapter().validate_json(json.dumps(state))
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        name = ".".join(["sampler", *map(str, first["loc"])])
+        raise ValueError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+@cache
+def _adapter() -> TypeAdapter[SamplerState]:
+    return TypeAdapter(SamplerState)

@@ -1,0 +1,89 @@
+"""Tasks, envs and engines that the tests of the scheduler share."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, say
+from agentgym.scheduling.accounting import BatchStats, Groups
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.types import Completion
+
+
+def task(number: int) -> ag.Task:
+    return ag.Task(id=f"t{number}", prompt=(ag.Message(role="user", content=f"Say {number}."),))
+
+
+def tasks(count: int = 1 << 20) -> Iterator[ag.Task]:
+    return map(task, range(count))
+
+
+class Say(ag.ToolEnv[ag.Task]):
+    """Worth what the model says."""
+
+    @ag.tool
+    async def look(self) -> str:
+        """Look."""
+        return "seen"
+
+    @ag.reward
+    def said(self) -> float:
+        return float(self.answer or 0)
+
+
+class Held(Scripted):
+    """Plays a script in every rollout, but holds the turns that `holds` (rollout id, turn) names until `let` is set."""
+
+    def __init__(self, holds: Callable[[str, int], bool], *replies: ag.Message) -> None:
+        super().__init__(replies or (say("1"),))
+        self.holds, self.let = holds, asyncio.Event()
+        self.held: set[str] = set()
+        self.cancelled: set[str] = set()
+
+    async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+        rollout_id = session.rpartition("/")[0]
+        if self.holds(rollout_id, self._played.get(rollout_id, 0)):
+            self.held.add(rollout_id)
+            try:
+                await self.let.wait()
+            except asyncio.CancelledError:
+                self.cancelled.add(rollout_id)
+                raise
+            finally:
+                self.held.discard(rollout_id)
+        return await super().generate(token_ids, session=session, **given)
+
+
+def ids(groups: Groups) -> list[str]:
+    return [group.group_id for group in groups]
+
+
+def batch_stats(groups: Groups) -> BatchStats:
+    assert groups.batch_stats is not None
+    return groups.batch_stats
+
+
+def cut(**settings: Any) -> Oversample:
+    return Oversample(**{"stop": "target", **settings})
+
+
+async def settle() -> None:
+    """Whatever can run without an event from outside has run."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Boxed(Say):
+    sandbox = ag.AnyBox()
+
+
+class Signals(Scripted):
+    """Tasks with an even number always score 1; the others 0 or 1 by turns."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def _next(self, token_ids: Sequence[int], session: str) -> Any:
+        name, index, _ = session.split("/")
+        return say(str(int(index) % 2 if int(name[1:]) % 2 else 1))

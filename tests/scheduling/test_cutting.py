@@ -1,0 +1,158 @@
+"""Batches that are cut at their target or deadline, and what a cut reaches."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, call, say
+from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.scheduling.accounting import Groups, LifecycleCounts
+from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.scheduler import Scheduler
+from agentgym.types import Completion
+from benchmarks.virtual import run_in_virtual_time
+from tests.scheduling.scheduled import Held, Say, batch_stats, cut, ids, settle, task, tasks
+
+MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
+
+
+@pytest.mark.parametrize(("wanted", "extra"), [(8, 2), (102, 26)])
+async def test_a_batch_stops_at_its_target_and_drops_the_rest(wanted: int, extra: int) -> None:
+    stuck = {f"t{i}/0" for i in range(extra)}
+    engine = Held(lambda name, turn: name in stuck)
+    async with Scheduler(
+        Say, tasks(), engine, GroupSettings(n=1, concurrency=200), oversample=cut(extra_groups=extra)
+    ) as scheduler:
+        groups = await scheduler.collect(wanted)
+        assert ids(groups) == [f"t{i}" for i in range(extra, extra + wanted)]
+        counts = LifecycleCounts(started=wanted + extra, finished=wanted, dropped=extra)
+        assert (batch_stats(groups).rollouts, batch_stats(groups).groups, batch_stats(groups).requests) == (counts,) * 3
+        await settle()
+        assert engine.cancelled == stuck
+
+
+async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_others() -> None:
+    engine = Held(lambda name, turn: name.endswith(("/0", "/3")))
+    async with Scheduler(Say, tasks(), engine, GroupSettings(n=3), oversample=cut(extra_rollouts=2)) as scheduler:
+        groups = await scheduler.collect(2)
+        await settle()
+        assert engine.cancelled == {"t0/0", "t0/3", "t1/0", "t1/3"}
+    assert [[r.rollout_id[-1] for r in group.rollouts] for group in groups] == [["1", "2", "4"]] * 2
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=10, finished=6, dropped=4)
+
+
+async def test_a_dropped_rollout_that_never_began_is_no_cut_one() -> None:
+    engine = Held(lambda name, turn: name != "t0/0")
+    settings = GroupSettings(n=1, concurrency=1)
+    async with Scheduler(Say, tasks(), engine, settings, oversample=cut(extra_groups=3)) as scheduler:
+        stats = batch_stats(await scheduler.collect(1))
+    assert stats.rollouts.dropped == 3
+    assert stats.cut <= 1  # the one that had the slot behind the first
+
+
+async def test_a_cut_reaches_the_engine_the_tool_and_the_box(boxes: FakeBoxes) -> None:
+    in_tool, cancelled, closed = asyncio.Event(), list[str](), list[str]()
+
+    class Boxed(Say):
+        sandbox = ag.AnyBox()
+
+        @ag.tool
+        async def look(self) -> str:
+            """Look for ever."""
+            in_tool.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(self.task.id)
+                raise
+            raise AssertionError
+
+        async def close(self) -> None:
+            closed.append(self.task.id)
+
+    class Mixed(Held):
+        def _next(self, token_ids: Sequence[int], session: str) -> Any:
+            return call("look") if session.startswith("t0") else say("1")
+
+    engine = Mixed(lambda name, turn: name.startswith("t1"))
+    async with Scheduler(
+        Boxed, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=2), boxes=boxes
+    ) as scheduler:
+        groups = await scheduler.collect(1)
+        await settle()
+        assert (ids(groups), cancelled, engine.cancelled) == (["t2"], ["t0"], {"t1/0"})
+        assert (boxes.leased, sorted(closed)) == ([], ["t0", "t1", "t2"])
+        assert batch_stats(groups).requests == LifecycleCounts(started=3, finished=2, dropped=1)
+
+
+async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
+    class Chatty(Say):
+        limits = ag.Limits(turns=1, context_tokens=512, turn_tokens=300)  # one request a rollout
+
+        async def score(self) -> dict[str, float]:
+            return {"said": 1.0}
+
+    settings, sampling = cut(extra_groups=3), ag.Sampling(temperature=2.0, max_tokens=300)
+    async with (
+        LocalEngine(MODEL, LocalConfig(slots=4)) as engine,
+        Scheduler(Chatty, tasks(), engine, GroupSettings(n=1, sampling=sampling), oversample=settings) as scheduler,
+    ):
+        for _ in range(3):
+            groups = await scheduler.collect(1)
+            counts = batch_stats(groups)
+            assert counts.rollouts.dropped == 3
+            # Requests may have ended in the same tick as the one that made the batch whole.
+            assert counts.requests.finished + counts.requests.dropped == 4
+            assert counts.requests.finished >= 1
+            await settle()
+            await engine.score([1, 2], sampling=sampling)  # answered behind what was asked before
+            assert not engine._opened().busy
+
+
+def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
+    class Slow(Scripted):
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+            await asyncio.sleep(int(session.split("/")[0][1:]))
+            return await super().generate(token_ids, session=session, **given)
+
+    async def play() -> tuple[float, Groups]:
+        async with Scheduler(
+            Say,
+            map(task, (1, 2, 3, 4, 5, 6, 7, 8, 11, 13)),
+            Slow([say("1")]),
+            GroupSettings(n=1),
+            oversample=Oversample(stop="deadline"),
+        ) as scheduler:
+            groups = await scheduler.collect(10)
+            return asyncio.get_running_loop().time(), groups
+
+    seconds, groups = run_in_virtual_time(play())
+    assert seconds == pytest.approx(12.0)  # 8 of 10 are done after 8 seconds
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=10, finished=9, dropped=1)
+
+
+def test_the_kept_ones_being_shorter_is_measured() -> None:
+    class Uneven(Scripted):
+        """Two answer after .4 and 1.2 seconds; the third looks every half second."""
+
+        def _next(self, token_ids: Sequence[int], session: str) -> Any:
+            return call("look") if session.startswith("t2/") else say("1")
+
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+            await asyncio.sleep({"t0": 0.4, "t1": 1.2, "t2": 0.5}[session.split("/")[0]])
+            return await super().generate(token_ids, session=session, **given)
+
+    async def play() -> Groups:
+        async with Scheduler(Say, tasks(), Uneven([]), GroupSettings(n=1), oversample=cut(extra_groups=1)) as scheduler:
+            return await scheduler.collect(2)
+
+    numbers = run_in_virtual_time(play()).metrics()
+    look = len('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>') + 1
+    assert (numbers["tokens/sampled"], numbers["oversample/dropped_tokens"]) == (2, 2 * look)
+    assert numbers["oversample/length_bias"] == pytest.approx(((0.4 + 1.2) / 2) / ((0.4 + 1.2 + 1.2) / 3))

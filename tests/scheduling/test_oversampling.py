@@ -1,0 +1,48 @@
+"""The settings of over-sampling: refused by name where they mean nothing."""
+
+from typing import Any
+
+import pytest
+
+from agentgym.engines.scripted import Scripted
+from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.oversampling import Oversample, share_of
+from agentgym.scheduling.scheduler import Scheduler
+from tests.scheduling.scheduled import Say, cut, tasks
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("extra_groups", {"stop": "target", "extra_groups": -1}),
+        ("replace", {"replace": -1}),
+        ("stop", {"stop": "soon"}),
+        ("stop", {"stop": "target"}),
+        ("extra_groups", {"extra_groups": 2}),
+        ("extra_rollouts", {"extra_rollouts": 2}),
+        ("carry", {"carry": 1}),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_by_name(field: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        Oversample(**settings)
+
+
+@pytest.mark.parametrize(
+    ("field", "settings", "staleness"),
+    [
+        ("extra_groups", cut(extra_groups=1), 1),
+        ("carry", cut(extra_rollouts=1, carry=1), 1),
+        ("stop", Oversample(stop="deadline"), 1),
+        ("staleness", Oversample(), -1),
+        ("replace", Oversample(replace=1), 0),
+    ],
+)
+def test_settings_that_do_not_fit_the_run_are_refused_by_name(field: str, settings: Any, staleness: int) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        Scheduler(Say, tasks(), Scripted([]), GroupSettings(n=1), oversample=settings, staleness=staleness)
+
+
+def test_shares_are_rounded_before_they_are_cut() -> None:
+    assert [share_of(10, 1 - 0.2), share_of(128, 1 - 0.2)] == [8, 102]
+    assert [share_of(10, 1 - 0.9), share_of(1000, 1 - 0.9)] == [1, 100]

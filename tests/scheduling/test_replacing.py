@@ -1,0 +1,26 @@
+"""Groups without signal, which are replaced."""
+
+from agentgym.scheduling.accounting import LifecycleCounts
+from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.scheduler import Scheduler
+from tests.scheduling.scheduled import Say, Signals, batch_stats, ids, tasks
+
+
+async def test_groups_without_signal_are_replaced_and_counted() -> None:
+    async with Scheduler(Say, tasks(), Signals(), GroupSettings(n=2), oversample=Oversample(replace=10)) as scheduler:
+        groups = await scheduler.collect(3)
+    assert ids(groups) == ["t1", "t3", "t5"]
+    assert batch_stats(groups).groups == LifecycleCounts(started=6, finished=3, dropped=3)
+    assert batch_stats(groups).rollouts == LifecycleCounts(started=12, finished=6, dropped=6)
+    numbers = groups.metrics()
+    assert (numbers["reward"], numbers["oversample/reward_of_all"]) == (0.5, 0.75)
+    assert numbers["groups/without_signal_replaced"] == 3
+
+
+async def test_no_more_groups_are_replaced_than_the_bound_and_the_next_batch_has_a_bound_of_its_own() -> None:
+    async with Scheduler(Say, tasks(), Signals(), GroupSettings(n=2), oversample=Oversample(replace=1)) as scheduler:
+        first, second = [await scheduler.collect(3) for _ in range(2)]
+    assert [batch_stats(g).without_signal for g in (first, second)] == [1, 1]
+    assert (ids(first), ids(second)) == (["t1", "t2", "t3"], ["t5", "t6", "t7"])
+    assert batch_stats(second).groups == LifecycleCounts(started=4, finished=3, dropped=1)
