@@ -1,4 +1,4 @@
-"""The rollouts of every training process, collected as one batch."""
+"""The rollouts of all training processes, collected as one batch."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for 
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """What rollouts are played with; under torchrun each process has one, and plays its share."""
+    """Plays rollouts with an env, an engine and boxes; under torchrun each process has one, and plays its share."""
 
     env: type[Env[Any]]
     engine: Engine
@@ -32,10 +32,10 @@ class Collector:
     boxes: Boxes | None
     sampling: Sampling
     concurrency: int = 64
-    """Rollouts at once, in this process."""
+    """The most rollouts that this process plays at once."""
 
     async def collect(self, tasks: Sequence[Any], *, n: int, seed: int) -> Groups:
-        """`n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
+        """Play `n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
         mine = tasks[self.trainer.rank :: self.trainer.world]
         groups = await play_groups(
             self.env,
@@ -64,7 +64,7 @@ class Collector:
         places: Sequence[Place] = (),
         by_turn: bool = False,
     ) -> AsyncIterator["DistributedScheduler"]:
-        """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`.
+        """Open a scheduler whose every `collect` gives a batch of `prompts` groups of `n`; see `Scheduler`.
 
         `places` are what `DistributedScheduler.places` gave in a run that was stopped: this one goes on from there.
         """
@@ -95,24 +95,24 @@ class Collector:
         async with scheduler:
             yield DistributedScheduler(scheduler, draw, self.trainer, len(range(rank, prompts, world)))
 
-    async def evaluate(self, count: int) -> float:
-        """Mean reward over the first `count` held-out tasks, one rollout each."""
+    async def evaluate(self, count: int) -> Evaluation:
+        """Play the first `count` held-out tasks, one rollout each; every process gets all of them."""
         groups = await self.collect(as_tasks(self.env, self.env.tasks("test"))[:count], n=1, seed=0)
-        return Evaluation(groups=groups, k=1).reward
+        return Evaluation(groups=groups, k=1)
 
 
 @dataclass(frozen=True, slots=True)
 class DistributedScheduler:
-    """The scheduler of each process as one."""
+    """Joins the schedulers of all processes into one."""
 
     scheduler: Scheduler[Any]
     draw: Draw[Any]
     trainer: "Trainer"
     wanted: int
-    """Groups that this process plays for a batch."""
+    """How many groups of a batch this process plays."""
 
     async def collect(self, *, to_come: int | None = None) -> Groups:
-        """The next batch; every process gets all of its groups, in the order of their tasks."""
+        """Play the next batch; every process gets all of its groups, in the order of their tasks."""
         mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
         shares = self.trainer.gather([(mine.groups, mine.batch_stats)])
         rows = zip_longest(*(groups for groups, _ in shares))
@@ -124,5 +124,5 @@ class DistributedScheduler:
         return whole
 
     def places(self) -> tuple[Place, ...]:
-        """Where every process's rollouts stand, on every process; between two batches."""
+        """Say where the rollouts of each process stand; every process gets all of it. Call it between two batches."""
         return tuple(self.trainer.gather([self.draw.place(self.scheduler.place())]))

@@ -62,7 +62,7 @@ def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_solved_one() -> None:
     assert played.pass_at(1) == pytest.approx((1 / 4 + 2 / 3 + 0) / 3)
     assert played.pass_at(2) == pytest.approx((1 / 2 + 1) / 2)  # c has one scored rollout
     assert played.pass_at(4) == pytest.approx(1.0)
-    assert played.failures == [("down", 4)]
+    assert played.failures == [("EngineError: down", 4)]
     assert math.isnan(Evaluation(groups=Groups([group("c", None)]), k=1).reward)
 
 

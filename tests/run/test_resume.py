@@ -27,7 +27,7 @@ OWN = """
 import asyncio, os, signal, sys
 from dataclasses import replace
 import agentgym as ag
-from agentgym.run.log import Log
+from agentgym.run.log import MetricsLogger as Log
 from tests.run.test_resume import SETTINGS
 
 note = Log.note
@@ -235,7 +235,14 @@ def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str
 
 @pytest.mark.parametrize(
     "changes",
-    [{"advantage": "grpo"}, {"credit": "turns"}, {"env": "chase"}, {"model": "tiny"}, {"prompts": 3}, {"staleness": 1}]
+    [
+        {"advantage": "grpo"},
+        {"advantage_level": "turn"},
+        {"env": "chase"},
+        {"model": "tiny"},
+        {"prompts": 3},
+        {"staleness": 1},
+    ]
     + [{"train": replace(SETTINGS.train, **of)} for of in ({"lora_rank": 4}, {"betas": (0.5, 0.9)}, {"dora": True})],
 )
 def test_what_makes_another_policy_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -301,7 +308,7 @@ def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) ->
         ("out", {"resume": Path("other")}),
         ("out", {"out": 3}),
         ("advantage", {"advantage": "gae"}),
-        ("credit", {"credit": "tokens"}),
+        ("advantage_level", {"advantage_level": "token"}),
         ("group_size", {"group_size": 1}),
         ("prompts", {"prompts": 0}),
         ("steps", {"steps": -1}),
