@@ -244,7 +244,12 @@ class Rollout:
         return f"<Rollout {self._head()}>"
 
     def __str__(self) -> str:
-        return "\n".join([f"rollout {self._head()}", plain_text(self.transcript()), self._foot()])
+        return self.text()
+
+    def text(self, *, full: bool = False) -> str:
+        """The transcript as plain text, with what became of the rollout before and after it; `full` cuts no message."""
+        said = plain_text(self.transcript(), limit=None if full else SHOWN_CHARACTERS)
+        return "\n".join([f"rollout {self._head()}", said, self._foot()])
 
     def transcript(self) -> tuple[SegmentTranscript, ...]:
         """The whole conversation of every segment, in the order of their opening."""

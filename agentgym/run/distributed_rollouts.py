@@ -34,8 +34,11 @@ class Collector:
     concurrency: int = 64
     """The most rollouts that this process plays at once."""
 
-    async def collect(self, tasks: Sequence[Any], *, n: int, seed: int) -> Groups:
-        """Play `n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
+    async def collect(self, tasks: Sequence[Any], *, n: int, seed: int, must_score: bool = True) -> Groups:
+        """Play `n` rollouts of every task, shared out over the trainer's processes; every process gets all of them.
+
+        Raises AgentGymError where all of them failed, unless `must_score` is False.
+        """
         mine = tasks[self.trainer.rank :: self.trainer.world]
         groups = await play_groups(
             self.env,
@@ -49,7 +52,8 @@ class Collector:
         )
         found = {group.group_id: group for group in self.trainer.gather(list(groups))}
         whole = Groups([found[task.id] for task in tasks])
-        raise_if_all_failed(whole)
+        if must_score:
+            raise_if_all_failed(whole)
         return whole
 
     @asynccontextmanager
@@ -95,9 +99,11 @@ class Collector:
         async with scheduler:
             yield DistributedScheduler(scheduler, draw, self.trainer, len(range(rank, prompts, world)))
 
-    async def evaluate(self, count: int) -> Evaluation:
-        """Play the first `count` held-out tasks, one rollout each; every process gets all of them."""
-        groups = await self.collect(as_tasks(self.env, self.env.tasks("test"))[:count], n=1, seed=0)
+    async def evaluate(self, count: int, *, must_score: bool = True) -> Evaluation:
+        """Play the first `count` held-out tasks, one rollout each, as `collect` does."""
+        groups = await self.collect(
+            as_tasks(self.env, self.env.tasks("test"))[:count], n=1, seed=0, must_score=must_score
+        )
         return Evaluation(groups=groups, k=1)
 
 
@@ -111,8 +117,11 @@ class DistributedScheduler:
     wanted: int
     """How many groups of a batch this process plays."""
 
-    async def collect(self, *, to_come: int | None = None) -> Groups:
-        """Play the next batch; every process gets all of its groups, in the order of their tasks."""
+    async def collect(self, *, to_come: int | None = None, must_score: bool = True) -> Groups:
+        """Play the next batch; every process gets all of its groups, in the order of their tasks.
+
+        Raises AgentGymError where all rollouts failed, unless `must_score` is False.
+        """
         mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
         shares = self.trainer.gather([(mine.groups, mine.batch_stats)])
         rows = zip_longest(*(groups for groups, _ in shares))
@@ -120,7 +129,8 @@ class DistributedScheduler:
         whole = Groups(
             [group for row in rows for group in row if group is not None], sum(batch_stats_of_ranks, start=BatchStats())
         )
-        raise_if_all_failed(whole)
+        if must_score:
+            raise_if_all_failed(whole)
         return whole
 
     def places(self) -> tuple[Place, ...]:

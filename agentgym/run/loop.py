@@ -38,6 +38,7 @@ from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.samples import build_samples
 from agentgym.sandboxes.choose import AnyBox
+from agentgym.scheduling.accounting import raise_if_all_failed
 from agentgym.scheduling.task_sampler import Place
 from agentgym.store.schema import FILE as STORE
 from agentgym.types import Sampling
@@ -154,8 +155,9 @@ async def _train(run: RunConfig, collector: Collector, record: Recorder, checkpo
     ) as scheduler:
         for step in range(begun.step, run.steps):
             log.note("rollouts")
-            groups = await scheduler.collect(to_come=run.steps - step - 1)
+            groups = await scheduler.collect(to_come=run.steps - step - 1, must_score=False)
             record.collected(groups, step=step)
+            raise_if_all_failed(groups)  # now that they can be looked at
             batch = build_samples(groups, advantage=run.advantage, merge=run.merge, advantage_level=run.advantage_level)
             log.note("training")
             stats, logprobs = await trainer.step_and_logprobs(batch)
@@ -172,7 +174,10 @@ async def _evaluate(run: RunConfig, collector: Collector, record: Recorder, phas
     if not run.eval_tasks:
         return None
     record.log.note("held-out evaluation")
-    return record.evaluated(await collector.evaluate(run.eval_tasks), phase=phase, done=done)
+    played = await collector.evaluate(run.eval_tasks, must_score=False)
+    record.evaluated(played, phase=phase, done=done)
+    raise_if_all_failed(played.groups)
+    return record.held_out(played, done=done)
 
 
 def new_folder(recipe: str) -> Path:

@@ -42,10 +42,13 @@ class Recorder:
         if self.store is not None:  # a generator: the store's own thread runs it
             self.store.add_step(trained_segments(groups.rollouts, samples, scored), step=step)
 
-    def evaluated(self, played: Evaluation, *, phase: str, done: int) -> float:
-        """Keep a held-out evaluation that came after `done` steps; its mean reward, as it is logged."""
+    def evaluated(self, played: Evaluation, *, phase: str, done: int) -> None:
+        """Keep the rollouts of a held-out evaluation that came after `done` steps, failed ones included."""
         if self.store is not None:
             self.store.add(played.groups, phase=phase, step=done)
+
+    def held_out(self, played: Evaluation, *, done: int) -> float:
+        """Log the mean reward of a held-out evaluation that came after `done` steps, and return it."""
         reward = round(played.reward, 4)
         self.log.held_out(done, reward)
         return reward
