@@ -49,7 +49,7 @@ class Report:
         said = []
         if rows and not _total(rows, "train/optimizer_steps"):
             said.append("No optimizer step was taken: the adapter is the one that the run began with.")
-        if rows and all(row.get("samples/groups_without_signal") == row.get("groups/finished", -1) for row in rows):
+        if rows and all(row.get("samples/groups_without_signal") == row.get("samples/groups", -1) for row in rows):
             said.append("No group had a signal: in each of them all rollouts have the same reward.")
         if len(self.rewards) == 1:
             said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")

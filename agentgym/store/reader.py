@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ _ORDERS = {
     "written": "number",
     "latest": "number DESC",
     "worst": "reward, number",
-    "best": "reward DESC, number",
+    "best": "reward DESC, number DESC",
 }
 
 
@@ -238,7 +238,7 @@ def _conditions(
     elif order in ("worst", "best"):
         where.append("reward IS NOT NULL")
     if suspicious:
-        where.append(f"(suspicious IS NOT NULL OR logprob_gap > ? OR number IN ({', '.join('?' * len(far))}))")
+        where.append(_any("suspicious IS NOT NULL", "logprob_gap > ?", _among("number", far)))
         values += [LARGE_GAP, *far]
     for name, value in (("step", step), ("phase", phase)):
         if value is not None:
@@ -246,10 +246,18 @@ def _conditions(
             values.append(value)
     if ids:
         numbers = [int(name) for name in ids if name.isascii() and name.isdigit() and len(name) < 19]
-        marks, places = (", ".join("?" * len(of)) for of in (ids, numbers))
-        where.append(f"(rollout_id IN ({marks}) OR group_id IN ({marks}) OR number IN ({places}))")
+        where.append(_any(_among("rollout_id", ids), _among("group_id", ids), _among("number", numbers)))
         values += [*ids, *ids, *numbers]
     return " AND ".join(where), values
+
+
+def _any(*conditions: str) -> str:
+    """One condition that holds where any of these does, each found by its own index."""
+    return f"number IN ({' UNION '.join(f'SELECT number FROM rollouts WHERE {one}' for one in conditions)})"
+
+
+def _among(column: str, values: Collection[object]) -> str:
+    return f"{column} IN ({', '.join('?' * len(values))})"
 
 
 def _signs(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     suspicious  TEXT,                 -- names of what is odd about it, with spaces between; NULL for nothing
     logprob_gap REAL                  -- largest difference of engine and trainer, nats; NULL for later mini-batches
 );
-CREATE INDEX IF NOT EXISTS rollouts_by_step ON rollouts (phase, step);
+CREATE INDEX IF NOT EXISTS rollouts_by_step ON rollouts (step, phase);
 CREATE INDEX IF NOT EXISTS rollouts_by_id ON rollouts (rollout_id);
 CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (group_id);
 CREATE INDEX IF NOT EXISTS rollouts_by_reward ON rollouts (reward, number);

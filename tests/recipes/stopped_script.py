@@ -91,7 +91,7 @@ def arm() -> None:
     elif MOMENT == "syncing":
         import agentgym.run.loop
 
-        before(agentgym.run.loop, "sync", call=1)
+        before(agentgym.run.loop, "sync_weights", call=1)
     elif MOMENT == "twice":  # a step that never ends, and a second Ctrl-C
         from agentgym.train.learner import Learner
 
