@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentgym.store import rows
 from agentgym.store import writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
@@ -89,7 +90,7 @@ def test_a_full_disk_stops_no_run_and_what_is_not_written_is_counted(
 def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    row = writing.rollout_row
+    row = rows.rollout_row
 
     def refusing(made: Rollout, **place: Any) -> tuple[object, ...]:
         if made.rollout_id == "a/1":
