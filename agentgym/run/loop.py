@@ -181,11 +181,11 @@ async def _evaluate(run: RunConfig, collector: Collector, record: Recorder, phas
 
 
 def new_folder(recipe: str) -> Path:
-    """The folder of a run that names none: runs/RECIPE/TIME."""
+    """Name the folder of a run whose settings name none: runs/RECIPE/TIME."""
     return Path("runs") / recipe / datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
 def _cpu_seconds() -> float:
-    """CPU seconds of this process and of the children that it has waited for, boxes included."""
+    """Count the CPU seconds of this process and of the children that it has waited for, boxes included."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)

@@ -29,7 +29,7 @@ PACKAGES = ("agentgym", "torch", "transformers", "peft", "numpy", "sglang")
 
 
 def check_fields(config: Any, owner: type) -> None:
-    """Check that every field of `owner` has a value of its type and within its bounds; ValueError names one that has not.
+    """Check that every field of `owner` has a value of its type within its bounds; ValueError names one that has not.
 
     Values that stand for another type are turned into it: a str that is a path into a Path.
     """

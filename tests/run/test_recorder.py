@@ -136,6 +136,24 @@ async def test_failed_rollouts_are_kept_with_what_they_failed_of(
     assert all(of.trainer_logprobs == (None,) for of in failed)
 
 
+class Down(Terse):
+    """Its judge is down."""
+
+    @ag.reward
+    def judge(self) -> float:
+        raise ValueError("judge is down")
+
+
+@pytest.mark.parametrize(("held_out", "kept"), [(0, [("train", 0)] * 6), (2, [("eval_before", 0)] * 2)])
+async def test_where_all_rollouts_fail_the_run_ends_and_they_can_be_looked_at(
+    run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch, held_out: int, kept: list[tuple[str, int]]
+) -> None:
+    monkeypatch.setitem(sys.modules, "record_envs", sys.modules[__name__])
+    with pytest.raises(ag.AgentGymError, match=r"all \d rollouts failed.*judge is down"):
+        await train_policy(replace(run, env="record_envs:Down", eval_tasks=held_out))
+    assert places(folder(run)) == kept
+
+
 SCRIPT = """
 import asyncio, sys
 from dataclasses import replace
