@@ -252,8 +252,13 @@ class Rollout:
         return f"<Rollout {self._head()}>"
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, full: bool = False) -> str:
+        """The transcript as plain text, with what became of the rollout before and after it; `full` cuts no message."""
+        said = plain_text(self.transcript(), limit=None if full else SHOWN_CHARACTERS)
         foot = outcome(self.rewards, self.metrics, self.failure)
-        return "\n".join(filter(None, [f"rollout {self._head()}", plain_text(self.transcript()), foot]))
+        return "\n".join(filter(None, [f"rollout {self._head()}", said, foot]))
 
     def transcript(self) -> tuple[SegmentTranscript, ...]:
         """The whole conversation of every segment, in the order of their opening."""

@@ -66,14 +66,14 @@ async def main(config: ChaseSFT) -> None:
         ag.AnyBox(kind=config.box).open(ag.LocalConfig().slots) as boxes,
     ):
         play = ag.Collector(Chase, engine, trainer, boxes, ag.Sampling(temperature=0.7, max_tokens=40))
-        before = await play.evaluate(config.eval_tasks)
+        before = (await play.evaluate(config.eval_tasks)).reward
         losses = []
         for step in range(config.steps):
             shown = range(step * config.batch, (step + 1) * config.batch)
             stats = await trainer.step(demonstrations(await demonstrated(engine.tokenizer, shown, config.seed)))
             losses.append(stats["train/loss"])
         await engine.load_adapter(trainer.adapter(), version=1)
-        after = await play.evaluate(config.eval_tasks)
+        after = (await play.evaluate(config.eval_tasks)).reward
         trainer.save(config.out / "adapter")
     summary = {"recipe": "chase_sft", "loss_first": losses[0], "loss_last": losses[-1]}
     print(json.dumps(summary | {"eval_before": before, "eval_after": after, "out": str(config.out)}))

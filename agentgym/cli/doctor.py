@@ -1,4 +1,4 @@
-"""What runs on this machine, and how to get the rest: `agentgym doctor`; what a model's tokenizer does: `--model`."""
+"""The command `agentgym doctor`: what runs on this machine and how to get the rest, or what a tokenizer does."""
 
 import importlib.util
 import os
@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agentgym.cli.output import say
 from agentgym.errors import EngineError, SandboxError, boundary
 
 PACKAGES = {
@@ -25,16 +26,16 @@ PACKAGES = {
     "sglang": "not needed on a CPU; a server of its own, in a virtual environment of its own: docs/engines.md",
     "pytest-asyncio": "pip install pytest pytest-asyncio, for tests of an environment",
 }
-"""What a user asks about first, and how to get it."""
+"""The packages that are looked for, and how to get each."""
 START_DOCKER = "install Docker, start it, and let this user in"
 HUB = "https://huggingface.co"
 REACH_S = 5.0
-"""How long the model hub has to take a connection."""
+"""Seconds that the model hub has to take a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is there or is not, and then how to get it."""
+    """Says of one thing whether it is there, and if not, how to get it."""
 
     name: str
     ok: bool
@@ -51,6 +52,10 @@ class Finding:
 def doctor(model: str | None = None) -> int:
     """Say what runs here and how to get the rest; the exit code is 0 where a box can be had.
 
+    For example:
+    $ agentgym doctor
+    $ agentgym doctor --model Qwen/Qwen3-0.6B
+
     Args:
         model: Look at the tokenizer of this folder or hub name instead: whether its chat template only ever appends,
             keeps the turn separators and reads tool calls back; 0 where it does the last two.
@@ -58,21 +63,21 @@ def doctor(model: str | None = None) -> int:
     if model is not None:
         return _doctor_of(model)
     for finding in findings():
-        _say(str(finding))
+        say(str(finding))
     box = _box()
-    _say(str(box))
+    say(str(box))
     return 0 if box.ok else 1
 
 
 def _doctor_of(model: str) -> int:
     traits = list(model_findings(model))
     for check in traits:
-        _say(str(check))
+        say(str(check))
     return 0 if all(check.ok for check in traits if check.name in ("separators", "tool calls")) else 1
 
 
 def model_findings(model: str) -> Iterator[Finding]:
-    """One finding a line of `agentgym doctor --model`; EngineError where there is no such tokenizer."""
+    """Find out what the tokenizer does, one finding a line; EngineError where there is no such tokenizer."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -104,7 +109,7 @@ def model_findings(model: str) -> Iterator[Finding]:
 
 
 def why_no_hub() -> str | None:
-    """Why no model can be fetched, found out in seconds: the hub's own client tries for most of a minute."""
+    """Say why no model can be fetched, or None; within seconds, where the hub's own client takes most of a minute."""
     hub = os.environ.get("HF_ENDPOINT") or HUB
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
@@ -119,7 +124,7 @@ def why_no_hub() -> str | None:
 
 
 def findings() -> Iterator[Finding]:
-    """One finding a line of `agentgym doctor`, but for the last, which is the verdict."""
+    """Find out what runs here, one finding a line; the last line of `agentgym doctor`, the verdict, is not in it."""
     own = installed("agentgym") or "a checkout that is not installed"
     yield Finding(name="agentgym", ok=True, detail=f"{own}, in {Path(__file__).parent}")
     yield Finding(
@@ -134,7 +139,7 @@ def findings() -> Iterator[Finding]:
 
 
 def installed(package: str) -> str | None:
-    """The version that is installed; None where there is none."""
+    """Give the version of a package that is installed; None where it is not."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -157,7 +162,7 @@ def _package(name: str, get: str) -> Finding:
 
 
 def _built_for() -> str:
-    """What torch was built for, by its own file: importing it would take seconds."""
+    """Say what torch was built for, from its version file: importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     file = None if spec is None or spec.origin is None else Path(spec.origin).with_name("version.py")
     if file is None or not file.is_file():
@@ -187,7 +192,7 @@ def _docker() -> Iterator[Finding]:
     except SandboxError as error:
         why_not = str(error).rpartition(": ")[0] or str(error)
         yield Finding(name="sandbox image", ok=False, detail=why_not, get="agentgym sandbox build")
-    except Exception as error:  # The same.
+    except Exception as error:  # What the engine and the connection to it raise has no common name.
         yield Finding(name=engine.name, ok=False, detail=f"{type(error).__name__}: {error}", get=engine.get)
     finally:
         client.close()
@@ -202,7 +207,7 @@ def _bubblewrap() -> Finding:
 
 
 def _runsc() -> Finding:
-    """gVisor counts where the engine knows it, which a remote one may without a runsc here."""
+    """Say whether the engine knows gVisor; a remote engine may, without a runsc on this machine."""
     path = shutil.which("runsc")
     get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md"
     if "runsc" in _runtimes():
@@ -212,7 +217,7 @@ def _runsc() -> Finding:
 
 
 def _runtimes() -> set[str]:
-    """The names that a box's `runtime` may have; none where no engine answers."""
+    """Give the names that a box's `runtime` may have; none where no engine answers."""
     from agentgym.sandboxes.docker_client import connect
 
     try:
@@ -228,7 +233,7 @@ def _runtimes() -> set[str]:
 
 
 def _gpus() -> Finding:
-    """By the driver's own tool: loading torch for this would take seconds."""
+    """Ask the driver's own tool for the GPUs: loading torch takes seconds."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
@@ -247,7 +252,3 @@ def _box() -> Finding:
         return Finding(name="a box", ok=True, detail=type(auto()).__name__)
     except SandboxError:
         return Finding(name="a box", ok=False, detail="", get="either Docker with its image, or bubblewrap")
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")

@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from agentgym.cli.output import _say
+from agentgym.cli.output import say
 from agentgym.errors import SandboxError
 from agentgym.process_identity import dead_folders, is_dead
 
 
 def gc(dry_run: bool = False) -> int:
     """Remove what killed runs left on this machine: containers, and folders with their sockets.
+
+    For example:
+    $ agentgym gc --dry-run
+    $ agentgym gc
 
     Args:
         dry_run: Say what would be removed, and remove nothing.
@@ -21,20 +25,20 @@ def gc(dry_run: bool = False) -> int:
     for what, remove in left:
         if not dry_run:
             remove()
-        _say(f"{verb} {what}")
+        say(f"{verb} {what}")
     if not left:
-        _say("nothing of ours is left over")
+        say("nothing of ours is left over")
     return 0
 
 
 def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
-    """What each dead owner's container is called, and how to remove it; nothing where no engine runs."""
+    """Name each container whose owner is dead, and how to remove it; none where no engine runs."""
     from agentgym.sandboxes.docker_client import connect
 
     try:
         client = connect(timeout_s=30)
     except (SandboxError, ImportError) as error:
-        _say(f"containers not looked at: {error}")
+        say(f"containers not looked at: {error}")
         return
     try:
         for container in client.containers(all=True, filters={"label": "agentgym.owner"}):

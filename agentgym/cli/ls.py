@@ -6,15 +6,19 @@ from pathlib import Path
 
 import tyro
 
-from agentgym.cli.output import _say
+from agentgym.cli.output import say
 from agentgym.errors import AgentGymError
 
 
 def ls(envs: tyro.conf.Positional[tuple[str, ...]] = ()) -> int:
     """List the environments that the files envs/*/env.py register, and those named.
 
+    For example:
+    $ agentgym ls
+    $ agentgym ls my_package.my_env:MyEnv
+
     Args:
-        envs: More of them, as module:Class.
+        envs: More environments, as module:Class.
     """
     from agentgym.environments.registry import find_env, registered
 
@@ -29,11 +33,11 @@ def ls(envs: tyro.conf.Positional[tuple[str, ...]] = ()) -> int:
             broken.append(str(error))
     for name, cls in sorted(found.items()):
         where = f"{cls.__module__}:{cls.__qualname__}"
-        _say(f"{name:<20}  {where:<40}  {_first_line(cls)}".rstrip())
+        say(f"{name:<20}  {where:<40}  {_first_line(cls)}".rstrip())
     for line in broken:
-        _say(line)
+        say(line)
     if not found and not broken:
-        _say("no environments: there is no envs/*/env.py below this folder, and none was named")
+        say("no environments: there is no envs/*/env.py below this folder, and none was named")
     return 1 if broken else 0
 
 
@@ -42,7 +46,7 @@ def _env_modules() -> list[str]:
 
 
 def _import(module: str) -> str | None:
-    """What went wrong, in one line."""
+    """Import a module; what went wrong in one line, or None."""
     try:
         importlib.import_module(module)
     except Exception as error:

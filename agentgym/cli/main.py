@@ -1,4 +1,4 @@
-"""The command line: `agentgym doctor | gc | ls | merge | sandbox build`.
+"""The command line: `agentgym doctor | gc | ls | merge | sandbox build | show`.
 
 What a command needs is imported when it runs: asking for help loads neither torch nor Docker's client.
 """
@@ -14,30 +14,22 @@ from agentgym.cli.doctor import doctor, installed
 from agentgym.cli.gc import gc
 from agentgym.cli.ls import ls
 from agentgym.cli.merge import merge
-from agentgym.cli.output import _say
+from agentgym.cli.output import forget_stdout, say
 from agentgym.cli.sandbox import build
+from agentgym.cli.show import show
 from agentgym.errors import AgentGymError
 from agentgym.extras import needs_extra
 
-HEADER = """Look after agentgym on this machine: what runs here, which environments there are, what killed runs left.
+HEADER = """Look after agentgym on this machine: what runs here, which environments there are, what killed runs left,
+and what the rollouts of a run are like.
 
-Each command says more with --help. Training itself is a Python program: see the recipes and docs/training.md.
+Each command says more, with examples, in its --help, such as `agentgym show --help`.
+Training itself is a Python program: see the recipes and docs/training.md.
 """
+BROKEN_PIPE = 141
+"""The exit code where whoever reads stdout stops reading, as of a program that SIGPIPE ends."""
 EXTRAS = {"docker": "docker", "torch": "train", "transformers": "train", "peft": "train", "gymnasium": "gymnasium"}
-"""The extra that brings a package, for who asks for a command without it."""
-
-
-# ---------------------------------------------------------------------------------------------------- gc
-
-
-# ---------------------------------------------------------------------------------------------------- ls
-
-
-# ---------------------------------------------------------------------------------------------------- merge
-
-
-# ---------------------------------------------------------------------------------------------------- sandbox
-
+"""The extra that brings each package, for the error of a command that is run without it."""
 
 COMMANDS: Mapping[str, Any] = {
     "doctor": doctor,
@@ -45,21 +37,30 @@ COMMANDS: Mapping[str, Any] = {
     "ls": ls,
     "merge": merge,
     "sandbox": {"build": build},
+    "show": show,
 }
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. Errors of ours, and a package that is not installed, are one line on stderr."""
+    """Run one command and return its exit code.
+
+    Errors of ours, and a package that is not installed, are one line on stderr.
+    """
     args = sys.argv[1:] if args is None else list(args)
     if args[:1] in (["--version"], ["-V"]):
-        _say(f"agentgym {installed('agentgym') or 'of a checkout that is not installed'}")
+        say(f"agentgym {installed('agentgym') or 'of a checkout that is not installed'}")
         return 0
     if (unknown := _unknown(args, COMMANDS)) is not None:
         sys.stderr.write(f"agentgym: {unknown}\n")
         return 2
     try:
         with needs_extra():
-            return int(tyro.cli(_parser(COMMANDS), prog="agentgym", description=HEADER, args=args))
+            code = int(tyro.cli(_parser(COMMANDS), prog="agentgym", description=HEADER, args=args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        forget_stdout()
+        return BROKEN_PIPE
     except AgentGymError as error:
         sys.stderr.write(f"agentgym: {error}\n")
         return 1
@@ -71,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _unknown(args: Sequence[str], commands: Mapping[str, Any]) -> str | None:
-    """What is wrong with the command's name; None where it is one, or none was given."""
+    """Say what is wrong with the command's name; None where it is one, or none was given."""
     if not args or args[0].startswith("-"):
         return None
     name = args[0]
@@ -84,7 +85,7 @@ def _unknown(args: Sequence[str], commands: Mapping[str, Any]) -> str | None:
 
 
 def _parser(commands: Mapping[str, Any]) -> Any:
-    """A union of subcommands, as tyro understands it; a nested mapping is a command with commands of its own."""
+    """Make a union of subcommands, as tyro takes it; a nested mapping is a command with commands of its own."""
     made = [_subcommand(name, given) for name, given in commands.items()]
     # A union needs two members, also where there is one command.
     return Union[(*made, Annotated[None, tyro.conf.Suppress])]

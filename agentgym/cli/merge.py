@@ -5,12 +5,16 @@ from pathlib import Path
 
 import tyro
 
-from agentgym.cli.output import _say
+from agentgym.cli.output import say
 from agentgym.errors import EngineError, boundary
 
 
 def merge(adapter: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], base: str | None = None) -> int:
     """Write a base model and an adapter that was trained on it as one plain model, with its tokenizer.
+
+    For example:
+    $ agentgym merge runs/chase_grpo/20260801-101500/adapter merged
+    $ agentgym merge adapter merged --base Qwen/Qwen3-0.6B
 
     Args:
         adapter: The folder of an adapter in PEFT's format, such as a run's adapter/.
@@ -26,5 +30,5 @@ def merge(adapter: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
 
     with boundary(EngineError, f"merge into {base!r}"):
         write_merged(base, adapter, out)
-    _say(str(out))
+    say(str(out))
     return 0

@@ -4,7 +4,7 @@ import logging
 
 import tyro
 
-from agentgym.cli.output import _say
+from agentgym.cli.output import say
 
 
 def build(
@@ -15,14 +15,18 @@ def build(
 ) -> int:
     """Build the image that Docker boxes run, and print its id.
 
+    For example:
+    $ agentgym sandbox build
+    $ agentgym sandbox build --pip numpy --pip 'pandas>=2' --tag my-sandbox
+
     Args:
-        from_debootstrap: Stand on a minimal Debian; for machines that reach no registry. Needs root.
-        base: The image to stand on; it needs a python3.
+        from_debootstrap: Build it on a minimal Debian; for machines that reach no registry. Needs root.
+        base: The image to build on; it needs a python3.
         pip: A package that code in the box can import; may be given several times.
         tag: The image's name; by default the one that Docker boxes use.
     """
     from agentgym.sandboxes import image
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    _say(image.build(tag, base=base, from_debootstrap=from_debootstrap, pip=pip))
+    say(image.build(tag, base=base, from_debootstrap=from_debootstrap, pip=pip))
     return 0

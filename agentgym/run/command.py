@@ -1,4 +1,4 @@
-"""What every recipe's command line does: settings in, progress on stderr, one line of JSON on stdout."""
+"""The command line of every recipe: settings in, progress on stderr, one line of JSON on stdout."""
 
 import argparse
 import asyncio
@@ -51,7 +51,7 @@ def main(recipe: type[RunConfig]) -> None:
 
 
 def settings(recipe: type[RunConfig], arguments: Sequence[str]) -> RunConfig:
-    """The recipe with what the command line says; the engine is read first, for it decides which flags there are."""
+    """Read the recipe's settings from the command line; --engine comes first, because it decides which flags exist."""
     import tyro
 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -67,7 +67,7 @@ def settings(recipe: type[RunConfig], arguments: Sequence[str]) -> RunConfig:
 
 
 class Stop:
-    """Turns the first SIGINT or SIGTERM into a cancellation of the run; open while it is begun and done.
+    """Turns the first SIGINT or SIGTERM into a cancellation of the run; open from before its start to its end.
 
     Before the run has begun there is nothing to give back, and the process ends there and then. A second Ctrl-C ends
     it in any case; a SIGTERM behind the first signal, as torchrun sends it, changes nothing.
@@ -75,7 +75,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """Of the signal that came first."""
+        """The number of the signal that came first; None before one came."""
         self.folder: Path | None = None
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._before: dict[int, Any] = {}
@@ -93,14 +93,14 @@ class Stop:
             signal.signal(number, handler)
 
     async def cancels(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work, which a signal cancels from then on."""
+        """Do the work; a signal cancels it."""
         task = asyncio.current_task()
         assert task is not None
         self._running = asyncio.get_running_loop(), task
         return await work
 
     def say(self) -> None:
-        """One line: where the run is, and what goes on with it."""
+        """Write one line on stderr: where the run is, and the command that resumes it."""
         if not _first():
             return
         name = "Ctrl-C" if self.number == signal.SIGINT else "SIGTERM"
@@ -125,7 +125,7 @@ class Stop:
 
 
 def resume_command(folder: Path, arguments: Sequence[str]) -> str:
-    """The command line that goes on with the run in `folder`: this one with --resume in the place of its folder."""
+    """Give the command line that resumes the run in `folder`: this one, with --resume in place of its folder."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -137,7 +137,7 @@ def resume_command(folder: Path, arguments: Sequence[str]) -> str:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """How this program was started, with these arguments."""
+    """Give the command line that started this program, with these arguments instead."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec is not None else ""
     program = ["-m", name] if name else [sys.argv[0]]

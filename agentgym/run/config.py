@@ -22,7 +22,7 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run, every setting in one place and checked; a recipe is a Run with its values spelled out."""
+    """Describes one training run, every setting checked; a recipe is a subclass with its values spelled out."""
 
     recipe: str
     """Name of the run, in its folder and its last line."""
@@ -34,15 +34,15 @@ class RunConfig:
     """What samples: the model in this process, or SGLang servers."""
     train: TrainConfig = field(default_factory=TrainConfig)
     out: Path | None = None
-    """Folder of metrics, adapter and checkpoints; runs/RECIPE/TIME without it."""
+    """Folder of metrics, rollouts, adapter and checkpoints; runs/RECIPE/TIME by default."""
     resume: Path | None = None
-    """Folder of a run that was stopped: go on after its last whole checkpoint, there, as if it had not been."""
+    """Folder of a run that was stopped: go on there after its last whole checkpoint, as if it had not been stopped."""
     save_every: AtLeast0 = 10
     """Steps from one checkpoint to the next; 0: only at the end and when interrupted."""
     keep: AtLeast1 = 2
     """Checkpoints that stay; the oldest goes first."""
     seed: int = 0
-    """Of tasks, sampling and the adapter's start."""
+    """The seed of the order of tasks, of sampling, and of the adapter's first weights."""
     steps: AtLeast0 = 30
     """Batches collected and trained on."""
     prompts: AtLeast1 = 8

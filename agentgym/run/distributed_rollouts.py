@@ -1,4 +1,4 @@
-"""The rollouts of every training process, collected as one batch."""
+"""The rollouts of all training processes, collected as one batch."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for 
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """What rollouts are played with; under torchrun each process has one, and plays its share."""
+    """Plays rollouts with an env, an engine and boxes; under torchrun each process has one, and plays its share."""
 
     env: type[Env[Any]]
     engine: Engine
@@ -33,10 +33,13 @@ class Collector:
     boxes: Boxes | None
     sampling: Sampling
     concurrency: int = 64
-    """Rollouts at once, in this process."""
+    """The most rollouts that this process plays at once."""
 
-    async def collect(self, tasks: Sequence[Any], *, n: int, seed: int) -> Groups:
-        """`n` rollouts of every task, shared out over the trainer's processes; every process gets all of them."""
+    async def collect(self, tasks: Sequence[Any], *, n: int, seed: int, must_score: bool = True) -> Groups:
+        """Play `n` rollouts of every task, shared out over the trainer's processes; every process gets all of them.
+
+        Raises AgentGymError where all of them failed, unless `must_score` is False.
+        """
         mine = tasks[self.trainer.rank :: self.trainer.world]
         groups = await play_groups(
             self.env,
@@ -50,7 +53,8 @@ class Collector:
         )
         found = {group.group_id: group for group in self.trainer.gather(list(groups))}
         whole = Groups([found[task.id] for task in tasks])
-        raise_if_all_failed(whole)
+        if must_score:
+            raise_if_all_failed(whole)
         return whole
 
     @asynccontextmanager
@@ -65,7 +69,7 @@ class Collector:
         sampler_states: Sequence[Mapping[str, Any]] = (),
         by_turn: bool = False,
     ) -> AsyncIterator["DistributedScheduler"]:
-        """Training batches of `prompts` groups of `n`, one `collect` after the other; see `Scheduler`.
+        """Open a scheduler whose every `collect` gives a batch of `prompts` groups of `n`; see `Scheduler`.
 
         `sampler_states` are what `DistributedScheduler.sampler_states` gave in a run that was stopped: this one goes on
         from there. Raises ValueError, naming the field, where they are wrong or of another run.
@@ -85,23 +89,28 @@ class Collector:
         ) as scheduler:
             yield DistributedScheduler(scheduler, self.trainer, wanted=sharding.share)
 
-    async def evaluate(self, count: int) -> float:
-        """Mean reward over the first `count` held-out tasks, one rollout each."""
-        groups = await self.collect(as_tasks(self.env, self.env.tasks("test"))[:count], n=1, seed=0)
-        return Evaluation(groups=groups, k=1).reward
+    async def evaluate(self, count: int, *, must_score: bool = True) -> Evaluation:
+        """Play the first `count` held-out tasks, one rollout each, as `collect` does."""
+        groups = await self.collect(
+            as_tasks(self.env, self.env.tasks("test"))[:count], n=1, seed=0, must_score=must_score
+        )
+        return Evaluation(groups=groups, k=1)
 
 
 @dataclass(frozen=True, slots=True)
 class DistributedScheduler:
-    """The scheduler of each process as one."""
+    """Joins the schedulers of all processes into one."""
 
     scheduler: Scheduler[Any]
     trainer: "Trainer"
     wanted: int
-    """Groups that this process plays for a batch."""
+    """How many groups of a batch this process plays."""
 
-    async def collect(self, *, to_come: int | None = None) -> Groups:
-        """The next batch; every process gets all of its groups, in the order of their tasks."""
+    async def collect(self, *, to_come: int | None = None, must_score: bool = True) -> Groups:
+        """Play the next batch; every process gets all of its groups, in the order of their tasks.
+
+        Raises AgentGymError where all rollouts failed, unless `must_score` is False.
+        """
         mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
         shares = self.trainer.gather([(mine.groups, mine.batch_stats)])
         rows = zip_longest(*(groups for groups, _ in shares))
@@ -109,7 +118,8 @@ class DistributedScheduler:
         whole = Groups(
             [group for row in rows for group in row if group is not None], sum(batch_stats_of_ranks, start=BatchStats())
         )
-        raise_if_all_failed(whole)
+        if must_score:
+            raise_if_all_failed(whole)
         return whole
 
     def sampler_states(self) -> list[dict[str, Any]]:

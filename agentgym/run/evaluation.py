@@ -1,4 +1,4 @@
-"""How well a model does on tasks that it is not trained on."""
+"""The evaluation of a model on tasks that it is not trained on."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from agentgym.types import Rollout, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluation:
-    """What the rollouts of an evaluation came to; a rollout that failed has no reward and is counted apart."""
+    """Holds the rollouts of an evaluation and gives its scores; a failed rollout has no reward and is counted apart."""
 
     groups: Groups
     k: int
-    """Rollouts of each task that were started."""
+    """How many rollouts of each task were started."""
 
     def __repr__(self) -> str:
         return f"Evaluation(reward={self.reward}, tasks={len(self.groups)}, k={self.k}, failed={self.failed})"
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """All of them, task by task, failed ones too."""
+        """All rollouts, task by task, failed ones too."""
         return self.groups.rollouts
 
     @property
     def rewards(self) -> dict[str, tuple[float | None, ...]]:
-        """Of each task by its id; None for a rollout that failed."""
+        """The rewards of each task, by its id; None for a rollout that failed."""
         return {group.group_id: tuple(r.reward for r in group.rollouts) for group in self.groups}
 
     @property
@@ -46,7 +46,7 @@ class Evaluation:
 
     @property
     def failed(self) -> int:
-        """Rollouts without a reward."""
+        """How many rollouts have no reward."""
         return sum(r.reward is None for r in self.rollouts)
 
     @property
@@ -55,7 +55,7 @@ class Evaluation:
         return Counter(r.error for r in self.rollouts if r.error is not None).most_common()
 
     def pass_at(self, k: int, *, solved: float = 1.0) -> float:
-        """The chance that one of `k` attempts has a reward of at least `solved`, without bias; the mean over tasks.
+        """Estimate the chance, mean over tasks, that one of `k` attempts has a reward of at least `solved`; unbiased.
 
         Of a task with n scored rollouts, c of them solved, it is 1 - C(n - c, k) / C(n, k) (Chen et al., 2021,
         https://arxiv.org/abs/2107.03374). Tasks with fewer than k scored rollouts are left out; nan where all are.

@@ -1,4 +1,4 @@
-"""A run's figures, as lines on disk and as a bar or lines on the screen."""
+"""The log of a run's figures: lines on disk, and a progress bar or lines on the screen."""
 
 import json
 import math
@@ -17,20 +17,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Sink: TypeAlias = Callable[[int, Mapping[str, float]], None]
-"""Is called with a step's number and its figures; `lambda step, figures: wandb.log(figures, step=step)` is one."""
+"""A function that takes a step's number and its figures, such as `lambda step, figures: wandb.log(figures, step=step)`.
+"""
 
 EACH_STEP = ("rollouts", "training")
-"""What a run does in every step: a bar shows it, and lines leave it out."""
+"""The parts of every step: the bar shows them, and lines leave them out."""
 HELD_OUT = "eval/reward"
-"""The held-out score, in a line of its own beside the steps'."""
+"""The name of the held-out score, which has lines of its own in metrics.jsonl."""
 
 
 class MetricsLogger:
-    """A run's figures: one JSON line a step in metrics.jsonl, and a progress bar on stderr.
+    """Writes a run's figures: one JSON line a step in metrics.jsonl, and a progress bar on stderr.
 
-    Where stderr is no terminal there is a line a step. Figures that are not finite are null in metrics.jsonl, and
-    `figures_not_finite` counts them. With `done` it goes on after so many steps: the lines of later ones, which a run
-    that died left behind, are cut.
+    Where stderr is no terminal it writes a line a step there. Figures that are not finite are null in metrics.jsonl,
+    and `figures_not_finite` counts them. `done` is how many steps of a resumed run are done; lines of later
+    steps, which the stopped run left behind, are cut.
     """
 
     def __init__(
@@ -73,13 +74,13 @@ class MetricsLogger:
             self._file.close()
 
     def note(self, doing: str) -> None:
-        """Say what is going on."""
+        """Show what the run is doing."""
         self._bar.update(self._job, description=doing)
         if doing not in EACH_STEP:
             self._line(doing)
 
     def alert(self, said: str) -> None:
-        """Say on stderr what a user must not overlook; on the first process only."""
+        """Write on stderr what a user must not overlook; only the first process does."""
         if self._shown:
             self._console.print(f"WARNING: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
@@ -104,12 +105,12 @@ class MetricsLogger:
                 sink(done, {HELD_OUT: reward})
 
     def sync(self) -> None:
-        """The lines so far outlive a power cut; a pipe's reader has them anyway."""
+        """Return when the lines so far outlive a power cut; where metrics.jsonl is a pipe there is nothing to do."""
         if self._file is not None and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             os.fsync(self._file.fileno())
 
     def summary(self) -> dict[str, Any]:
-        """Mean reward of the first and last five steps, and totals."""
+        """Give the mean reward of the first and of the last five steps, and totals."""
         rewards = [reward for row in self.rows if (reward := row.get("reward")) is not None]
         calls = sum((row.get("rollout/tool_calls") or 0.0) * row["rollouts/finished"] for row in self.rows)
         return {
@@ -130,20 +131,23 @@ class MetricsLogger:
             print(said, file=self._console.file, flush=True)
 
     def _pace(self, done: int) -> str:
-        """Seconds since the start, and about how many are left."""
+        """Say how many seconds have passed, and about how many are left."""
         took = time.monotonic() - self._began
         left = took / max(done - self._done, 1) * (self._steps - done)
         return f"{took:.0f} s, about {left:.0f} s left"
 
 
 def strict(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row as JSON can say it: None for a figure that is not finite, and `figures_not_finite` counts them."""
+    """Replace figures that are not finite by None, and count them in `figures_not_finite`."""
     odd = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     return {**row, **dict.fromkeys(odd), "figures_not_finite": len(odd)} if odd else dict(row)
 
 
 def cut_back(path: Path, steps: int) -> list[dict[str, float]]:
-    """The figures of the first `steps` steps, and a file at `path` that holds no others; warns where one is missing."""
+    """Cut the lines of later steps from the file at `path`; return the figures of the first `steps` steps.
+
+    Warns where figures of one of them are missing.
+    """
     text = path.read_text() if path.exists() else ""
     kept = [line for line in text.splitlines() if (row := _row(line)) is not None and row["step"] < steps]
     rows = {int(row.pop("step")): row for row in map(json.loads, kept) if HELD_OUT not in row}
@@ -156,7 +160,7 @@ def cut_back(path: Path, steps: int) -> list[dict[str, float]]:
 
 
 def _row(line: str) -> dict[str, float] | None:
-    """The figures of a line; None for one that was cut off in the middle."""
+    """Read the figures of a line; None for one that was cut off in the middle."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -1,11 +1,11 @@
-"""Collect, credit, train, sync: the only file that knows both wings.
+"""The training loop: collect, credit, train, sync, log; the only file that knows both rollouts and training.
 
-A run is `train_policy(run)`; its parts are functions of their own, for a loop you write yourself::
+`train_policy(run)` is a whole run; its parts are public, for a loop you write yourself::
 
-    play = Play(env, engine, trainer, boxes, sampling)
-    async with play.schedule(8, n=8, seed=seed) as rollouts:
+    collector = Collector(env, engine, trainer, boxes, sampling)
+    async with collector.schedule(8, n=8, seed=seed) as scheduler:
         for step in range(steps):
-            groups = await rollouts.collect()
+            groups = await scheduler.collect()
             stats = await trainer.step(build_samples(groups, advantage="dr_grpo"))
             await sync_weights(trainer, engine, step + 1, probe, sampling, tolerance=1e-3)
 """
@@ -34,25 +34,30 @@ from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
 from agentgym.run.log import MetricsLogger, Sink, strict
 from agentgym.run.preflight import refuse_early
-from agentgym.run.report import Report
+from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.samples import build_samples
 from agentgym.sandboxes.choose import AnyBox
+from agentgym.scheduling.accounting import raise_if_all_failed
+from agentgym.store.schema import FILE as STORE
 from agentgym.types import Sampling
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
     from agentgym.train.trainer import Trainer
 
 SUMMARY = "summary.json"
-"""In the run's folder: what `train_policy` returns."""
+"""The file in the run's folder that holds what `train_policy` returns."""
 PROBE = 256
-"""Ids that trainer and engine both score after each sync, at most: a server may draw once behind each of them."""
+"""The most ids that trainer and engine both score after a sync; a server may sample one token behind each of them."""
 
 
 async def sync_weights(
     trainer: "Trainer", engine: Engine, version: int, probe: Sequence[int], sampling: Sampling, tolerance: float
 ) -> float:
-    """Give the engine the trainer's adapter, and prove on the `probe` ids that it took it; the difference in nats."""
+    """Give the engine the trainer's adapter, and prove on the `probe` ids that it samples from it.
+
+    Returns the largest difference of their log-probabilities in nats; EngineError where it is above `tolerance`.
+    """
     await engine.load_adapter(trainer.adapter(), version=version)
     gap = float(np.abs(trainer.score(probe, sampling=sampling) - await engine.score(probe, sampling=sampling)).max())
     if not gap <= tolerance:  # also where it is nan
@@ -64,20 +69,21 @@ async def sync_weights(
 
 
 async def train_policy(run: RunConfig, *, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
-    """Train an adapter on an env; the summary, which is also the run's summary.json.
+    """Train an adapter on an env; return the summary, which is also the run's summary.json.
 
-    In the run's folder there are settings.json from the start, metrics.jsonl as it goes, a checkpoint every
-    `save_every` steps and at the end, and at the end the adapter, in PEFT's format, in `adapter/`. When it is cancelled
-    or fails, at any moment, it leaves the checkpoint and the adapter of the last finished step. Each of `sinks` is
-    called with the figures of a step on the first process.
+    The run's folder holds settings.json from the start, metrics.jsonl and rollouts.sqlite (every rollout, with its task
+    and the answers in it; `agentgym show FOLDER` prints them) as it goes, a checkpoint every `save_every` steps and at
+    the end, and at the end the adapter, in PEFT's format, in `adapter/`. When the run is cancelled or fails, at any
+    moment, it leaves the checkpoint and the adapter of the last finished step, and every rollout that was collected.
+    Each of `sinks` is called with the figures of a step on the first process.
     """
     try:
-        return await _learn(run, sinks)
+        return await _run(run, sinks)
     except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
         raise stopped.with_traceback(None) from None
 
 
-async def _learn(run: RunConfig, sinks: Sequence[Sink]) -> dict[str, Any]:
+async def _run(run: RunConfig, sinks: Sequence[Sink]) -> dict[str, Any]:
     start = time.perf_counter()
     env = find_env(run.env)
     folder = run.resume or run.out or new_folder(run.recipe)
@@ -88,48 +94,44 @@ async def _learn(run: RunConfig, sinks: Sequence[Sink]) -> dict[str, Any]:
         from agentgym.train.trainer import Trainer
 
     disable_progress_bar()  # the log has its own
-    report = Report()
     async with AsyncExitStack() as stack:
         trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
-        progress = load_run_state(trainer, folder, resume=run.resume is not None)
-        shown = trainer.rank == 0
-        log = stack.enter_context(MetricsLogger(folder, steps=run.steps, shown=shown, done=progress.step, sinks=sinks))
+        state = load_run_state(trainer, folder, resume=run.resume is not None)
+        first = trainer.rank == 0
+        log = MetricsLogger(folder, steps=run.steps, shown=first, done=state.step, sinks=sinks)
+        record = await stack.enter_async_context(open_recorder(folder, log, first=first, done=state.step))
         log.note("loading")
         engine = await stack.enter_async_context(open_engine(run, log.note))
-        slots = run.engine.slots
         sandbox = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else env.sandbox
-        boxes = await stack.enter_async_context(sandbox.open(slots)) if sandbox else None
-        collector = Collector(env, engine, trainer, boxes, run.sampling, concurrency=slots)
-        if progress.step:
-            await sync_weights(trainer, engine, progress.step, progress.probe, run.sampling, run.probe_tolerance)
+        boxes = await stack.enter_async_context(sandbox.open(run.engine.slots)) if sandbox else None
+        collector = Collector(env, engine, trainer, boxes, run.sampling, concurrency=run.engine.slots)
+        if state.step:
+            await sync_weights(trainer, engine, state.step, state.probe, run.sampling, run.probe_tolerance)
         else:
-            progress = replace(progress, eval_before=await _evaluate(run, collector, log, 0))
-        async with CheckpointManager(
-            trainer, log, progress, steps=run.steps, every=run.save_every, keep=run.keep
-        ) as saver:
-            await _train(run, collector, log, saver, report)
-        after = await _evaluate(run, collector, log, run.steps)
+            state = replace(state, eval_before=await _evaluate(run, collector, record, "eval_before", 0))
+        async with CheckpointManager(trainer, record, state, run) as checkpoints:
+            await _train(run, collector, record, checkpoints)
+        after = await _evaluate(run, collector, record, "eval_after", run.steps)
     summary = {
         "recipe": run.recipe,
-        **log.summary(),
-        **report.summary(log.rows),
-        "eval_before": progress.eval_before,
+        **record.summary(),
+        "eval_before": state.eval_before,
         "eval_after": after,
         "seed": run.seed,
         "box": run.box,
         "cpu_seconds": round(_cpu_seconds(), 1),
         "seconds": round(time.perf_counter() - start, 1),
         "out": str(folder),
+        "store": str(folder / STORE),
     }
-    for said in report.warnings(log.rows):
-        log.alert(said)
-    if shown:
+    record.warn()
+    if first:
         (folder / SUMMARY).write_text(json.dumps(strict(summary), allow_nan=False, indent=2) + "\n")
     return summary
 
 
 def open_engine(run: RunConfig, progress: Callable[[str], None]) -> AbstractAsyncContextManager[Engine]:
-    """The engine that the run asks for, to be opened by `async with`; a server that starts tells `progress`."""
+    """Make the engine that the run asks for, to be opened by `async with`; a server that starts tells `progress`."""
     if isinstance(run.engine, LocalConfig):
         return LocalEngine(run.model, run.engine)
     rank = max(run.engine.max_lora_rank, run.train.lora_rank)
@@ -137,10 +139,9 @@ def open_engine(run: RunConfig, progress: Callable[[str], None]) -> AbstractAsyn
     return SGLangEngine(find_model(run.model), config, progress=lambda said: progress(f"server: {said[:40]}"))
 
 
-async def _train(
-    run: RunConfig, collector: Collector, log: MetricsLogger, saver: CheckpointManager, report: Report
-) -> None:
-    begun = saver.progress
+async def _train(run: RunConfig, collector: Collector, record: Recorder, checkpoints: CheckpointManager) -> None:
+    """Collect, credit, train, sync, log: each step of the run, from the one that its state stands at."""
+    begun, trainer, log = checkpoints.state, collector.trainer, record.log
     probe = begun.probe
     async with collector.schedule(
         run.prompts,
@@ -150,38 +151,40 @@ async def _train(
         seed=run.seed,
         sampler_states=begun.sampler_states,
         by_turn=run.advantage_level == "turn",
-    ) as rollouts:
+    ) as scheduler:
         for step in range(begun.step, run.steps):
             log.note("rollouts")
-            groups = await rollouts.collect(to_come=run.steps - step - 1)
-            report.add(groups)
+            groups = await scheduler.collect(to_come=run.steps - step - 1, must_score=False)
+            record.collected(groups, step=step)
+            raise_if_all_failed(groups)  # now that they can be looked at
             batch = build_samples(groups, advantage=run.advantage, merge=run.merge, advantage_level=run.advantage_level)
             log.note("training")
-            stats = await collector.trainer.step(batch)
+            stats, logprobs = await trainer.step_and_logprobs(batch)
+            record.trained(groups, batch, logprobs, step=step)
             probe = probe or next(s.token_ids[:PROBE].tolist() for r in groups.rollouts for s in r.segments)
-            gap = await sync_weights(
-                collector.trainer, collector.engine, step + 1, probe, run.sampling, run.probe_tolerance
-            )
+            gap = await sync_weights(trainer, collector.engine, step + 1, probe, run.sampling, run.probe_tolerance)
             log(step, groups.metrics() | batch.metrics() | stats | {"sync/logprob_gap": gap})
-            await saver.done(replace(begun, step=step + 1, probe=probe, sampler_states=rollouts.sampler_states()))
+            states = scheduler.sampler_states()
+            await checkpoints.done(replace(begun, step=step + 1, probe=probe, sampler_states=states))
 
 
-async def _evaluate(run: RunConfig, collector: Collector, log: MetricsLogger, done: int) -> float | None:
-    """The held-out score after `done` steps, in the log; None where the run asks for none."""
+async def _evaluate(run: RunConfig, collector: Collector, record: Recorder, phase: str, done: int) -> float | None:
+    """Play the held-out tasks after `done` steps and record them; their mean reward, None where the run has none."""
     if not run.eval_tasks:
         return None
-    log.note("held-out evaluation")
-    reward = round(await collector.evaluate(run.eval_tasks), 4)
-    log.held_out(done, reward)
-    return reward
+    record.log.note("held-out evaluation")
+    played = await collector.evaluate(run.eval_tasks, must_score=False)
+    record.evaluated(played, phase=phase, done=done)
+    raise_if_all_failed(played.groups)
+    return record.held_out(played, done=done)
 
 
 def new_folder(recipe: str) -> Path:
-    """Of a run that names none."""
+    """Name the folder of a run whose settings name none: runs/RECIPE/TIME."""
     return Path("runs") / recipe / datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
 def _cpu_seconds() -> float:
-    """Of this process and the children it has reaped, boxes included."""
+    """Count the CPU seconds of this process and of the children that it has waited for, boxes included."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)

@@ -1,4 +1,4 @@
-"""What is wrong with a run and can be seen before its model is loaded."""
+"""The checks of a run that need no model."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def refuse_early(run: "RunConfig", env: type[Env[Any]], folder: Path) -> None:
-    """Refuse what no model is needed for, and write the run's settings; the folder is the first process's."""
+    """Refuse what can be seen without a model, and write the run's settings; only the first process uses the folder."""
     _refuse_without_tasks(run, env)
     if int(os.environ.get("RANK", "0")):
         return

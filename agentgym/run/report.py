@@ -1,19 +1,18 @@
-"""What a run's end says of its rollouts, and what it warns of: figures alone do not show that nothing was learned."""
+"""The report at the end of a run: counts of its rollouts, and warnings where nothing was learned."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgym.scheduling.accounting import Groups
+from agentgym.store.suspicious import PER_TOOL
 
 MOST = 5
-"""Different error texts in a summary."""
-PER_TOOL = "tool_errors/"
-"""In front of a tool's name, in a rollout's metrics: how many of its calls failed."""
+"""The most different error texts that a summary names."""
 
 
 class Report:
-    """Failures by their texts, tools by their names, and the range of rewards, since the run was started or resumed."""
+    """Counts failures by text and tool calls by name, and sees whether rewards vary, since the start or the resume."""
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
@@ -35,7 +34,7 @@ class Report:
                     self.errors[name.removeprefix(PER_TOOL)] += int(value)
 
     def summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Beside the rewards: steps, signal and failures."""
+        """The counts, under their names in summary.json."""
         return {
             "optimizer_steps": _total(rows, "train/optimizer_steps"),
             "groups_without_signal": _total(rows, "samples/groups_without_signal"),
@@ -45,11 +44,11 @@ class Report:
         }
 
     def warnings(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """One sentence for each reason why this run may have learned nothing."""
+        """Give one sentence for each reason why this run may have learned nothing."""
         said = []
         if rows and not _total(rows, "train/optimizer_steps"):
             said.append("No optimizer step was taken: the adapter is the one that the run began with.")
-        if rows and all(row.get("samples/groups_without_signal") == row.get("groups/finished", -1) for row in rows):
+        if rows and all(row.get("samples/groups_without_signal") == row.get("samples/groups", -1) for row in rows):
             said.append("No group had a signal: in each of them all rollouts have the same reward.")
         if len(self.rewards) == 1:
             said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")

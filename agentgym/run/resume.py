@@ -1,4 +1,4 @@
-"""How far a run has come, on disk: what it needs beside the trainer's own state to go on after a stop."""
+"""The state of a run on disk: what it needs beside the trainer's own state to go on after a stop."""
 
 import asyncio
 import threading
@@ -9,23 +9,27 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agentgym.adapter import Adapter
-from agentgym.run.log import MetricsLogger
+from agentgym.run.config import RunConfig
+from agentgym.run.recorder import Recorder
 from agentgym.train.checkpoint import has_checkpoints, write_checkpoint
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when one is described
     from agentgym.train.trainer import Trainer
 
 CHECKPOINTS = "checkpoints"
-"""In the run's folder."""
+"""The folder of the checkpoints, in the run's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands between two steps; plain values, as they are kept."""
+    """Says where a run stands between two steps; plain values, as they are kept."""
 
     step: int = 0
+    """Steps that are done."""
     probe: list[int] = field(default_factory=list)
+    """The ids that trainer and engine both score after a sync; empty before the first step."""
     eval_before: float | None = None
+    """Mean reward of the held-out evaluation before the first step; None where there was none."""
     sampler_states: list[dict[str, Any]] = field(default_factory=list)
     """The state of every process's task sampler, by rank."""
 
@@ -37,7 +41,7 @@ def refuse_second_run(folder: Path) -> None:
 
 
 def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunState:
-    """Where the run in `folder` starts: after its last whole checkpoint, or at its beginning where it has none.
+    """Find where the run in `folder` starts: after its last whole checkpoint, or at its beginning where it has none.
 
     Raises ValueError where it has checkpoints and none of them is whole.
     """
@@ -63,60 +67,59 @@ def read_run_state(step: int, progress: Mapping[str, Any]) -> RunState:
 class _Kept:
     """The last finished step, in this process's memory."""
 
-    progress: RunState
-    state: Mapping[str, Any]
-    """The trainer's, copied."""
+    state: RunState
+    trainer_state: Mapping[str, Any]
+    """A copy of all that the trainer goes on from."""
     adapter: Adapter
 
 
 class CheckpointManager:
-    """Keeps a run so that it can be gone on with, whenever it is stopped; open while it trains.
+    """Keeps a run so that it can be resumed whenever it is stopped; open while it trains.
 
     The state after each finished step stays in memory until the next one is finished, so a stop in the middle of a
-    step loses that step alone. Writing it takes no other process.
+    step loses that step alone. Writing it takes no other process. What was recorded is on disk before a checkpoint is.
     """
 
-    def __init__(
-        self, trainer: "Trainer", log: MetricsLogger, progress: RunState, *, steps: int, every: int, keep: int
-    ) -> None:
-        self.progress = progress
-        self._trainer, self._log = trainer, log
-        self._steps, self._every, self._keep = steps, every, keep
+    def __init__(self, trainer: "Trainer", record: Recorder, state: RunState, run: RunConfig) -> None:
+        self.state = state
+        """Where the run stands."""
+        self._trainer, self._record, self._run = trainer, record, run
+        self._folder = record.log.folder
         self._kept: _Kept | None = None
-        self._written = progress.step
+        self._written = state.step
         self._writing = threading.Lock()
 
-    async def done(self, progress: RunState) -> None:
-        """A step is done, and kept when this returns, on disk where a checkpoint is due; also when it is cancelled."""
-        await _to_its_end(self._hold, progress)
-        self.progress = progress
-        if progress.step == self._steps or (self._every and progress.step % self._every == 0):
+    async def done(self, state: RunState) -> None:
+        """Keep a finished step in memory, and on disk where a checkpoint is due; a cancellation waits for it."""
+        await _to_its_end(self._hold, state)
+        self.state = state
+        if state.step == self._run.steps or (self._run.save_every and state.step % self._run.save_every == 0):
             await _to_its_end(self._trainer.first, self._write)
 
-    def _hold(self, progress: RunState) -> None:
-        self._kept = _Kept(progress, self._trainer.state(), self._trainer.adapter())
+    def _hold(self, state: RunState) -> None:
+        self._kept = _Kept(state, self._trainer.state(), self._trainer.adapter())
 
     def _write(self) -> None:
-        """The kept step's checkpoint, where it is not on disk yet."""
+        """Write the checkpoint of the kept step, where it is not on disk yet."""
         kept = self._kept
         if kept is None:
             return
         with self._writing:
-            progress = asdict(kept.progress)
+            progress = asdict(kept.state)
             step = progress.pop("step")
             if self._written == step:
                 return
-            self._log.sync()
-            state = {"trainer": kept.state, "run": {"progress": progress}}
-            write_checkpoint(self._log.folder / CHECKPOINTS, step, state, keep=self._keep)
+            self._record.flush()
+            content = {"trainer": kept.trainer_state, "run": {"progress": progress}}
+            write_checkpoint(self._folder / CHECKPOINTS, step, content, keep=self._run.keep)
             self._written = step
 
     def _save(self) -> None:
-        """Adapter and checkpoint of the last finished step."""
+        """Write adapter and checkpoint of the last finished step."""
         from agentgym.train.policy.adapter_io import write_adapter
 
         if self._kept is not None and self._trainer.rank == 0:
-            write_adapter(self._kept.adapter, self._log.folder / "adapter")
+            write_adapter(self._kept.adapter, self._folder / "adapter")
             self._write()
 
     async def __aenter__(self) -> Self:
@@ -127,12 +130,12 @@ class CheckpointManager:
     ) -> None:
         """Save the last finished step; the adapter alone where no step was made and nothing went wrong."""
         if self._kept is None and kind is None:
-            await asyncio.to_thread(self._trainer.save, self._log.folder / "adapter")
+            await asyncio.to_thread(self._trainer.save, self._folder / "adapter")
         await _to_its_end(self._save)
 
 
 async def _to_its_end(work: Any, *arguments: Any) -> None:
-    """Do it in a thread; a cancellation is heeded when it is done."""
+    """Do the work in a thread; a cancellation is raised when it is done."""
     doing = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:
         await asyncio.shield(doing)

@@ -1,4 +1,4 @@
-"""A run's settings: checked field by field, kept in its folder, and compared when the run goes on."""
+"""The settings of a run: checked field by field, kept in its folder, and compared when the run is resumed."""
 
 import json
 import platform
@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 SETTINGS = "settings.json"
-"""In the run's folder: every setting, and the versions of what it was begun with."""
+"""The file in the run's folder that holds every setting, and the versions of what it was begun with."""
 
 MAY_DIFFER = (
     *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "box", "merge", "probe_tolerance"),
@@ -29,7 +29,7 @@ PACKAGES = ("agentgym", "torch", "transformers", "peft", "numpy", "sglang")
 
 
 def check_fields(config: Any, owner: type) -> None:
-    """Every field of `owner` has a value of its type and within its bounds; ValueError names the first that has not.
+    """Check that every field of `owner` has a value of its type within its bounds; ValueError names one that has not.
 
     Values that stand for another type are turned into it: a str that is a path into a Path.
     """
@@ -50,7 +50,7 @@ def _adapters(owner: type) -> dict[str, TypeAdapter[Any]]:
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """The fields of nested dataclasses under dotted names, in JSON's types; a folder as its whole path."""
+    """Give the fields of nested dataclasses under dotted names, in JSON's types; a folder as its whole path."""
     found: dict[str, Any] = {}
     for field in fields(config):
         name, value = f"{prefix}{field.name}", getattr(config, field.name)
@@ -66,7 +66,7 @@ def _plain(value: Any) -> str:
 
 
 def write_settings(folder: Path, config: Any) -> None:
-    """Every setting of the run and the versions that it runs with, in its folder."""
+    """Write every setting of the run and the versions that it runs with into its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"versions": versions(), "settings": flat(config)}
     fresh = folder / f".{SETTINGS}-new"
@@ -75,7 +75,7 @@ def write_settings(folder: Path, config: Any) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of the packages that a run's figures depend on; None for one that is not installed."""
+    """Give the versions of Python and of the packages that a run's figures depend on; None for one that is missing."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 

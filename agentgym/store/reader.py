@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,12 +10,25 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from agentgym.store.rows import ROLLOUT_COLUMNS, SEGMENT_COLUMNS, rollout_of, segment_of, unpacked
+from agentgym.store.rows import (
+    ROLLOUT_COLUMNS,
+    SEGMENT_COLUMNS,
+    SUMMARY_COLUMNS,
+    rollout_of,
+    segment_of,
+    unpacked,
+)
 from agentgym.store.schema import FILE, open_store
+from agentgym.store.suspicious import LARGE_GAP, far_ends
 from agentgym.types import Floats, Rollout
 
-Order: TypeAlias = Literal["written", "worst", "best"]
-_ORDERS = {"written": "number", "worst": "reward, number", "best": "reward DESC, number"}
+Order: TypeAlias = Literal["written", "latest", "worst", "best"]
+_ORDERS = {
+    "written": "number",
+    "latest": "number DESC",
+    "worst": "reward, number",
+    "best": "reward DESC, number DESC",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,29 +36,65 @@ class StoredRollout:
     """A rollout as it was played, and what the step that trained on it computed."""
 
     number: int
-    """In the order of writing, from 1."""
+    """Its place in the order of writing, from 1."""
     phase: str
-    """"train", or the name of an evaluation."""
+    """Either "train" or the name of an evaluation."""
     step: int
+    """The step that it was played for; of an evaluation, how many steps were done before it."""
     rollout: Rollout
     trainer_logprobs: tuple[Floats | None, ...]
-    """Of each segment's sampled tokens, before the step; None for a segment that was not trained on."""
+    """For each segment, the trainer's log-probabilities of its sampled tokens before the step; None where it was not
+    trained on."""
     advantages: tuple[tuple[float, ...] | None, ...]
-    """One number for each turn of each segment; None for a segment that was not trained on."""
+    """For each segment, one number a turn; None where it was not trained on."""
+    logprob_gap: float | None = None
+    """Largest difference between the engine's and the trainer's log-probabilities, in nats; None where it was not
+    trained on, or after an earlier mini-batch of the same step."""
+    suspicious: tuple[str, ...] = ()
+    """Names of what is odd about it; `agentgym.store.suspicious.SIGNS` says what they mean."""
 
     @property
-    def logprob_gap(self) -> float | None:
-        """The largest difference between the engine's and the trainer's log-probabilities, in nats."""
-        gaps = [
-            float(np.abs(segment.logprobs[segment.sampled] - trained).max())
-            for segment, trained in zip(self.rollout.segments, self.trainer_logprobs, strict=True)
-            if trained is not None and len(trained)
-        ]
-        return max(gaps, default=None)
+    def turn_gaps(self) -> tuple[tuple[float, ...] | None, ...]:
+        """For each segment, the largest difference of engine and trainer in each of its turns, in nats.
+
+        None where it was not trained on. From the second mini-batch of a step on, the policy had moved between the two.
+        """
+        found: list[tuple[float, ...] | None] = []
+        for segment, trained in zip(self.rollout.segments, self.trainer_logprobs, strict=True):
+            if trained is None:
+                found.append(None)
+                continue
+            gap = np.abs(segment.logprobs[segment.sampled] - trained)
+            cuts = np.cumsum([turn.stop - turn.start for turn in segment.turns])[:-1]
+            found.append(tuple(float(part.max()) for part in np.split(gap, cuts)))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """One line about a stored rollout, which is had without reading what was said."""
+
+    number: int
+    phase: str
+    step: int
+    group_id: str
+    rollout_id: str
+    reward: float | None
+    stop_reason: str
+    failure: str | None
+    """Type and message of the error that ended it; None for a rollout that was scored."""
+    turns: int
+    tokens: int
+    """Tokens that the policy sampled."""
+    seconds: float
+    suspicious: tuple[str, ...]
 
 
 class RolloutStore:
-    """The rollouts of a run, read while it runs or later: `with RolloutStore("runs/mine") as store`."""
+    """The rollouts of a run, read while it runs or later: `with RolloutStore("runs/mine") as store`.
+
+    It opens with FileNotFoundError where the folder has no store, and with ValueError where it cannot be read.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder) / FILE
@@ -70,53 +119,157 @@ class RolloutStore:
         *,
         order: Order = "written",
         failed: bool = False,
+        suspicious: bool = False,
         step: int | None = None,
         phase: str | None = None,
         ids: Sequence[str] = (),
         limit: int | None = None,
     ) -> Iterator[StoredRollout]:
-        """The rollouts that meet every condition, in `order`; `worst` and `best` leave failed ones out.
+        """The rollouts that meet every condition, in `order`, one in memory at a time.
 
-        An id is a rollout's (`task/0`), its task's (`task`), or its number in the store.
+        `worst` and `best` leave failed ones out. An id is a rollout's (`task/0`), its task's (`task`), or its number
+        in the store.
         """
-        where, values = ["1"], list[object]()
-        if failed:
-            where.append("reward IS NULL")
-        elif order != "written":
-            where.append("reward IS NOT NULL")
-        for name, value in (("step", step), ("phase", phase)):
-            if value is not None:
-                where.append(f"{name} = ?")
-                values.append(value)
-        if ids:
-            marks = ", ".join("?" * len(ids))
-            where.append(f"(rollout_id IN ({marks}) OR group_id IN ({marks}) OR CAST(number AS TEXT) IN ({marks}))")
-            values += [*ids, *ids, *ids]
-        sql = f"SELECT number, {ROLLOUT_COLUMNS} FROM rollouts WHERE {' AND '.join(where)} ORDER BY {_ORDERS[order]}"
-        for number, *row in self._rows(
-            sql + (" LIMIT ?" if limit is not None else ""), *values, *([limit] if limit is not None else [])
-        ):
-            yield self._rollout(number, row)
+        far = self._far()
+        where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
+        for number in self._numbers(where, values, order, limit):
+            rows = self._rows(
+                f"SELECT {ROLLOUT_COLUMNS}, suspicious, logprob_gap FROM rollouts WHERE number = ?", number
+            )
+            if rows:  # a run that is resumed may have cut it since
+                *row, signs, gap = rows[0]
+                yield self._rollout(number, row, gap, _signs(number, signs, gap, far))
+
+    def summaries(
+        self,
+        *,
+        order: Order = "latest",
+        failed: bool = False,
+        suspicious: bool = False,
+        step: int | None = None,
+        phase: str | None = None,
+        ids: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> list[RolloutSummary]:
+        """One line for each rollout that `find` would give."""
+        far = self._far()
+        where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
+        sql = f"SELECT number, {SUMMARY_COLUMNS}, suspicious, logprob_gap FROM rollouts"
+        rows = self._rows(f"{sql} WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?", *values, _all(limit))
+        names = [name.strip() for name in SUMMARY_COLUMNS.split(",")]
+        return [
+            RolloutSummary(
+                number=number,
+                **dict(zip(names, row, strict=True)),
+                suspicious=_signs(number, signs, gap, far),
+            )
+            for number, *row, signs, gap in rows
+        ]
+
+    def count(
+        self,
+        *,
+        order: Order = "written",
+        failed: bool = False,
+        suspicious: bool = False,
+        step: int | None = None,
+        phase: str | None = None,
+        ids: Sequence[str] = (),
+    ) -> int:
+        """How many rollouts `find` would give."""
+        where, values = _conditions(order, failed, suspicious, step, phase, ids, self._far())
+        return int(self._rows(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
 
     def task(self, group_id: str) -> dict[str, Any] | None:
         """The fields of a group's task; None where the run did not keep it."""
         rows = self._rows("SELECT task FROM tasks WHERE group_id = ?", group_id)
         return unpacked(rows[0][0]) if rows else None
 
-    def _rollout(self, number: int, row: Sequence[Any]) -> StoredRollout:
+    def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
+        """The rollouts by their numbers, which are small; a transaction that stays open would hold the writer up."""
+        sql = f"SELECT number FROM rollouts WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?"
+        return [row[0] for row in self._rows(sql, *values, _all(limit))]
+
+    def _far(self) -> set[int]:
+        """The rollouts whose reward is far from all others of their phase."""
+        found: set[int] = set()
+        for (phase,) in self._rows("SELECT DISTINCT phase FROM rollouts"):
+            scored = "FROM rollouts WHERE phase = ? AND reward IS NOT NULL"
+            low, high = (
+                self._rows(f"SELECT number, reward {scored} ORDER BY reward {way} LIMIT 2", phase)
+                for way in ("", "DESC")
+            )
+            found |= far_ends(low, high, self._rows(f"SELECT count(*) {scored}", phase)[0][0])
+        return found
+
+    def _rollout(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
         sql = f"SELECT {SEGMENT_COLUMNS}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
         rows = self._rows(sql, number)
-        rollout = rollout_of(row, [segment_of(r[:-2]) for r in rows])
         return StoredRollout(
             number=number,
             phase=row[0],
             step=row[1],
-            rollout=rollout,
+            rollout=rollout_of(row, [segment_of(r[:-2]) for r in rows]),
             trainer_logprobs=tuple(None if r[-2] is None else np.frombuffer(r[-2], "<f4") for r in rows),
             advantages=tuple(None if r[-1] is None else tuple(json.loads(r[-1])) for r in rows),
+            logprob_gap=gap,
+            suspicious=signs,
         )
 
     def _rows(self, sql: str, *values: object) -> list[Any]:
         if self._connection is None:
             raise ValueError("the store is not open: use `with RolloutStore(folder) as store`")
         return self._connection.execute(sql, values).fetchall()
+
+
+def _conditions(
+    order: Order,
+    failed: bool,
+    suspicious: bool,
+    step: int | None,
+    phase: str | None,
+    ids: Sequence[str],
+    far: set[int],
+) -> tuple[str, list[object]]:
+    """The conditions as SQL, and its values; each of them has an index."""
+    where, values = ["1"], list[object]()
+    if failed:
+        where.append("reward IS NULL")
+    elif order in ("worst", "best"):
+        where.append("reward IS NOT NULL")
+    if suspicious:
+        where.append(_any("suspicious IS NOT NULL", "logprob_gap > ?", _among("number", far)))
+        values += [LARGE_GAP, *far]
+    for name, value in (("step", step), ("phase", phase)):
+        if value is not None:
+            where.append(f"{name} = ?")
+            values.append(value)
+    if ids:
+        numbers = [int(name) for name in ids if name.isascii() and name.isdigit() and len(name) < 19]
+        where.append(_any(_among("rollout_id", ids), _among("group_id", ids), _among("number", numbers)))
+        values += [*ids, *ids, *numbers]
+    return " AND ".join(where), values
+
+
+def _any(*conditions: str) -> str:
+    """One condition that holds where any of these does, each found by its own index."""
+    return f"number IN ({' UNION '.join(f'SELECT number FROM rollouts WHERE {one}' for one in conditions)})"
+
+
+def _among(column: str, values: Collection[object]) -> str:
+    return f"{column} IN ({', '.join('?' * len(values))})"
+
+
+def _signs(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:
+    """The signs of a rollout, those of the writer first."""
+    found = (signs or "").split()
+    if gap is not None and gap > LARGE_GAP:
+        found.append("logprob-gap")
+    if number in far:
+        found.append("reward-far")
+    return tuple(found)
+
+
+def _all(limit: int | None) -> int:
+    """SQLite's word for no limit is -1."""
+    return -1 if limit is None else limit

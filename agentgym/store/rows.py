@@ -9,15 +9,23 @@ from typing import Any
 import numpy as np
 
 from agentgym.errors import Failure
+from agentgym.transcript import printable
 from agentgym.types import Floats, Ints, Rollout, Segment, Turn, Version
 
-ROLLOUT_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds, detail"
+SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds"
+"""The columns that are read without unpacking anything."""
+ROLLOUT_COLUMNS = f"{SUMMARY_COLUMNS}, detail"
 SEGMENT_COLUMNS = "place, parent, kind, token_ids, id_bytes, logprobs, turns, messages"
 
 
 def packed(value: object) -> bytes:
-    """`value` as compressed JSON; a lone surrogate in a text survives it."""
-    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
+    """Compress `value` as JSON; lone surrogates survive, and what JSON has no form for becomes text."""
+    return zlib.compress(json.dumps(value, separators=(",", ":"), default=_plain).encode(), 1)
+
+
+def _plain(value: object) -> object:
+    """A numpy number as Python's own; anything else as its text."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def unpacked(blob: bytes) -> Any:
@@ -38,9 +46,9 @@ def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...
         step,
         rollout.group_id,
         rollout.rollout_id,
-        rollout.reward,
+        None if rollout.reward is None else float(rollout.reward),
         rollout.stop_reason,
-        rollout.error,
+        None if rollout.error is None else printable(rollout.error),
         sum(len(segment.turns) for segment in rollout.segments),
         rollout.sampled_tokens,
         float(rollout.metrics.get("seconds", 0.0)),

@@ -26,10 +26,17 @@ CREATE TABLE IF NOT EXISTS rollouts (
     turns       INTEGER NOT NULL,
     tokens      INTEGER NOT NULL,     -- that the policy sampled
     seconds     REAL NOT NULL,
-    detail      BLOB NOT NULL         -- rewards, metrics, box and traceback, compressed JSON
+    detail      BLOB NOT NULL,        -- rewards, metrics, box and traceback, compressed JSON
+    suspicious  TEXT,                 -- names of what is odd about it, with spaces between; NULL for nothing
+    logprob_gap REAL                  -- largest difference of engine and trainer, nats; NULL for later mini-batches
 );
-CREATE INDEX IF NOT EXISTS rollouts_by_step ON rollouts (phase, step);
+CREATE INDEX IF NOT EXISTS rollouts_by_step ON rollouts (step, phase);
 CREATE INDEX IF NOT EXISTS rollouts_by_id ON rollouts (rollout_id);
+CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (group_id);
+CREATE INDEX IF NOT EXISTS rollouts_by_reward ON rollouts (reward, number);
+CREATE INDEX IF NOT EXISTS rollouts_by_phase_and_reward ON rollouts (phase, reward);
+CREATE INDEX IF NOT EXISTS rollouts_by_gap ON rollouts (logprob_gap) WHERE logprob_gap IS NOT NULL;
+CREATE INDEX IF NOT EXISTS rollouts_suspicious ON rollouts (number) WHERE suspicious IS NOT NULL;
 CREATE TABLE IF NOT EXISTS segments (
     rollout    INTEGER NOT NULL REFERENCES rollouts ON DELETE CASCADE,
     place      INTEGER NOT NULL,      -- Segment.index
@@ -48,22 +55,47 @@ CREATE TABLE IF NOT EXISTS segments (
 
 
 def open_store(path: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection to the store at `path`; FileNotFoundError where there is none to read.
+    """A connection to the store at `path`, which is made where it is to be written.
 
     Readers never block the writer and see whole rollouts only: the file is in write-ahead mode, and each rollout is
-    written in one transaction. Raises ValueError for a store of another version.
+    written in one transaction. Raises FileNotFoundError where there is nothing to read, and ValueError for a file that
+    is no store, or one of another version.
     """
-    if not write and not path.is_file():
-        raise FileNotFoundError(f"{path.parent} holds no {path.name}: is it the folder of a run?")
-    connection = sqlite3.connect(path if write else f"file:{path}?mode=ro", uri=not write, isolation_level=None)
-    connection.execute("PRAGMA foreign_keys = ON")
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found not in (0, VERSION) or (found == 0 and not write):
+    try:
+        connection = _connected(path, write=write)
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path}: it cannot be opened as a store of rollouts ({error})") from error
+    if found not in (0, VERSION):
         connection.close()
-        raise ValueError(f"{path}: the store has version {found}, and this agentgym reads version {VERSION}")
+        raise ValueError(
+            f"{path}: the store has version {found}, and this agentgym reads version {VERSION}; "
+            "use the agentgym that wrote it (settings.json beside it names the version)"
+        )
     if write:
+        connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(TABLES)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+    elif found == 0:
+        connection.close()
+        raise ValueError(f"{path}: the store is empty: the run has not written a rollout yet")
+    return connection
+
+
+def _connected(path: Path, *, write: bool) -> sqlite3.Connection:
+    if write:
+        return sqlite3.connect(path, isolation_level=None)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} holds no {path.name}; name the folder of a run")
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    connection = sqlite3.connect(address, uri=True, isolation_level=None)
+    try:
+        connection.execute("PRAGMA user_version")
+    except sqlite3.OperationalError:
+        connection.close()
+        if path.with_name(f"{path.name}-wal").exists():
+            raise
+        # A folder that cannot be written to: a reader would put its shared memory there. Nobody writes the file either.
+        connection = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
     return connection

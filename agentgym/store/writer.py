@@ -1,67 +1,64 @@
 """The writer of a run's rollout store: a thread of its own, which the event loop never waits for."""
 
+import asyncio
 import json
 import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 
 from agentgym.store.rows import ROLLOUT_COLUMNS, SEGMENT_COLUMNS, packed, rollout_row, segment_row
 from agentgym.store.schema import FILE, open_store
-from agentgym.types import Floats, Group, Rollout, Task
+from agentgym.store.suspicious import signs_of_group
+from agentgym.store.training_step import Trained
+from agentgym.types import Group, Rollout
+
+__all__ = ["RolloutWriter", "Trained"]
 
 log = logging.getLogger(__name__)
 
-_INSERT_ROLLOUT = f"INSERT INTO rollouts ({ROLLOUT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_ROLLOUT = f"INSERT INTO rollouts ({ROLLOUT_COLUMNS}, suspicious) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_SEGMENT = f"INSERT INTO segments (rollout, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """What a step made of one segment of a rollout."""
-
-    rollout_id: str
-    segment: int
-    logprobs: Floats | None
-    """The trainer's log-probabilities of the segment's sampled tokens, before the step; None where it kept none."""
-    advantages: Sequence[float]
-    """One number a turn."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Rollouts:
-    rollouts: Sequence[Rollout]
-    tasks: Mapping[str, Task]
+class _Groups:
+    groups: Sequence[Group]
     phase: str
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    trained: Sequence[Trained]
+    trained: Iterable[Trained]
     phase: str
     step: int
+
+
+_Job: TypeAlias = _Groups | _Step | threading.Event
 
 
 class RolloutWriter:
     """Writes rollouts to the store of a run; `add` returns at once, and what was added outlives a crash of the process.
 
-    A rollout is on disk whole or not at all. Where the disk refuses, the run goes on: `lost` counts what was not
-    written, and the first refusal is a warning. `done` cuts what a run that died wrote after that many steps.
+    A rollout is on disk whole or not at all. Where the disk refuses, the run goes on: `lost` counts the rollouts that
+    were not written, and the first refusal is a warning. Of what an earlier run left in the folder, the rollouts of its
+    first `done` steps stay, and later ones are cut.
     """
 
     def __init__(self, folder: Path, *, done: int = 0) -> None:
         self.path = folder / FILE
         self.lost = 0
         self._done = done
-        self._jobs: queue.SimpleQueue[_Rollouts | _Step | threading.Event | None] = queue.SimpleQueue()
+        self._refused = False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="agentgym-store", daemon=True)
 
     def __enter__(self) -> Self:
@@ -76,18 +73,33 @@ class RolloutWriter:
         self._jobs.put(None)
         self._thread.join()
 
-    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int) -> None:
-        """Write the rollouts of these groups, failed ones included."""
-        groups = list(groups)
-        tasks = {group.group_id: group.task for group in groups if group.task is not None}
-        self._jobs.put(_Rollouts([r for group in groups for r in group.rollouts], tasks, phase, step))
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
 
-    def add_step(self, trained: Sequence[Trained], *, phase: str = "train", step: int) -> None:
-        """Write what the step's training computed, beside the rollouts that were added for it."""
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what was added to be written, without holding the event loop up; also where it is cancelled."""
+        closing = asyncio.ensure_future(asyncio.to_thread(self.__exit__, kind, error, trace))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])
+            raise
+
+    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int) -> None:
+        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them."""
+        self._jobs.put(_Groups(list(groups), phase, step))
+
+    def add_step(self, trained: Iterable[Trained], *, phase: str = "train", step: int) -> None:
+        """Write what the step's training computed, beside the rollouts that were added for it.
+
+        A generator is run in the writer's thread.
+        """
         self._jobs.put(_Step(trained, phase, step))
 
     def flush(self) -> None:
-        """Return when all that was added before is on disk; it blocks."""
+        """Return when all that was added before is on disk, so that it outlives a power cut too; it blocks."""
         written = threading.Event()
         self._jobs.put(written)
         written.wait()
@@ -95,42 +107,87 @@ class RolloutWriter:
     # In the thread
 
     def _run(self) -> None:
-        connection = open_store(self.path, write=True)
+        connection: sqlite3.Connection | None = None
         try:
-            if self._done:
-                connection.execute("DELETE FROM rollouts WHERE phase = 'train' AND step >= ?", (self._done,))
-            while (job := self._jobs.get()) is not None:
-                if isinstance(job, threading.Event):
-                    job.set()
-                else:
-                    self._write(connection, job)
-        finally:
+            connection = open_store(self.path, write=True)
+            self._try(connection, self._cut)
+        except (sqlite3.Error, OSError, ValueError) as error:
+            self._refuse(error)
+        while (job := self._jobs.get()) is not None:
+            self._do(connection, job)
+        if connection is not None:
             connection.close()
 
-    def _write(self, connection: sqlite3.Connection, job: _Rollouts | _Step) -> None:
+    def _do(self, connection: sqlite3.Connection | None, job: _Job) -> None:
+        match job:
+            case threading.Event():
+                if connection is not None:
+                    self._try(connection, lambda to: to.execute("PRAGMA wal_checkpoint(PASSIVE)"), begin=False)
+                job.set()
+            case _Step():
+                if connection is not None:
+                    self._try(connection, lambda to: _write_step(to, job))
+            case _Groups():
+                for group in job.groups if not self._written(connection, job) else ():
+                    for part in _parts(group) if not self._written(connection, _one(group, job)) else ():
+                        self.lost += not self._written(connection, _one(part, job))
+
+    def _written(self, connection: sqlite3.Connection | None, job: _Groups) -> bool:
+        return connection is not None and self._try(connection, lambda to: _write_groups(to, job))
+
+    def _try(
+        self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object], *, begin: bool = True
+    ) -> bool:
+        """Do it in one transaction; whether it is done. Whatever is wrong, the run goes on."""
         try:
-            connection.execute("BEGIN")
-            if isinstance(job, _Rollouts):
-                _write_rollouts(connection, job)
-            else:
-                _write_step(connection, job)
-            connection.execute("COMMIT")
-        except (sqlite3.Error, OSError, ValueError) as error:
+            if begin:
+                connection.execute("BEGIN")
+            work(connection)
+            if begin:
+                connection.execute("COMMIT")
+        except Exception as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            if not self.lost:
-                log.warning("%s: rollouts are not written, and the run goes on: %s", self.path, error)
-            self.lost += len(job.rollouts) if isinstance(job, _Rollouts) else len(job.trained)
+            self._refuse(error)
+            return False
+        return True
+
+    def _refuse(self, error: Exception) -> None:
+        """Say it, the first time."""
+        if not self._refused:
+            said = f"{type(error).__name__}: {error}"
+            log.warning("%s: rollouts are not written, and the run goes on: %s", self.path, said)
+        self._refused = True
+
+    def _cut(self, connection: sqlite3.Connection) -> None:
+        """Drop what is done again; an evaluation after so many steps as well."""
+        connection.execute("DELETE FROM rollouts WHERE step >= ?", (self._done,))
+        connection.execute("DELETE FROM tasks WHERE group_id NOT IN (SELECT group_id FROM rollouts)")
 
 
-def _write_rollouts(connection: sqlite3.Connection, job: _Rollouts) -> None:
-    for group_id, task in job.tasks.items():
-        blob = packed(task.model_dump(mode="json"))
-        connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", (group_id, blob))
-    for rollout in job.rollouts:
-        row = rollout_row(rollout, phase=job.phase, step=job.step)
-        number = connection.execute(_INSERT_ROLLOUT, row).lastrowid
-        connection.executemany(_INSERT_SEGMENT, [(number, *segment_row(s)) for s in rollout.segments])
+def _one(group: Group, job: _Groups) -> _Groups:
+    return _Groups([group], job.phase, job.step)
+
+
+def _parts(group: Group) -> list[Group]:
+    """A group for each rollout: what cannot be written takes no other rollout with it."""
+    return [Group(group_id=group.group_id, rollouts=(rollout,), task=group.task) for rollout in group.rollouts]
+
+
+def _write_groups(connection: sqlite3.Connection, job: _Groups) -> None:
+    for group in job.groups:
+        if group.task is not None:
+            blob = packed(group.task.model_dump(mode="json"))
+            connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", (group.group_id, blob))
+        signs = signs_of_group(group)
+        for rollout in group.rollouts:
+            _write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
+
+
+def _write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: _Groups, signs: Sequence[str]) -> None:
+    row = rollout_row(rollout, phase=job.phase, step=job.step)
+    number = connection.execute(_INSERT_ROLLOUT, (*row, " ".join(signs) or None)).lastrowid
+    connection.executemany(_INSERT_SEGMENT, [(number, *segment_row(segment)) for segment in rollout.segments])
 
 
 def _write_step(connection: sqlite3.Connection, job: _Step) -> None:
@@ -138,16 +195,18 @@ def _write_step(connection: sqlite3.Connection, job: _Step) -> None:
         "SELECT rollout_id, number FROM rollouts WHERE phase = ? AND step = ?", (job.phase, job.step)
     )
     numbers = dict(ids.fetchall())
+    gaps: dict[int, float] = {}
+    for made in job.trained:
+        if (number := numbers.get(made.rollout_id)) is None:
+            continue  # it is counted as lost already
+        logprobs = None if made.logprobs is None else np.asarray(made.logprobs, "<f4").tobytes()
+        advantages = json.dumps([round(float(value), 6) for value in made.advantages])
+        connection.execute(
+            "UPDATE segments SET trained = ?, advantages = ? WHERE rollout = ? AND place = ?",
+            (logprobs, advantages, number, made.segment),
+        )
+        if made.gap is not None:
+            gaps[number] = max(made.gap, gaps.get(number, 0.0))
     connection.executemany(
-        "UPDATE segments SET trained = ?, advantages = ? WHERE rollout = ? AND place = ?",
-        [
-            (
-                None if made.logprobs is None else np.asarray(made.logprobs, "<f4").tobytes(),
-                json.dumps([round(float(value), 6) for value in made.advantages]),
-                numbers[made.rollout_id],
-                made.segment,
-            )
-            for made in job.trained
-            if made.rollout_id in numbers
-        ],
+        "UPDATE rollouts SET logprob_gap = ? WHERE number = ?", [(gap, number) for number, gap in gaps.items()]
     )

@@ -26,6 +26,14 @@ class Ranks:
         dist.all_gather_object(parts, objects)
         return [item for part in parts for item in part]
 
+    def gather_on_first(self, items: dict[Any, Any]) -> dict[Any, Any]:
+        """All ranks' items as one dict on rank 0, an empty one on the others; every rank must call it."""
+        if self.world == 1:
+            return items
+        parts: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        dist.gather_object(items, parts, dst=0)
+        return {key: value for part in parts or () for key, value in part.items()}
+
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value on every rank. Every rank must call it; the values of the others are not used."""
         if self.world == 1:

@@ -19,6 +19,7 @@ from agentgym.train.batching.plan import MicroBatch, cost_of, mini_batches, over
 from agentgym.train.checks import ModelLimits
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import Ranks
+from agentgym.train.kept_logprobs import KeptLogprobs, SampleKey, ScoredSample
 from agentgym.train.objective.losses import LossSums, denominator
 from agentgym.train.objective.nonfinite import MicroBatchReport, gradient_is_finite, nonfinite_rollouts, warn_skipped
 from agentgym.train.objective.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
@@ -57,6 +58,7 @@ class Learner:
             self._weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self._limits = ModelLimits.of(self.policy.causal)
+        self._kept: KeptLogprobs | None = None
         self._cost = cost_of(config.balance, self.policy.causal.config.get_text_config().hidden_size)
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -99,6 +101,14 @@ class Learner:
             warn_skipped(len(skipped), blamed)
         return stats | {"train/seconds": time.perf_counter() - began}
 
+    def train_and_keep(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
+        """`train`, and what its forwards gave each trained token, by sample; of all ranks on rank 0, {} on others."""
+        self._kept = KeptLogprobs()
+        try:
+            return self.train(samples), self.ranks.gather_on_first(self._kept.by_sample)
+        finally:
+            self._kept = None
+
     def _agree(self, samples: Sequence[Sample]) -> None:
         """Raise ValueError on every rank where ranks hold different samples: they would hang, or average two steps."""
         if self.ranks.world == 1:
@@ -139,6 +149,8 @@ class Learner:
         chosen, batch = self._batch(samples, micro_batch)
         reference_BR = self._reference(batch) if self.config.kl_coef else None
         logprobs_BR, entropy_BR = self._forward(batch, self.config.temperature)
+        if self._kept is not None and not micro_batch.masked:
+            self._kept.add(step, chosen, logprobs_BR)
         loss, sums = objective(chosen, batch, logprobs_BR, entropy_BR, reference_BR)
         # FSDP averages gradients over ranks; this loss is a sum over them.
         (loss * self.ranks.world).backward()  # type: ignore[no-untyped-call]

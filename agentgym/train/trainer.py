@@ -15,6 +15,7 @@ from agentgym.models import find_model
 from agentgym.train.checkpoint import last_checkpoint, write_checkpoint
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import open_ranks
+from agentgym.train.kept_logprobs import SampleKey, ScoredSample
 from agentgym.train.learner import Learner
 from agentgym.train.policy.adapter_io import export_adapter, write_adapter, write_merged
 from agentgym.types import Floats, Sample, Sampling
@@ -129,6 +130,17 @@ class Trainer:
         """
         opened = self._open_now
         return await asyncio.wrap_future(opened.thread.submit(opened.learner.train, samples))
+
+    async def step_and_logprobs(
+        self, samples: Sequence[Sample]
+    ) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
+        """Do a `step`, and also return the log-probabilities that it computed on the way.
+
+        They are those of the policy before the optimizer step of the sample's mini-batch, by the sample's rollout id,
+        segment and step. Rank 0 gets those of all ranks, and the others an empty dict. No forward is added.
+        """
+        opened = self._open_now
+        return await asyncio.wrap_future(opened.thread.submit(opened.learner.train_and_keep, samples))
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Do the same as `step`, for code without an event loop."""

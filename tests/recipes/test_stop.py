@@ -6,10 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from agentgym.store.reader import RolloutStore
 from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +41,12 @@ def steps_kept(out: Path) -> list[str]:
     return sorted(path.name for path in (out / "checkpoints").glob("step-*"))
 
 
+def stored(out: Path) -> dict[tuple[str, int], int]:
+    """How many rollouts the store holds of each phase and step."""
+    with RolloutStore(out) as store:
+        return dict(Counter((found.phase, found.step) for found in store.find()))
+
+
 @pytest.mark.parametrize(
     ("moment", "name", "kept"),
     [
@@ -60,6 +68,7 @@ def test_a_stop_keeps_the_last_finished_step_and_the_line_that_is_said_goes_on(
     assert str(out) in said
     assert steps_kept(out)[-1:] == [f"step-{kept:06}"] * bool(kept)
     assert (out / "adapter").exists() == bool(kept)
+    assert all(stored(out)["train", step] == 8 for step in range(kept))
     program, *words = shlex.split(said.partition("to go on: ")[2])
     assert words[:2] == ["-m", "tests.recipes.stopped_script"]
     words[1] = "recipes.chase_grpo"
@@ -67,6 +76,8 @@ def test_a_stop_keeps_the_last_finished_step_and_the_line_that_is_said_goes_on(
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 3
     assert steps_kept(out)[-1] == "step-000003"
+    trained = {("train", step): 8 for step in range(3)}
+    assert stored(out) == {("eval_before", 0): 2, **trained, ("eval_after", 3): 2}
 
 
 @pytest.mark.parametrize("name", CODES)

@@ -80,7 +80,13 @@ async def test_a_run_that_learned_nothing_says_so_and_why(
     assert summary["tool_errors"]["python"] > 0
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
     said = capsys.readouterr().err
-    for reason in ("No optimizer step", "The reward never varied", "The tool 'python' failed in", "judge is down"):
+    for reason in (
+        "No optimizer step",
+        "No group had a signal",
+        "The reward never varied",
+        "The tool 'python' failed in",
+        "judge is down",
+    ):
         assert said.count(f"WARNING: {reason}") == 1 or reason == "judge is down"
         assert reason in said
 
@@ -176,7 +182,7 @@ def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_pa
     assert summary["steps"] == 1
     folder = tmp_path / summary["out"]
     names = {path.name for path in folder.iterdir()}
-    assert names == {"adapter", "checkpoints", "metrics.jsonl", "settings.json", "summary.json"}
+    assert names == {"adapter", "checkpoints", "metrics.jsonl", "rollouts.sqlite", "settings.json", "summary.json"}
     kept = json.loads((folder / "settings.json").read_text())
     assert kept["settings"]["max_tokens"] == 8
     assert kept["versions"]["torch"]

@@ -128,12 +128,15 @@ def test_what_a_step_computed_stands_beside_its_rollouts(tmp_path: Path) -> None
     logprobs = played.segments[0].logprobs[played.segments[0].sampled] - np.float32(0.25)
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(played)], step=1)
-        writer.add_step([Trained(rollout_id="task/0", segment=0, logprobs=logprobs, advantages=[0.5, -0.5])], step=1)
+        made = Trained(rollout_id="task/0", segment=0, logprobs=logprobs, advantages=[0.5, -0.5], gap=0.25)
+        writer.add_step([made], step=1)
     with RolloutStore(tmp_path) as store:
         (found,) = store.find()
     assert found.advantages == ((0.5, -0.5),)
     assert np.array_equal(np.asarray(found.trainer_logprobs[0]), logprobs)
-    assert found.logprob_gap == pytest.approx(0.25)
+    assert found.logprob_gap == 0.25
+    (gaps,) = found.turn_gaps
+    assert gaps == pytest.approx((0.25, 0.25))
 
 
 def test_the_worst_and_the_best_leave_failed_rollouts_out_and_failed_ones_are_asked_for(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
 
 
 def test_a_folder_without_a_store_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is it the folder of a run"), RolloutStore(tmp_path):
+    with pytest.raises(FileNotFoundError, match="name the folder of a run"), RolloutStore(tmp_path):
         pass
 
 

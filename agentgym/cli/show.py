@@ -1,0 +1,163 @@
+"""The command `agentgym show`: the rollouts of a run, in the terminal."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from agentgym.cli.output import say
+from agentgym.errors import AgentGymError
+from agentgym.store.reader import Order, RolloutStore, RolloutSummary, StoredRollout
+from agentgym.store.schema import FILE
+from agentgym.store.suspicious import SIGNS
+from agentgym.transcript import printable
+
+ROWS = 20
+"""Lines of the table, where no --limit is given."""
+TRANSCRIPTS = 10
+"""Transcripts of a choice that says no number, where no --limit is given."""
+COLUMNS = ("number", "phase", "step", "rollout", "reward", "stop", "turns", "tokens", "")
+
+
+def show(
+    run: tyro.conf.Positional[Path],
+    worst: int | None = None,
+    best: int | None = None,
+    failed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    suspicious: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    id: tuple[str, ...] = (),
+    step: int | None = None,
+    phase: str | None = None,
+    full: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    limit: int | None = None,
+) -> int:
+    """Show the rollouts of a run, also while it runs: a table of the last ones, or the transcripts of those chosen.
+
+    For example:
+    $ agentgym show runs/chase_grpo/20260801-101500
+    $ agentgym show runs/chase_grpo/20260801-101500 --worst 3 --step 12
+    $ agentgym show runs/chase_grpo/20260801-101500 --suspicious --phase train
+    $ agentgym show runs/chase_grpo/20260801-101500 --id 17 task-3/0 --full | less
+
+    Args:
+        run: The folder of the run; it holds rollouts.sqlite.
+        worst: Print the transcripts of this many rollouts with the lowest rewards.
+        best: Print the transcripts of this many rollouts with the highest rewards.
+        failed: Print the transcripts of rollouts that have no reward, with the error of each, the latest first.
+        suspicious: Print the transcripts of rollouts that may have been rewarded for the wrong thing, the latest first.
+        id: Print the transcripts of these rollouts: numbers of the table, rollout ids, or task ids.
+        step: Look only at the rollouts of this step.
+        phase: Look only at the rollouts of this phase: train, eval_before or eval_after.
+        full: Cut no message of a transcript.
+        limit: Show at most this many; by default 20 lines of the table, or 10 transcripts.
+    """
+    for name, number in (("worst", worst), ("best", best), ("limit", limit)):
+        if number is not None and number < 1:
+            raise AgentGymError(f"--{name}: must be at least 1, got {number}")
+    chosen: dict[str, Any] = {"failed": failed, "suspicious": suspicious, "step": step, "phase": phase, "ids": id}
+    ends: tuple[tuple[Order, int | None], ...] = (("worst", worst), ("best", best))
+    asks = [(order, number) for order, number in ends if number is not None]
+    if not asks and (failed or suspicious or id):
+        asks = [("written" if id else "latest", limit or TRANSCRIPTS)]
+    with _opened(run) as store:
+        if not asks:
+            return _show_table(store, chosen, limit or ROWS, full)
+        return max(
+            [_show_transcripts(store, chosen, order, min(number, limit or number), full) for order, number in asks]
+        )
+
+
+def _opened(run: Path) -> RolloutStore:
+    """The store of the run; an error that says what to name instead where there is none."""
+    if not run.exists():
+        raise AgentGymError(f"run: there is no folder {run}; name the folder of a run, such as runs/RECIPE/TIME")
+    if not (run / FILE).is_file():
+        within = sorted(run.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+        hint = f"the latest run in it is {within[-1].parent}" if within else "name the folder of a run"
+        raise AgentGymError(f"run: {run} holds no {FILE}; {hint}")
+    return _Store(run)
+
+
+class _Store(RolloutStore):
+    """A store whose errors are for the user of the command."""
+
+    def __enter__(self) -> "_Store":
+        try:
+            return super().__enter__()
+        except (OSError, ValueError) as error:
+            raise AgentGymError(f"run: {error}") from error
+
+
+def _show_table(store: RolloutStore, chosen: dict[str, Any], limit: int, full: bool) -> int:
+    found = store.summaries(**chosen, limit=limit)[::-1]
+    if not found:
+        return _say_none(store)
+    for line in table(found):
+        say(line)
+    _say_rest(store.count(**chosen), len(found))
+    return 0
+
+
+def table(found: list[RolloutSummary]) -> Iterator[str]:
+    """The rollouts as lines of aligned columns, the names of the columns first."""
+    rows = [COLUMNS, *map(_cells, found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _cells(found: RolloutSummary) -> tuple[str, ...]:
+    reward = "failed" if found.reward is None else f"{found.reward:g}"
+    said = found.failure.partition("\n")[0] if found.failure else " ".join(found.suspicious)
+    cells = (found.number, found.phase, found.step, found.rollout_id, reward, found.stop_reason)
+    return tuple(printable(str(cell)) for cell in (*cells, found.turns, found.tokens, said))
+
+
+def _show_transcripts(store: RolloutStore, chosen: dict[str, Any], order: Order, limit: int, full: bool) -> int:
+    shown = 0
+    for found in store.find(**chosen, order=order, limit=limit):
+        if shown:
+            say("")
+        _show_one(found, full)
+        shown += 1
+    if not shown:
+        return _say_none(store)
+    _say_rest(store.count(**chosen, order=order), shown)
+    return 0
+
+
+def _show_one(found: StoredRollout, full: bool) -> None:
+    say(f"number {found.number}, {found.phase}, step {found.step}")
+    for sign in found.suspicious:
+        say(f"suspicious: {sign}: {SIGNS[sign]}")
+    if sys.stdout.isatty():
+        found.rollout.show(full=full)
+    else:
+        say(found.rollout.text(full=full))
+    for line in training_lines(found):
+        say(line)
+
+
+def training_lines(found: StoredRollout) -> Iterator[str]:
+    """What the step made of each segment that it trained on: one number a turn."""
+    for index, (advantages, gaps) in enumerate(zip(found.advantages, found.turn_gaps, strict=True)):
+        if advantages:
+            yield f"segment {index}: advantage by turn: {' '.join(f'{value:.4g}' for value in advantages)}"
+        if gaps:
+            moved = "" if found.logprob_gap is not None else ", after an optimizer step of the same batch"
+            said = " ".join(f"{gap:.2g}" for gap in gaps)
+            yield f"segment {index}: largest log-probability gap to the trainer by turn, in nats{moved}: {said}"
+
+
+def _say_none(store: RolloutStore) -> int:
+    many = len(store)
+    if not many:
+        raise AgentGymError(f"run: {store.path} has no rollouts yet; look again when the run has collected some")
+    raise AgentGymError(f"none of the {many} rollouts in {store.path} is as asked for; ask for less, or see the table")
+
+
+def _say_rest(many: int, shown: int) -> None:
+    if many > shown:
+        sys.stderr.write(f"{shown} of {many} rollouts are shown; --limit N shows more\n")

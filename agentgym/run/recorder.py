@@ -1,0 +1,85 @@
+"""The record of a run: its figures, its rollouts, and what its end says of both."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentgym.run.evaluation import Evaluation
+from agentgym.run.log import MetricsLogger
+from agentgym.run.report import Report
+from agentgym.scheduling.accounting import Groups
+from agentgym.store.training_step import trained_segments
+from agentgym.store.writer import RolloutWriter
+from agentgym.types import Floats, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Writes down what a run does; only the first process writes, and no call waits for the disk but `flush`."""
+
+    log: MetricsLogger
+    store: RolloutWriter | None
+    """None on every process but the first."""
+    report: Report
+
+    def collected(self, groups: Groups, *, step: int) -> None:
+        """Keep the rollouts of a batch, failed ones included."""
+        self.report.add(groups)
+        if self.store is not None:
+            self.store.add(groups, step=step)
+
+    def trained(
+        self,
+        groups: Groups,
+        samples: Sequence[Sample],
+        scored: Mapping[tuple[str, int, int], tuple[Floats, int]],
+        *,
+        step: int,
+    ) -> None:
+        """Keep what the trainer computed for a batch that was collected, beside its rollouts."""
+        if self.store is not None:  # a generator: the store's own thread runs it
+            self.store.add_step(trained_segments(groups.rollouts, samples, scored), step=step)
+
+    def evaluated(self, played: Evaluation, *, phase: str, done: int) -> None:
+        """Keep the rollouts of a held-out evaluation that came after `done` steps, failed ones included."""
+        if self.store is not None:
+            self.store.add(played.groups, phase=phase, step=done)
+
+    def held_out(self, played: Evaluation, *, done: int) -> float:
+        """Log the mean reward of a held-out evaluation that came after `done` steps, and return it."""
+        reward = round(played.reward, 4)
+        self.log.held_out(done, reward)
+        return reward
+
+    def flush(self) -> None:
+        """Return when all that was kept so far outlives a power cut; it blocks."""
+        self.log.sync()
+        if self.store is not None:
+            self.store.flush()
+
+    def summary(self) -> dict[str, Any]:
+        """The run in figures; complete when the record is closed."""
+        return {
+            **self.log.summary(),
+            **self.report.summary(self.log.rows),
+            "rollouts_not_stored": 0 if self.store is None else self.store.lost,
+        }
+
+    def warn(self) -> None:
+        """Say on stderr what a user must not overlook."""
+        for said in self.report.warnings(self.log.rows):
+            self.log.alert(said)
+        if self.store is not None and self.store.lost:
+            said = f"{self.store.lost} rollouts could not be written to {self.store.path}; the log says why."
+            self.log.alert(said)
+
+
+@asynccontextmanager
+async def open_recorder(folder: Path, log: MetricsLogger, *, first: bool, done: int) -> AsyncIterator[Recorder]:
+    """The record of the run in `folder`, from where `done` steps are done; what was kept is written when it closes."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(log)
+        store = await stack.enter_async_context(RolloutWriter(folder, done=done)) if first else None
+        yield Recorder(log, store, Report())

@@ -1,0 +1,96 @@
+"""Signs that a rollout was rewarded for the wrong thing, or that its numbers are wrong; cheap ones, for every rollout.
+
+A sign is a reason to read the rollout, not a proof. Those of one group are found when it is written; those that need
+the training step or the other rollouts of the run are found by the reader.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from agentgym.transcript import call_text
+from agentgym.types import Group, Rollout
+
+SIGNS: Mapping[str, str] = {
+    "no-tool-call": "scored above the mean of its group without a tool call, while others of the group called tools",
+    "tool-fails": "has the highest reward of its group, although more than half of its calls of one tool failed",
+    "malformed-call": "has the highest reward of its group, although it wrote a tool call that could not be read",
+    "repeats": "wrote the same turn three times or more",
+    "logprob-gap": "a log-probability of the trainer is more than 1 nat off the engine's",
+    "reward-far": "its reward is far from those of all other rollouts of its phase",
+}
+"""Every sign by its name, in words."""
+SAME_TURNS = 3
+"""So many turns of one text are a repetition."""
+LARGE_GAP = 1.0
+"""Nats; the two sides of a sound run differ by far less, in bfloat16 too."""
+FEWEST = 8
+"""Scored rollouts of a phase before a reward can be far from all others."""
+FAR = 3.0
+"""A reward is far where the nearest other one is this many times the range of all others away."""
+PER_TOOL = "tool_errors/"
+"""In front of a tool's name in a rollout's metrics: how many of its calls failed."""
+
+
+def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
+    """The signs of each rollout of a group that has any, by the rollout's id; failed rollouts have none."""
+    rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
+    if not rewards:
+        return {}
+    calls = {rollout.rollout_id: _calls(rollout) for rollout in group.scored}
+    mean, best = sum(rewards) / len(rewards), max(rewards)
+    others_call = any(calls.values())
+    found: dict[str, tuple[str, ...]] = {}
+    for rollout in group.scored:
+        reward = rollout.reward or 0.0
+        called = calls[rollout.rollout_id]
+        full = reward == best and reward > 0
+        signs = {
+            "no-tool-call": reward > mean and not called and others_call,
+            "tool-fails": full and _a_tool_fails(rollout.metrics, called),
+            "malformed-call": full and rollout.metrics.get("malformed_calls", 0) > 0,
+            "repeats": _repeats(rollout),
+        }
+        if any(signs.values()):
+            found[rollout.rollout_id] = tuple(name for name, there in signs.items() if there)
+    return found
+
+
+def is_far(reward: float, nearest: float, farthest: float) -> bool:
+    """Whether `reward` is far from others that lie between `nearest` and `farthest`, both on one side of it.
+
+    Where all others are equal there is no range to measure by: then ten times their size, at least 10, is far.
+    """
+    spread = abs(farthest - nearest)
+    return abs(reward - nearest) > (FAR * spread if spread else 10 * max(1.0, abs(nearest)))
+
+
+def far_ends(lowest: Sequence[tuple[int, float]], highest: Sequence[tuple[int, float]], count: int) -> set[int]:
+    """Which of a phase's rollouts has a reward far from all others; only the lowest and the highest can.
+
+    `lowest` and `highest` are the numbers and rewards of the two rollouts at each end, the outermost first; `count`
+    is how many scored rollouts there are.
+    """
+    if count < FEWEST:
+        return set()
+    ends = ((lowest, highest[0][1]), (highest, lowest[0][1]))
+    return {end[0][0] for end, other in ends if is_far(end[0][1], end[1][1], other)}
+
+
+def _calls(rollout: Rollout) -> Counter[str]:
+    """How often it called each tool."""
+    return Counter(call["function"]["name"] for message in rollout.messages for call in message.get("tool_calls") or ())
+
+
+def _a_tool_fails(metrics: Mapping[str, float], calls: Mapping[str, int]) -> bool:
+    errors = {name.removeprefix(PER_TOOL): count for name, count in metrics.items() if name.startswith(PER_TOOL)}
+    return any(2 * count > calls.get(name, 0) > 0 for name, count in errors.items())
+
+
+def _repeats(rollout: Rollout) -> bool:
+    """Whether one text, calls included, stands in three turns."""
+    if sum(len(segment.turns) for segment in rollout.segments) < SAME_TURNS:
+        return False
+    turns = Counter(
+        (message.get("content") or "", *map(call_text, message.get("tool_calls") or ())) for message in rollout.messages
+    )
+    return any(count >= SAME_TURNS for turn, count in turns.items() if any(turn))

@@ -1,0 +1,65 @@
+"""The part of a training step that is kept with each rollout: the trainer's log-probabilities and the advantages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentgym.types import Floats, Rollout, Sample, Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a step made of one segment of a rollout."""
+
+    rollout_id: str
+    segment: int
+    logprobs: Floats | None
+    """The trainer's log-probabilities of the segment's sampled tokens, before the step; None where it kept none."""
+    advantages: Sequence[float]
+    """One number a turn."""
+    gap: float | None = None
+    """Largest difference between these log-probabilities and the engine's, in nats; None without them, and where an
+    earlier mini-batch of the same step had changed the policy."""
+
+
+def trained_segments(
+    rollouts: Sequence[Rollout], samples: Sequence[Sample], scored: Mapping[tuple[str, int, int], tuple[Floats, int]]
+) -> Iterator[Trained]:
+    """One `Trained` for each segment that the samples cover.
+
+    `scored` has the log-probabilities of each sample's trained tokens and the number of its mini-batch, by the sample's
+    rollout id, segment and step. A segment is in one sample, or in one for each turn::
+
+        sampled tokens   a a a | a a | a        three turns
+        logprobs         x x x   x x   x        those of its samples, one after the other
+        advantages       A       A     A        that of each turn's first token
+    """
+    rows: dict[tuple[str, int], list[Sample]] = {}
+    for sample in samples:
+        rows.setdefault((sample.rollout_id, sample.segment), []).append(sample)
+    segments = {(rollout.rollout_id, segment.index): segment for rollout in rollouts for segment in rollout.segments}
+    for key, parts in rows.items():
+        parts.sort(key=lambda sample: sample.step)
+        found = [scored.get((*key, sample.step)) for sample in parts]
+        yield _trained(key[0], segments[key], parts, [part for part in found if part is not None])
+
+
+def _trained(
+    rollout_id: str, segment: Segment, parts: Sequence[Sample], scored: Sequence[tuple[Floats, int]]
+) -> Trained:
+    lengths = [turn.stop - turn.start for turn in segment.turns]
+    firsts = np.cumsum([0, *lengths[:-1]])
+    advantages = np.concatenate([sample.advantages[sample.loss_mask] for sample in parts])
+    logprobs = np.concatenate([of for of, _ in scored]) if len(scored) == len(parts) else None
+    if logprobs is not None and len(logprobs) != sum(lengths):
+        logprobs = None  # not all of its sampled tokens were trained: it would not say which
+    moved = any(mini_batch for _, mini_batch in scored)
+    gap = None if logprobs is None or moved else np.abs(logprobs - segment.logprobs[segment.sampled]).max()
+    return Trained(
+        rollout_id=rollout_id,
+        segment=segment.index,
+        logprobs=logprobs,
+        advantages=advantages[firsts].tolist() if len(advantages) == sum(lengths) else (),
+        gap=None if gap is None else float(gap),
+    )

@@ -1,0 +1,145 @@
+"""`agentgym show`: what it prints of a run's rollouts, and what it says where it cannot."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentgym.cli import main as cli
+from agentgym.store.schema import FILE
+from agentgym.store.writer import RolloutWriter, Trained
+from tests.store.test_store import group, rollout, segment
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two steps of two groups, one failed rollout, trained numbers for a/0, and an evaluation."""
+    long = segment([(2, 4), (5, 9)], length=12, text="x" * 5000)
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("a/0", 0.5), rollout("a/1", None)), group(rollout("b/0", -1.0))], step=0)
+        writer.add([group(rollout("c/0", 2.0, segments=(long,)))], step=1)
+        writer.add([group(rollout("d/0", 1.0))], phase="eval_after", step=2)
+        logprobs = np.zeros(6, np.float32)
+        writer.add_step([Trained(rollout_id="a/0", segment=0, logprobs=logprobs, advantages=[1, -1], gap=2.5)], step=0)
+    return tmp_path
+
+
+def show(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    assert cli.main(["show", *map(str, args)]) == 0
+    return capsys.readouterr().out
+
+
+def shown(said: str) -> list[str]:
+    """The rollouts whose transcripts were printed, in order."""
+    return re.findall(r"^rollout (\S+):", said, re.MULTILINE)
+
+
+def test_without_a_choice_it_is_a_table_of_the_last_rollouts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = show(capsys, run).splitlines()
+    assert lines[0].split() == ["number", "phase", "step", "rollout", "reward", "stop", "turns", "tokens"]
+    assert lines[1].split() == ["1", "train", "0", "a/0", "0.5", "answer", "2", "6", "logprob-gap"]
+    assert lines[2].split()[4:] == ["failed", "error", "2", "6", "EnvError:", "KeyError:", "'x'"]
+    assert [line.split()[3] for line in show(capsys, run, "--limit", 2).splitlines()[1:]] == ["c/0", "d/0"]
+    assert [line.split()[3] for line in show(capsys, run, "--phase", "eval_after").splitlines()[1:]] == ["d/0"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (["--worst", "2"], ["b/0", "a/0"]),
+        (["--best", "1"], ["c/0"]),
+        (["--worst", "1", "--best", "1", "--phase", "train"], ["b/0", "c/0"]),
+        (["--failed"], ["a/1"]),
+        (["--suspicious"], ["a/0"]),
+        (["--id", "3", "a"], ["a/0", "a/1", "b/0"]),
+        (["--id", "c/0"], ["c/0"]),
+        (["--best", "9", "--step", "0"], ["a/0", "b/0"]),
+        (["--best", "9", "--limit", "1"], ["c/0"]),
+    ],
+)
+def test_a_choice_prints_the_transcripts_of_its_rollouts(
+    run: Path, capsys: pytest.CaptureFixture[str], asked: list[str], found: list[str]
+) -> None:
+    assert shown(show(capsys, run, *asked)) == found
+
+
+def test_a_transcript_ends_with_what_training_made_of_each_turn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = show(capsys, run, "--id", "a/0")
+    assert "suspicious: logprob-gap: a log-probability of the trainer is more than 1 nat off the engine's" in said
+    *_, advantages, gaps = said.splitlines()
+    assert advantages == "segment 0: advantage by turn: 1 -1"
+    assert gaps.startswith("segment 0: largest log-probability gap to the trainer by turn, in nats: 0.")
+    assert "advantage" not in show(capsys, run, "--id", "b/0")
+
+
+def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "characters not shown" in show(capsys, run, "--id", "c/0")
+    assert "x" * 5000 in show(capsys, run, "--id", "c/0", "--full")
+
+
+@pytest.mark.parametrize(
+    ("folder", "asked", "said"),
+    [
+        ("nowhere", [], "run: there is no folder"),
+        (".", [], "the latest run in it is"),
+        ("other", [], f"holds no {FILE}; name the folder of a run"),
+        ("empty", [], "has no rollouts yet; look again"),
+        ("torn", [], "cannot be opened as a store of rollouts (file is not a database)"),
+        ("run", ["--id", "zzz"], "none of the 1 rollouts in"),
+        ("run", ["--limit", "0"], "--limit: must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line_that_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, asked: list[str], said: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    for name in ("empty", "run"):
+        with RolloutWriter(tmp_path / name) as writer:
+            writer.add([group(rollout("a/0"))] if name == "run" else [], step=0)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / FILE).write_text("no database" * 99)
+    assert cli.main(["show", str(tmp_path / folder), *asked]) == 1
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith("agentgym: ")
+    assert said in error
+
+
+def piped(script: str, run: Path) -> "subprocess.CompletedProcess[str]":
+    command = f"{sys.executable} -m agentgym.cli.main show {run}"
+    words = ["bash", "-o", "pipefail", "-c", script.format(command)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_pipe_gets_plain_text_and_one_that_closes_early_is_no_error(run: Path) -> None:
+    with RolloutWriter(run, done=9) as writer:  # more than a pipe holds
+        writer.add([group(rollout(f"n{i}/0", segments=(segment([(2, 4)], length=5),))) for i in range(5000)], step=3)
+    done = piped("{} --limit 9999 | head -1", run)
+    assert (done.stdout.split()[0], done.stderr) == ("number", "")
+    assert done.returncode == 141
+    assert "\x1b" not in piped("{} --best 2 | cat", run).stdout
+
+
+def test_control_characters_of_a_model_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = segment([(2, 4)], length=5, text="\x1b[2J\ud800")
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("a/0", segments=(odd,)))], step=0)
+    said = show(capsys, tmp_path, "--id", 1)
+    assert "\x1b" not in said
+    assert r"\x1b[2J\ud800" in said
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["gc"], ["ls"], ["merge"], ["sandbox", "build"], ["show"]])
+def test_the_help_of_every_command_has_examples_of_it(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*command, "--help"])
+    assert f"$ agentgym {' '.join(command)}" in capsys.readouterr().out

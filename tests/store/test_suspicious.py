@@ -1,0 +1,139 @@
+"""The signs of a suspicious rollout: each is found where it is, and a sound rollout has none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.messages import Message
+from agentgym.store.reader import RolloutStore
+from agentgym.store.suspicious import SIGNS, signs_of_group
+from agentgym.store.writer import RolloutWriter, Trained
+from agentgym.types import Group, Rollout, Segment, Turn
+from tests.store.test_store import group, rollout, written
+
+
+def called(tool: str = "bash", argument: int = 0) -> Message:
+    call: Any = {"type": "function", "function": {"name": tool, "arguments": {"n": argument}}}
+    return Message(role="assistant", content="", tool_calls=[call])
+
+
+def said(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def played(name: str, reward: float | None, *messages: Message, **metrics: float) -> Rollout:
+    """A rollout that wrote these messages, two tokens each."""
+    length = 1 + 2 * len(messages)
+    segment = Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=list(range(length)),  # type: ignore[arg-type]
+        sampled=[False] + [True] * (length - 1),  # type: ignore[arg-type]
+        logprobs=[0.0] + [-1.0] * (length - 1),  # type: ignore[arg-type]
+        turns=tuple(
+            Turn(start=1 + 2 * i, stop=3 + 2 * i, finish_reason="stop", versions=(), message=message)
+            for i, message in enumerate(messages)
+        ),
+    )
+    made = rollout(name, reward, segments=(segment,))
+    object.__setattr__(made, "metrics", metrics)
+    return made
+
+
+SOUND = (
+    played("t/0", 1.0, called(), said("4"), tool_calls=1),
+    played("t/1", 0.0, called(), called(argument=2), said("5"), tool_calls=2),
+)
+
+
+def signs(*rollouts: Rollout) -> dict[str, tuple[str, ...]]:
+    return signs_of_group(Group(group_id="t", rollouts=rollouts))
+
+
+def test_sound_rollouts_have_no_sign() -> None:
+    assert signs(*SOUND) == {}
+
+
+def test_a_reward_without_a_tool_call_where_others_called_is_a_sign() -> None:
+    assert signs(*SOUND, played("t/2", 1.0, said("4"))) == {"t/2": ("no-tool-call",)}
+
+
+@pytest.mark.parametrize(
+    "others", [(played("t/0", 0.0, said("5")),), (played("t/0", 1.0, called()),)], ids=["nobody calls", "no better"]
+)
+def test_a_reward_without_a_tool_call_is_none_where_nobody_calls_or_it_is_no_better(others: Any) -> None:
+    assert signs(*others, played("t/2", 1.0, said("4"))) == {}
+
+
+@pytest.mark.parametrize(("errors", "reward", "found"), [(2, 1.0, True), (1, 1.0, False), (2, 0.5, False)])
+def test_the_highest_reward_with_a_tool_that_mostly_failed_is_a_sign(errors: int, reward: float, found: bool) -> None:
+    odd = played("t/2", reward, called(), called(argument=1), called(argument=2), **{"tool_errors/bash": errors})
+    assert signs(*SOUND, odd) == ({"t/2": ("tool-fails",)} if found else {})
+
+
+@pytest.mark.parametrize(("reward", "found"), [(1.0, True), (0.5, False)])
+def test_the_highest_reward_with_a_malformed_call_is_a_sign(reward: float, found: bool) -> None:
+    odd = played("t/2", reward, called(), malformed_calls=1)
+    assert signs(*SOUND, odd) == ({"t/2": ("malformed-call",)} if found else {})
+
+
+def test_a_reward_of_zero_is_no_success_although_it_is_the_highest() -> None:
+    assert signs(played("t/0", 0.0, called(), malformed_calls=1, **{"tool_errors/bash": 1})) == {}
+
+
+@pytest.mark.parametrize(("times", "found"), [(3, True), (2, False)])
+def test_a_turn_that_is_written_three_times_is_a_sign(times: int, found: bool) -> None:
+    odd = played("t/2", 0.0, *[called(argument=7)] * times, said("4"))
+    assert signs(*SOUND, odd) == ({"t/2": ("repeats",)} if found else {})
+
+
+def test_empty_turns_and_failed_rollouts_have_no_sign() -> None:
+    assert signs(*SOUND, played("t/2", 0.0, *[said("")] * 3), played("t/3", None, *[said("a")] * 3)) == {}
+
+
+def found_by_the_store(folder: Path) -> dict[str, tuple[str, ...]]:
+    with RolloutStore(folder) as store:
+        found = {of.rollout.rollout_id: of.suspicious for of in store.find(suspicious=True)}
+        assert {of.rollout_id: of.suspicious for of in store.summaries(suspicious=True)} == found
+        assert store.count(suspicious=True) == len(found)
+    return found
+
+
+@pytest.mark.parametrize(("gap", "found"), [(1.5, True), (0.2, False), (None, False)])
+def test_a_large_logprob_gap_is_a_sign(tmp_path: Path, gap: float | None, found: bool) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("t/0"))], step=0)
+        writer.add_step([Trained(rollout_id="t/0", segment=0, logprobs=None, advantages=[1.0, 1.0], gap=gap)], step=0)
+    assert found_by_the_store(tmp_path) == ({"t/0": ("logprob-gap",)} if found else {})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "far"),
+    [
+        ([0, 0.2, 0.4, 0.6, 0.8, 1, 1, 9.0], 9.0),
+        ([0, 0.2, 0.4, 0.6, 0.8, 1, 1, -7.0], -7.0),
+        ([0.0] * 8 + [1.0], None),  # the first success
+        ([0.0] * 8 + [1000.0], 1000.0),
+        ([0, 0.2, 0.4, 0.6, 0.8, 1, 1, 2.0], None),
+        ([0, 1, 9.0], None),  # too few to say
+    ],
+)
+def test_a_reward_that_is_far_from_all_others_is_a_sign(
+    tmp_path: Path, rewards: list[float], far: float | None
+) -> None:
+    written(tmp_path, *(group(rollout(f"t{i}/0", reward)) for i, reward in enumerate(rewards)))
+    found = found_by_the_store(tmp_path)
+    assert found == ({} if far is None else {f"t{rewards.index(far)}/0": ("reward-far",)})
+
+
+def test_a_reward_is_compared_within_its_phase(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout(f"t{i}/0", i / 8)) for i in range(8)], step=0)
+        writer.add([group(rollout(f"e{i}/0", 100 + i / 8)) for i in range(2)], phase="eval_after", step=1)
+    assert found_by_the_store(tmp_path) == {}
+
+
+def test_every_sign_says_what_it_means() -> None:
+    assert set(SIGNS) == {"no-tool-call", "tool-fails", "malformed-call", "repeats", "logprob-gap", "reward-far"}
