@@ -47,7 +47,7 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(
 
 
 def test_a_recipe_without_a_value_for_a_field_is_told_which() -> None:
-    with pytest.raises(SystemExit, match=r"Run: every field .* 'recipe', 'env'"):
+    with pytest.raises(SystemExit, match=r"RunConfig: every field .* 'recipe', 'env'"):
         settings(ag.RunConfig, [])
 
 
@@ -71,4 +71,4 @@ def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
 
 def test_credit_by_turn_is_a_setting_of_the_run() -> None:
     assert settings(BisectTurns, []).advantage_level == "turn"
-    assert settings(ChaseGRPO, ["--credit", "turn", "--advantage", "reinforce++"]).advantage_level == "turn"
+    assert settings(ChaseGRPO, ["--advantage-level", "turn", "--advantage", "reinforce++"]).advantage_level == "turn"
