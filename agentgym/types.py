@@ -11,15 +11,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentgym.errors import Failure
 from agentgym.messages import Message
-from agentgym.task_fields import as_id, as_messages
+from agentgym.task_fields import TaskId, TaskPrompt
 from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, plain_text, show
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -35,8 +35,8 @@ class Task(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Annotated[str, BeforeValidator(as_id)] = Field(min_length=1)
-    prompt: Annotated[tuple[Message, ...], BeforeValidator(as_messages)] = Field(min_length=1)
+    id: TaskId = Field(min_length=1)
+    prompt: TaskPrompt = Field(min_length=1)
 
 
 class Sampling(BaseModel):
