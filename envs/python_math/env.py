@@ -16,7 +16,6 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.environments.env import Split
 
 COUNT = 1_000_000
 """Tasks of each split."""
@@ -121,15 +120,15 @@ def stamps(rng: random.Random) -> Question:
     return text, Fraction(sum((total - large * n) % small == 0 for n in range(total // large + 1)))
 
 
-RESPONSE_FORMATS: tuple[Family, ...] = (remainder, multiples, digit_sum, apart, dice, recurrence, taps, stamps)
+FAMILIES: tuple[Family, ...] = (remainder, multiples, digit_sum, apart, dice, recurrence, taps, stamps)
 
 
 # ---------------------------------------------------------------------------------------------------- tasks
 
 
-def make_task(split: Split, index: int) -> MathTask:
-    """The task of an index, always the same; the families take turns, index by index."""
-    family = RESPONSE_FORMATS[index % len(RESPONSE_FORMATS)]
+def make_task(split: ag.Split, index: int) -> MathTask:
+    """Make the task of an index, always the same; the families take turns, index by index."""
+    family = FAMILIES[index % len(FAMILIES)]
     rng = random.Random(index)
     text, answer = family(rng)
     while is_held_out(text) != (split == "test"):
@@ -182,7 +181,7 @@ class PythonMath(ag.ToolEnv[MathTask]):
     limits = ag.Limits(turns=8, seconds=300)
 
     @classmethod
-    def tasks(cls, split: Split) -> ag.Procedural[MathTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[MathTask]:
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     @ag.tool(timeout_s=20)

@@ -10,10 +10,9 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, raw, say
-from agentgym.environments.env import Split
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.testing import check_env
-from envs.python_math.env import RESPONSE_FORMATS, MathTask, PythonMath, is_held_out, make_task, parse_answer
+from envs.python_math.env import FAMILIES, MathTask, PythonMath, is_held_out, make_task, parse_answer
 
 # ------------------------------------------------------------------- every family again, by brute force
 # Called on the numbers in the question, in their order; also sent into the box as source, imports and all.
@@ -85,7 +84,7 @@ def solver(task: MathTask) -> ReplyPolicy:
 
 
 def task_of(family: str) -> MathTask:
-    names = [made.__name__ for made in RESPONSE_FORMATS]
+    names = [made.__name__ for made in FAMILIES]
     return PythonMath.tasks("train")[names.index(family)]
 
 
@@ -210,16 +209,16 @@ def test_anything_but_a_number_is_no_answer(text: str) -> None:
 
 
 def test_every_family_has_a_brute_force() -> None:
-    assert sorted(made.__name__ for made in RESPONSE_FORMATS) == sorted(BRUTE)
+    assert sorted(made.__name__ for made in FAMILIES) == sorted(BRUTE)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_brute_force_gives_the_same_answers(split: Split) -> None:
-    for task in PythonMath.tasks(split)[: 40 * len(RESPONSE_FORMATS)]:
+def test_brute_force_gives_the_same_answers(split: ag.Split) -> None:
+    for task in PythonMath.tasks(split)[: 40 * len(FAMILIES)]:
         assert Fraction(BRUTE[task.family](*numbers(task))) == Fraction(task.answer), task.prompt[0]["content"]
 
 
-def questions(split: Split) -> set[str]:
+def questions(split: ag.Split) -> set[str]:
     return {task.prompt[0]["content"].partition("\n")[0] for task in PythonMath.tasks(split)[:4000]}
 
 
@@ -236,7 +235,7 @@ def test_the_same_index_gives_the_same_task() -> None:
 
 def test_the_first_tasks_stay_what_they_are() -> None:
     """Held-out scores are compared across versions: the generator must not drift unseen."""
-    answers = [task.answer for task in PythonMath.tasks("test")[: len(RESPONSE_FORMATS)]]
+    answers = [task.answer for task in PythonMath.tasks("test")[: len(FAMILIES)]]
     assert answers == ["60", "566", "368634", "1287", "23/24", "65591", "312/47", "46"]
 
 
