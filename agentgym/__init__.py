@@ -1,7 +1,8 @@
 """Train language-model agents by reinforcement learning.
 
-An environment is one class, a test needs no GPU, a recipe is one file. Importing this package loads none of the heavy
-packages; `LocalEngine`, `Trainer` and the boxes load theirs when they are first used.
+An environment is one class, a test needs no GPU, a recipe is one file. All that a user needs is here; what tests need
+is in `agentgym.testing`. Importing this package loads none of the heavy packages; `LocalEngine`, `Trainer` and the
+boxes load theirs when they are first used.
 """
 
 import importlib as _importlib
@@ -9,17 +10,19 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from agentgym.boxes import Box, ExecResult
+from agentgym.engines.base import Engine
 from agentgym.environments.context_policies import Compact, KeepLast, Window
 from agentgym.environments.env import Env, Procedural, Split
 from agentgym.environments.limits import Limits
 from agentgym.environments.registry import find_env, register
 from agentgym.environments.rewards import reward
 from agentgym.environments.tool_env import ToolEnv
-from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, SandboxError, ToolError
+from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, Failure, SandboxError, ToolError
 from agentgym.extras import needs_extra as _needs_extra
 from agentgym.messages import Message
 from agentgym.rollouts.rollout import rollout
-from agentgym.samples import build_samples, demonstrations
+from agentgym.samples import SampleBatch, build_samples, demonstrations
+from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import run_groups
@@ -56,13 +59,16 @@ __all__ = [
     "Completion",
     "ContextOverflow",
     "Docker",
+    "Engine",
     "EngineError",
     "Env",
     "EnvError",
     "Evaluation",
     "ExecResult",
+    "Failure",
     "Group",
     "GroupSettings",
+    "Groups",
     "KeepLast",
     "Limits",
     "LocalConfig",
@@ -77,6 +83,7 @@ __all__ = [
     "SGLangConfig",
     "SGLangEngine",
     "Sample",
+    "SampleBatch",
     "Sampling",
     "SandboxError",
     "Scheduler",

@@ -1,8 +1,12 @@
 """Conversion of a task's id and prompt, as people write them and as data sets hold them, into one form."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator
+
+from agentgym.messages import Message
 
 
 def as_id(value: Any) -> Any:
@@ -37,3 +41,22 @@ def _without_nones(message: Any) -> Any:
 def _call(call: Any) -> Any:
     """Return a tool call without the Nones that Arrow fills in; its arguments are kept, for None may be meant there."""
     return {key: value for key, value in call.items() if value is not None} if isinstance(call, Mapping) else call
+
+
+if TYPE_CHECKING:
+
+    class TaskId:
+        """What type checkers see: a task is made with text or a whole number, and its id is text."""
+
+        def __get__(self, task: object, cls: type | None = None) -> str: ...
+        def __set__(self, task: object, value: str | int) -> None: ...
+
+    class TaskPrompt:
+        """What type checkers see: a task is made with text or messages, and its prompt is a tuple of messages."""
+
+        def __get__(self, task: object, cls: type | None = None) -> tuple[Message, ...]: ...
+        def __set__(self, task: object, value: str | Message | Sequence[Message]) -> None: ...
+
+else:
+    TaskId = Annotated[str, BeforeValidator(as_id)]
+    TaskPrompt = Annotated[tuple[Message, ...], BeforeValidator(as_messages)]

@@ -1,9 +1,6 @@
 """Frozen types that every room shares, from a task to the samples of its rollouts.
 
-The way of a token, in four hand-overs and without a decoding in between::
-
-    Completion (engines) -> Segment (rollouts) -> Sample (samples.py) -> Batch (train/batching) -> loss
-
+A token's way: Completion (engines), Segment (rollouts), Sample (samples.py), Batch (train/batching), loss.
 Arrays are read-only numpy vectors, so a slice of a segment is a view and costs nothing.
 """
 
@@ -11,15 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentgym.errors import Failure
 from agentgym.messages import Message
-from agentgym.task_fields import as_id, as_messages
+from agentgym.task_fields import TaskId, TaskPrompt
 from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, heading, outcome, plain_text, show
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -35,8 +32,8 @@ class Task(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Annotated[str, BeforeValidator(as_id)] = Field(min_length=1)
-    prompt: Annotated[tuple[Message, ...], BeforeValidator(as_messages)] = Field(min_length=1)
+    id: TaskId = Field(min_length=1)
+    prompt: TaskPrompt = Field(min_length=1)
 
 
 class Sampling(BaseModel):

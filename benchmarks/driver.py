@@ -36,7 +36,8 @@ from agentgym.engines.sglang.server import Ask, PolicyVersion
 from agentgym.types import Completion, Floats, Sampling, Version
 from benchmarks.answering import Reply, answering
 from benchmarks.harness import arguments, at_most, load_workloads, report
-from recipes.warm_start import CHECKPOINTS, MARKS, SPECIAL
+from recipes.base import CHECKPOINTS
+from recipes.warm_start import MARKS, SPECIAL
 
 DIALOGS = 48
 GROUP = 8

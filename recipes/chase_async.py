@@ -4,9 +4,10 @@
 importance weights to the clipped ratio.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import agentgym as ag
+from recipes.base import TRAIN
 from recipes.chase_grpo import ChaseGRPO
 
 
@@ -16,17 +17,8 @@ class ChaseAsync(ChaseGRPO):
 
     recipe: str = "chase_async"
     staleness: int = 1
-    train: ag.TrainConfig = field(
-        default_factory=lambda: ag.TrainConfig(
-            lr=2e-3,
-            decay_steps=20,
-            temperature=0.7,
-            normalise=2000.0,
-            grad_clip=0.05,
-            micro_tokens=4096,
-            correction="token",  # a token counts by how much likelier it has become, at most twice
-        )
-    )
+    # A token counts by how much likelier it has become, at most twice.
+    train: ag.TrainConfig = replace(TRAIN, correction="token")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 import asyncio
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -28,22 +28,28 @@ DEMO_TASKS = 600_000
 
 @dataclass(frozen=True, kw_only=True)
 class ChaseSFT:
-    """What `python -m recipes.chase_sft` can be told."""
+    """The settings of `python -m recipes.chase_sft`."""
 
     model: Path | str = "tiny"
+    """Folder or Hugging Face name of the model that imitates; "tiny" comes with the library."""
     out: Path = Path("runs/chase_sft")
+    """Folder of the adapter."""
     seed: int = 0
+    """Decides the demonstrations and the adapter's start."""
     steps: int = 20
+    """Optimizer steps."""
     batch: int = 32
     """Demonstrations in a step."""
     box: Kind = "auto"
+    """Where the model's code runs when it is evaluated; auto is the best box that this machine has."""
     eval_tasks: int = 128
-    """Held-out tasks, before and after."""
-    train: ag.TrainConfig = field(default_factory=lambda: ag.TrainConfig(loss="sft", lr=2e-3, decay_steps=20))
+    """Held-out tasks that are played before and after, one rollout each."""
+    train: ag.TrainConfig = ag.TrainConfig(loss="sft", lr=2e-3, decay_steps=20)
+    """The settings of the trainer."""
 
 
 async def demonstrated(tokenizer: ChatTokenizer, numbers: range, seed: int) -> list[ag.Rollout]:
-    """Real rollouts of the env, played by its demonstrator in the model's own tokens."""
+    """Play rollouts of the env by its demonstrator, in the model's own tokens."""
     tasks = Chase.tasks("test")
     return [
         await ag.rollout(

@@ -36,8 +36,8 @@ from envs.bisect import demo as bisect_demo
 from envs.bisect.env import Bisect
 from envs.chase import demo as chase_demo
 from envs.chase.env import Chase, ChaseCompaction
+from recipes.base import CHECKPOINTS
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 DEMO_TASKS = 500_000
@@ -51,24 +51,31 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """What `python -m recipes.warm_start` can be told."""
+    """The settings of `python -m recipes.warm_start`."""
 
     env: Literal["chase", "chase_compaction", "bisect"] = "chase"
+    """The environment that is demonstrated."""
     out: Path | None = None
-    """Where the checkpoint goes; recipes/checkpoints/ENV without it."""
+    """Folder of the checkpoint; without it recipes/checkpoints/ENV."""
     seed: int = 0
+    """Decides the weights, the demonstrations and their order."""
     steps: int = 180
+    """Optimizer steps."""
     batch: int = 32
+    """Samples in a step."""
     demos: int = 4000
+    """Demonstrations that are played."""
     context_weight: float = 0.1
-    """Loss weight of tokens the assistant did not write; its own weigh 1."""
+    """Loss weight of tokens that the assistant did not write; its own weigh 1."""
     muon_lr: float = 0.02
+    """Learning rate of the hidden matrices."""
     adamw_lr: float = 4e-3
+    """Learning rate of embeddings and norms."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An env and who demonstrates it."""
+    """An environment, and the demonstrator that plays it."""
 
     env: type[ag.ToolEnv[Any]]
     demonstrate: Callable[[Any, random.Random], ReplyPolicy]

@@ -1,9 +1,72 @@
 """What every test starts from."""
 
+import os
 import signal
+import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
     """A shell's background job ignores Ctrl-C, and so would each process that a test starts and interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("agentgym-*.whl"))
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A virtual environment that holds the wheel; its dependencies are those of the Python that runs the tests."""
+
+    folder: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin/python")
+
+    def run(self, *command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+        """Run a command of the virtual environment in a folder, which knows nothing of the checkout."""
+        kept = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST", "PYTHON", "VIRTUAL_ENV"))}
+        path = f"{self.folder / 'bin'}:{kept['PATH']}"
+        environment = kept | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        program = self.folder / "bin" / command[0]
+        return subprocess.run(
+            [str(program), *command[1:]], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        )
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel, installed by pip in a virtual environment of its own."""
+    made = Installed(tmp_path_factory.mktemp("installed") / "venv")
+    venv.create(made.folder, symlinks=True)
+    found = subprocess.run(
+        [made.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # A folder that a .pth adds comes after the environment's own, and its .pth of the checkout is not read.
+    Path(found.stdout.strip(), "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", made.python, "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*pip, "--no-index", "--no-deps", str(wheel)], capture_output=True, text=True, check=False, cwd=made.folder
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return made

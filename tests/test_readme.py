@@ -1,47 +1,145 @@
-"""The README's code runs as it is printed."""
+"""The README's files run as they are printed, from the wheel, in an empty folder and without the checkout."""
 
-import os
+import ast
+import importlib
+import json
 import re
-import subprocess
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from agentgym.cli.main import COMMANDS
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.choose import auto
+from tests.conftest import Installed
+
 ROOT = Path(__file__).parents[1]
-BLOCKS = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
+README = (ROOT / "README.md").read_text()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The README's files, as a reader would save them."""
-    for name in ("my_env.py", "test_my_env.py"):
-        (tmp_path / name).write_text(BLOCKS[name])
-    (tmp_path / "bugfix_grpo.py").write_text(BLOCKS["recipes/bugfix_grpo.py"])
-    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
-    return tmp_path
+def printed() -> dict[str, str]:
+    """The python blocks by the file name in their first line."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    return {block.partition("\n")[0].removeprefix("# "): block for block in blocks}
 
 
-def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+def no_box() -> bool:
+    try:
+        auto()
+    except SandboxError:
+        return True
+    return False
 
 
-def test_the_readmes_env_passes_the_readmes_test(folder: Path) -> None:
-    done = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_env.py")
-    if "no sandbox runs here" in done.stdout:
-        pytest.skip("no Docker and no bubblewrap on this machine")
-    assert "2 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
+needs_box = pytest.mark.skipif(no_box(), reason="no Docker and no bubblewrap on this machine")
 
 
-def test_the_readmes_recipe_lists_its_settings(folder: Path) -> None:
-    done = run(folder, "bugfix_grpo.py", "--help")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder, and in it the README's files as a reader would save them."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name, block in printed().items():
+        (folder / name).write_text(block)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(folder: Path, installed: Installed) -> Path:
+    """What two small steps of the README's recipe leave; where no box runs, the tiny model's code runs without one."""
+    small = ["--steps", "2", "--prompts", "4", "--eval-tasks", "8", *(["--box", "unsafe"] if no_box() else [])]
+    done = installed.run("python", "train_pointers.py", *small, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert summary["optimizer_steps"] == 2
+    assert summary["failed"] == 0
+    return folder / str(summary["out"])
+
+
+def test_the_installed_library_is_the_wheels(folder: Path, installed: Installed) -> None:
+    done = installed.run("python", "-c", "import agentgym; print(agentgym.__file__)", cwd=folder)
+    assert Path(done.stdout.strip()).is_relative_to(installed.folder)
+
+
+@needs_box
+def test_the_environments_tests_pass_without_a_configuration(folder: Path, installed: Installed) -> None:
+    done = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
+    assert "3 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "arning" not in done.stdout
+
+
+def test_the_recipe_lists_its_settings(folder: Path, installed: Installed) -> None:
+    done = installed.run("python", "train_pointers.py", "--help", cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "--train.lr" in done.stdout
 
 
-def test_the_readmes_env_is_at_most_thirty_lines() -> None:
-    code = BLOCKS["my_env.py"].split("class BugTask")[1]
+def test_the_recipe_trains_and_leaves_the_files_of_the_table(run_folder: Path) -> None:
+    files = set(re.findall(r"^\| `([\w./]+)` \|", README.partition("## Its recipe")[2], re.MULTILINE))
+    assert {"settings.json", "metrics.jsonl", "summary.json", "checkpoints/", "adapter/"} <= files
+    assert {name.rstrip("/") for name in files} == {path.name for path in run_folder.iterdir()}
+
+
+def test_what_was_trained_can_be_read_in_the_terminal(folder: Path, run_folder: Path, installed: Installed) -> None:
+    done = installed.run("agentgym", "show", str(run_folder), "--worst", "3", cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "What is the value?" in done.stdout
+
+
+@needs_box
+def test_the_trained_adapter_is_evaluated(folder: Path, run_folder: Path, installed: Installed) -> None:
+    done = installed.run("python", "evaluate_pointers.py", str(run_folder / "adapter"), cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    before, after = done.stdout.splitlines()
+    assert before.startswith("before Evaluation(reward=")
+    assert after.startswith("after  Evaluation(reward=")
+
+
+@pytest.mark.slow
+def test_the_files_pass_a_strict_type_checker(folder: Path, installed: Installed) -> None:
+    done = installed.run("python", "-m", "mypy", "--strict", *sorted(printed()), cwd=folder)
+    assert "Success" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`?\bagentgym ([a-z]+)\b(?=[^`]*`| )", README))))
+def test_each_command_that_is_named_exists(command: str) -> None:
+    assert command in COMMANDS
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = set(re.findall(r"`agentgym\[(\w+)\]`", README))
+    assert named == set(project["optional-dependencies"]) - {"bench"}
+
+
+def test_the_order_of_the_rooms_is_the_one_that_is_held() -> None:
+    house = ast.parse((ROOT / "tests/test_house.py").read_text())
+    [order] = [
+        ast.literal_eval(node.value)
+        for node in house.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDER"
+    ]
+    block = README.partition("that there is no other:\n\n```\n")[2].partition("```")[0]
+    lines = [" ".join(line.split()) for line in block.splitlines()]
+    assert lines == ["recipes benchmarks", "envs", *reversed(order)]
+
+
+def test_every_room_is_on_the_map() -> None:
+    drawn = set(re.findall(r"^  (\w+)/ ", README.partition("## The rooms")[2].partition("## ")[0], re.MULTILINE))
+    rooms = {path.parent.name for path in (ROOT / "agentgym").glob("*/__init__.py")}
+    assert drawn == rooms
+
+
+@pytest.mark.parametrize(("name", "module"), re.findall(r"^\| `(\w+)` \| `(agentgym[\w.]*)` \|", README, re.MULTILINE))
+def test_each_type_of_a_tokens_way_is_where_the_table_says(name: str, module: str) -> None:
+    assert getattr(importlib.import_module(module), name).__module__ == module
+
+
+def test_the_environment_is_at_most_thirty_lines() -> None:
+    code = printed()["my_env.py"].split("class Pointers(")[1]
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
+
+
+def test_every_file_and_page_that_is_linked_exists() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []

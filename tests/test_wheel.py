@@ -5,8 +5,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 PLAY = """
@@ -29,16 +27,6 @@ task = ag.Task(id="t", prompt=({"role": "user", "content": "2 + 3?"},))
 played = asyncio.run(ag.rollout(Adder, task, Scripted([call("add", a=2, b=3), say("5")])))
 print(played.reward, played.stop_reason, ag.__file__)
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this checkout."""
-    out = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next(out.glob("agentgym-*.whl"))
 
 
 def test_the_wheel_holds_the_library_and_what_goes_into_the_container_and_nothing_else(wheel: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.environments.env import Split
 
 HELD_OUT = 1_000_000
 """Tasks from this index on are for evaluation only."""
@@ -19,17 +18,17 @@ GUESSES = 4
 """Just enough: four answers tell 15 secrets apart only when every guess halves what is left."""
 
 PENALTY = -0.1
-"""Of a malformed call."""
+"""What a malformed call costs."""
 
 
 class BisectTask(ag.Task):
-    """A secret; the prompt is the same for all of them."""
+    """A secret number; the prompt is the same for all tasks."""
 
     secret: int = Field(ge=1, le=HIGHEST)
 
 
 def make_task(index: int) -> BisectTask:
-    """The task of an index, always the same."""
+    """Make the task of an index, always the same."""
     content = f"Find the secret in 1..{HIGHEST} with at most {GUESSES} calls of guess(n)."
     prompt = ag.Message(role="user", content=content)
     secret = random.Random(index).randint(1, HIGHEST)
@@ -49,7 +48,7 @@ class Bisect(ag.ToolEnv[BisectTask]):
         self.is_found = False
 
     @classmethod
-    def tasks(cls, split: Split) -> ag.Procedural[BisectTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[BisectTask]:
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
 
@@ -95,7 +94,7 @@ class BisectTurns(Bisect):
     def __init__(self, task: BisectTask) -> None:
         super().__init__(task)
         self.charged = 0.0
-        """Malformed calls that a turn has paid for."""
+        """How many malformed calls a turn has paid for."""
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         result = await super().step(action)

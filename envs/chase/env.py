@@ -11,7 +11,6 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.environments.env import Split
 
 HELD_OUT = 1_000_000
 """Tasks from this index on are for evaluation only."""
@@ -25,7 +24,7 @@ class ChaseTask(ag.Task):
 
 
 def make_task(index: int) -> ChaseTask:
-    """The task of an index, always the same."""
+    """Make the task of an index, always the same."""
     rng = random.Random(index)
     keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(2, 4))]
     value = rng.randint(10, 99)
@@ -43,7 +42,7 @@ class Chase(ag.ToolEnv[ChaseTask]):
     limits = ag.Limits(turns=6, seconds=120)
 
     @classmethod
-    def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[ChaseTask]:
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
 

@@ -12,7 +12,6 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.environments.env import Split
 from envs.chase.env import HELD_OUT
 
 _REPORT = re.compile(r"Answer: (\d\d)")
@@ -27,7 +26,7 @@ class DelegateTask(ag.Task):
 
 
 def make_task(index: int) -> DelegateTask:
-    """The task of an index, always the same."""
+    """Make the task of an index, always the same."""
     rng = random.Random(index)
     keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(3, 5))]
     value = rng.randint(10, 99)
@@ -46,7 +45,7 @@ class ChaseDelegate(ag.ToolEnv[DelegateTask]):
     limits = ag.Limits(turns=14, seconds=120, tokens=400)
 
     @classmethod
-    def tasks(cls, split: Split) -> ag.Procedural[DelegateTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[DelegateTask]:
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
 
@@ -60,7 +59,7 @@ class ChaseDelegate(ag.ToolEnv[DelegateTask]):
         return await self._delegate(self.asked)
 
     async def _delegate(self, key: str) -> str:
-        """What a sub-agent found out that starts behind this key."""
+        """Start a sub-agent behind this key; the answer that it gives."""
         question = ag.Message(role="user", content=f"Start at key {self._next(key)}. What is the value?")
         async with self.fork("subagent", [question], tools=[self.python], turns=6) as agent:
             report = _REPORT.fullmatch(await agent.run())

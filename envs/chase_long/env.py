@@ -4,12 +4,11 @@ import random
 from itertools import pairwise
 
 import agentgym as ag
-from agentgym.environments.env import Split
 from envs.chase.env import HELD_OUT, Chase, ChaseTask
 
 
 def make_task(index: int) -> ChaseTask:
-    """The task of an index, always the same: a chain of 2 to 12 keys."""
+    """Make the task of an index, always the same: a chain of 2 to 12 keys."""
     rng = random.Random(index)
     keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(2, 12))]
     value = rng.randint(10, 99)
@@ -31,7 +30,7 @@ class ChaseLong(Chase):
         self.seen: set[str] = set()
 
     @classmethod
-    def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[ChaseTask]:
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
 

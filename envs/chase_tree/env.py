@@ -11,21 +11,20 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.environments.env import Split
 from envs.chase.env import HELD_OUT
 
 _REPORT = re.compile(r"Answer: (\d\d)")
 
 
 class TreeTask(ag.Task):
-    """A chain that forks once: its keys, what each leads to, and the largest value at a leaf."""
+    """A chain that forks once: what each key leads to, and the largest value at a leaf."""
 
     store: dict[str, tuple[str, ...]]
     value: int
 
 
 def make_task(index: int) -> TreeTask:
-    """The task of an index, always the same."""
+    """Make the task of an index, always the same."""
     rng = random.Random(index)
     start, *keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(4, 5))]
     store: dict[str, tuple[str, ...]] = {start: (f"see {keys[0]}", f"see {keys[1]}")}
@@ -47,7 +46,7 @@ class ChaseTree(ag.ToolEnv[TreeTask]):
     limits = ag.Limits(turns=14, seconds=120)
 
     @classmethod
-    def tasks(cls, split: Split) -> ag.Procedural[TreeTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[TreeTask]:
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
 
@@ -64,7 +63,7 @@ class ChaseTree(ag.ToolEnv[TreeTask]):
         return repr(f"value {max(reports)}" if reports else "no value")
 
     async def _follow(self, found: str) -> int | None:
-        """What the branch reports that was told this."""
+        """Follow one branch from this reply of the store; its value, or None where it reports none."""
         told = ag.Message(role="tool", content=repr(found), name="python")
         async with self.fork("fork", [told], box=True, turns=4) as agent:
             report = _REPORT.fullmatch(await agent.run())

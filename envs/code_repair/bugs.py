@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from agentgym.environments.env import Split
+import agentgym as ag
 from envs.code_repair.cases import CASES
 from envs.code_repair.mutate import Mutation, apply, mutations, overlap
 from envs.code_repair.probe import outcomes, value_of
@@ -58,13 +58,13 @@ def same(one: object, other: object) -> bool:
 
 
 @cache
-def single_bugs(name: str, split: Split) -> tuple[Mutation, ...]:
+def single_bugs(name: str, split: ag.Split) -> tuple[Mutation, ...]:
     """The single mistakes in a module that are proven to break it; those of the two splits are disjoint."""
     made = mutations(original(name))
     return tuple(m for m in made if _held_out(name, m) == (split == "test") and is_broken(name, [m]))
 
 
-def draw(rng: random.Random, name: str, split: Split) -> list[Mutation]:
+def draw(rng: random.Random, name: str, split: ag.Split) -> list[Mutation]:
     """One or two mistakes that break a module together, each of which breaks it alone."""
     known = single_bugs(name, split)
     while True:

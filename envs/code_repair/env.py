@@ -13,7 +13,6 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.environments.env import Split
 from envs.code_repair.bugs import answers, draw, original, same, visible_tests
 from envs.code_repair.cases import CASES
 from envs.code_repair.mutate import apply
@@ -49,8 +48,8 @@ def _tests(name: str) -> str:
     return visible_tests(name)
 
 
-def make_task(split: Split, index: int) -> RepairTask:
-    """The task of an index, always the same, and proven broken; the modules take turns, index by index."""
+def make_task(split: ag.Split, index: int) -> RepairTask:
+    """Make the task of an index, always the same, and proven broken; the modules take turns, index by index."""
     rng = random.Random(f"{split} {index}")
     names = sorted(CASES)
     broken = names[index % len(names)]
@@ -87,7 +86,7 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
         self.submitted = False
 
     @classmethod
-    def tasks(cls, split: Split) -> ag.Procedural[RepairTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[RepairTask]:
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     async def setup(self) -> None:

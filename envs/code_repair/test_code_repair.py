@@ -9,7 +9,6 @@ import pytest_asyncio
 import agentgym as ag
 from agentgym.boxes import Boxes
 from agentgym.engines.scripted import Reply, Scripted, call, calls, raw, say
-from agentgym.environments.env import Split
 from agentgym.sandboxes.docker import why_no_docker
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.sandboxes.local import why_no_bubblewrap
@@ -20,7 +19,7 @@ from envs.code_repair.cases import CASES
 from envs.code_repair.env import CodeRepair, RepairTask, make_task
 from envs.code_repair.mutate import Mutation, apply, mutations, overlap
 
-SPLITS: tuple[Split, ...] = ("train", "test")
+SPLITS: tuple[ag.Split, ...] = ("train", "test")
 MODULES = sorted(CASES)
 TASK = make_task("train", MODULES.index("lru"))
 SUBMIT = call("submit")
@@ -101,7 +100,7 @@ def test_what_never_ends_is_no_task() -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("index", [*range(16), 4321, 9999])
-def test_every_task_is_broken_and_the_same_each_time(split: Split, index: int) -> None:
+def test_every_task_is_broken_and_the_same_each_time(split: ag.Split, index: int) -> None:
     task = make_task(split, index)
     assert task == make_task(split, index)
     source = task.files[f"{task.broken}.py"]

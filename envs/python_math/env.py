@@ -16,7 +16,6 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.environments.env import Split
 
 COUNT = 1_000_000
 """Tasks of each split."""
@@ -127,8 +126,8 @@ FAMILIES: tuple[Family, ...] = (remainder, multiples, digit_sum, apart, dice, re
 # ---------------------------------------------------------------------------------------------------- tasks
 
 
-def make_task(split: Split, index: int) -> MathTask:
-    """The task of an index, always the same; the families take turns, index by index."""
+def make_task(split: ag.Split, index: int) -> MathTask:
+    """Make the task of an index, always the same; the families take turns, index by index."""
     family = FAMILIES[index % len(FAMILIES)]
     rng = random.Random(index)
     text, answer = family(rng)
@@ -182,7 +181,7 @@ class PythonMath(ag.ToolEnv[MathTask]):
     limits = ag.Limits(turns=8, seconds=300)
 
     @classmethod
-    def tasks(cls, split: Split) -> ag.Procedural[MathTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[MathTask]:
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     @ag.tool(timeout_s=20)

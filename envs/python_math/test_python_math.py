@@ -10,7 +10,6 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, raw, say
-from agentgym.environments.env import Split
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.testing import check_env
 from envs.python_math.env import FAMILIES, MathTask, PythonMath, is_held_out, make_task, parse_answer
@@ -214,12 +213,12 @@ def test_every_family_has_a_brute_force() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_brute_force_gives_the_same_answers(split: Split) -> None:
+def test_brute_force_gives_the_same_answers(split: ag.Split) -> None:
     for task in PythonMath.tasks(split)[: 40 * len(FAMILIES)]:
         assert Fraction(BRUTE[task.family](*numbers(task))) == Fraction(task.answer), task.prompt[0]["content"]
 
 
-def questions(split: Split) -> set[str]:
+def questions(split: ag.Split) -> set[str]:
     return {task.prompt[0]["content"].partition("\n")[0] for task in PythonMath.tasks(split)[:4000]}
 
 

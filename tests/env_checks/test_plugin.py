@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-README = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
 PROJECTS = Path(__file__).with_name("projects")
 
 
@@ -38,25 +37,6 @@ def project(folder: Path, name: str) -> Path:
     """A folder with that test file alone."""
     (folder / f"test_{name}.py").write_text((PROJECTS / f"{name}.py").read_text())
     return folder
-
-
-def test_the_readmes_test_runs_as_printed_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
-    for name in ("my_env.py", "test_my_env.py"):
-        (tmp_path / name).write_text(README[name])
-    printed = play(site, tmp_path, "-q")
-    if "no sandbox runs here" in printed:
-        pytest.skip("no Docker and no bubblewrap on this machine")
-    assert "2 passed" in printed, printed
-    assert "arning" not in printed, printed
-
-
-def test_the_readmes_env_keeps_its_contract_in_a_real_box(site: Path, tmp_path: Path) -> None:
-    for name in ("my_env.py", "test_my_env.py"):
-        (tmp_path / name).write_text(README[name])
-    printed = play(site, project(tmp_path, "readme_check"), "-q", "test_readme_check.py")
-    if "a FakeBox was used" in printed:
-        pytest.skip("no Docker and no bubblewrap on this machine")
-    assert "1 passed" in printed, printed
 
 
 def test_a_mode_that_the_project_names_stays(site: Path, tmp_path: Path) -> None:

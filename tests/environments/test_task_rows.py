@@ -64,7 +64,7 @@ def test_a_prompt_that_is_none_of_these_is_refused_by_its_field(prompt: Any) -> 
 
 
 def test_a_whole_number_is_an_id_and_nothing_else_is_made_one() -> None:
-    assert ag.Task(id=7, prompt="x").id == "7"  # type: ignore[arg-type]
+    assert ag.Task(id=7, prompt="x").id == "7"
     for bad in (7.5, True, None):
         with pytest.raises(ValidationError, match="id"):
             ag.Task(id=bad, prompt="x")  # type: ignore[arg-type]
@@ -87,14 +87,15 @@ def test_a_content_of_none_is_refused_by_its_field() -> None:
 async def test_the_system_message_of_the_class_stands_in_front_of_a_prompt_that_has_none() -> None:
     env = type("Polite", (Sums,), {"system": "Be polite."})
     own = {"role": "system", "content": "Be brief."}
-    assert (
-        await env(Sum(id="a", prompt="x", answer="")).reset()  # type: ignore[arg-type]
-    )[0] == [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "x"}]
-    assert (await env(Sum(id="a", prompt=[own, USER], answer="")).reset())[0] == [own, USER]  # type: ignore[arg-type]
+    assert (await env(Sum(id="a", prompt="x", answer="")).reset())[0] == [
+        {"role": "system", "content": "Be polite."},
+        {"role": "user", "content": "x"},
+    ]
+    assert (await env(Sum(id="a", prompt=[own, USER], answer="")).reset())[0] == [own, USER]  # type: ignore[list-item]
 
 
 async def test_what_an_env_does_to_its_first_messages_does_not_reach_the_task() -> None:
-    task = Sum(id="a", prompt="x", answer="")  # type: ignore[arg-type]
+    task = Sum(id="a", prompt="x", answer="")
     messages, _ = await Sums(task).reset()
     messages[0]["content"] += " Think first."
     assert task.prompt[0]["content"] == "x"
@@ -114,7 +115,7 @@ def test_rows_become_tasks_one_by_one_and_need_not_know_slices() -> None:
     tasks = as_tasks(Sums, Table(6))
     assert isinstance(tasks, TaskRows)
     assert len(tasks) == 6
-    assert tasks[2] == Sum(id="2", prompt="2+1?", answer="3")  # type: ignore[arg-type]
+    assert tasks[2] == Sum(id="2", prompt="2+1?", answer="3")
     assert [task.id for task in tasks[1:][::2]] == ["1", "3", "5"]
     assert tasks[-1].id == "5"
     with pytest.raises(IndexError):
@@ -122,7 +123,7 @@ def test_rows_become_tasks_one_by_one_and_need_not_know_slices() -> None:
 
 
 def test_a_sequence_of_tasks_is_taken_as_it_is() -> None:
-    tasks = [Sum(id="a", prompt="x", answer="")]  # type: ignore[arg-type]
+    tasks = [Sum(id="a", prompt="x", answer="")]
     assert as_tasks(Sums, tasks) is tasks
     assert as_task(Sums, tasks[0]) is tasks[0]
 
@@ -131,7 +132,7 @@ def test_a_sequence_of_tasks_is_taken_as_it_is() -> None:
     ("tasks", "why"),
     [
         ({"train": [], "test": []}, "^tasks: give one sequence of tasks, got a mapping with the keys train, test"),
-        (ag.Task(id="t", prompt="x"), "^tasks: give a list of tasks, got the one task 't'"),  # type: ignore[arg-type]
+        (ag.Task(id="t", prompt="x"), "^tasks: give a list of tasks, got the one task 't'"),
     ],
 )
 def test_what_is_no_sequence_of_tasks_is_refused(tasks: Any, why: str) -> None:

@@ -1,0 +1,56 @@
+"""The face: the names of `import agentgym as ag`, light to import and each in one place."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import agentgym
+
+ROOT = Path(__file__).parents[1]
+DUNDERS = {"__doc__", "__file__", "__name__", "__path__", "__version__"}
+
+
+def test_dir_lists_the_public_names_and_no_others() -> None:
+    assert {name for name in dir(agentgym) if name not in DUNDERS} == set(agentgym.__all__) - DUNDERS
+    assert sorted(agentgym.__all__) == agentgym.__all__
+
+
+@pytest.mark.parametrize("name", sorted(set(agentgym.__all__) - DUNDERS))
+def test_a_name_of_the_face_is_no_module(name: str) -> None:
+    assert not isinstance(getattr(agentgym, name), ModuleType)
+
+
+def test_no_name_of_the_face_hides_a_module() -> None:
+    modules = {path.stem for path in (ROOT / "agentgym").iterdir()} - {"__init__"}
+    assert modules & set(agentgym.__all__) == set()
+
+
+def test_the_module_of_samples_can_be_imported_by_its_name() -> None:
+    code = "import agentgym as ag, agentgym.samples as s; print(type(s).__name__, s.build_samples is ag.build_samples)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout) == ("", "module True\n")
+
+
+@pytest.mark.parametrize("name", sorted(set(agentgym.__all__) - DUNDERS))
+def test_each_class_and_function_of_the_face_says_what_it_is(name: str) -> None:
+    made = getattr(agentgym, name)
+    if inspect.isclass(made) or inspect.isfunction(made):
+        assert (inspect.getdoc(made) or "").partition("\n")[0].strip(), name
+        assert made.__module__.startswith("agentgym."), name
+
+
+def test_a_name_that_is_loaded_late_is_known_to_type_checkers_too() -> None:
+    source = (ROOT / "agentgym/__init__.py").read_text()
+    checked = source.partition("if _TYPE_CHECKING:\n")[2].partition("\n\n__version__")[0]
+    late = {name for names in agentgym._LAZY.values() for name in names}
+    assert {word.strip() for line in checked.splitlines() for word in line.partition(" import ")[2].split(",")} == late
+
+
+def test_each_late_name_comes_from_the_module_that_is_named() -> None:
+    for name, module in agentgym._HOME.items():
+        assert getattr(importlib.import_module(module), name) is getattr(agentgym, name)
