@@ -14,6 +14,7 @@ help:
 	@echo "make test         install what development needs, then run the tests"
 	@echo "make check        format, lint, types, tests: before every commit"
 	@echo "make test-slow    the tests that take more time, most of them in Docker"
+	@echo "make mutants      small faults in the code that the tests must notice (ARGS='agentgym/samples.py --count 0')"
 	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
 	@echo "make clean        remove the virtual environment and all caches"
 
@@ -52,6 +53,10 @@ test: $(VENV)/dev box
 
 test-slow: $(VENV)/dev box
 	$(PY) -m pytest -q -m 'slow and not sglang' $(ARGS)
+
+.PHONY: mutants
+mutants: $(VENV)/dev
+	$(PY) tests/mutants.py $(ARGS)
 
 # Without their dependencies: those are CUDA's, several GB that a CPU has no use for.
 $(SGLANG)/installed: tests/engines/sglang/cpu/requirements.txt

@@ -85,7 +85,7 @@ def build_samples(
     signal where what came after any turn differs, although the totals may be equal.
     """
     if advantage_level not in ("outcome", "turn"):
-        raise ValueError(f"credit: {advantage_level!r} is none of outcome, turns")
+        raise ValueError(f"advantage_level: {advantage_level!r} is none of outcome, turn")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     twice = [name for name, n in Counter(rollout.rollout_id for rollout in rollouts).items() if n > 1]
     if twice:
@@ -179,7 +179,7 @@ def _by_turn(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Adv
     for rollout, values in zip(scored, turn_advantages(scored, estimator=estimator), strict=True):
         numbers = sorted(turn.number for segment in rollout.segments for turn in segment.turns)
         if len(set(numbers)) < len(numbers):
-            raise ValueError(f"rollout {rollout.rollout_id!r}: two turns have one number; credit by turn needs them")
+            raise ValueError(f'rollout {rollout.rollout_id!r}: two turns have one number; "turn" needs them apart')
         advantage_values[rollout.rollout_id] = dict(zip(numbers, values.tolist(), strict=True))
     return advantage_values
 

@@ -214,9 +214,12 @@ def test_the_last_sample_is_that_of_the_turn_that_came_last() -> None:
 
 @pytest.mark.parametrize(
     ("change", "error"),
-    [({"credit": "steps"}, "credit: 'steps' is none of"), ({"credit": "turn"}, "rollout 'a': two turns have one")],
+    [
+        ({"advantage_level": "steps"}, "advantage_level: 'steps' is none of"),
+        ({"advantage_level": "turn"}, "rollout 'a': two turns have one"),
+    ],
 )
-def test_credit_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
+def test_a_level_of_advantages_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
     a, b = played("a", 1, 0, 0), played("b", 0, 0)
     (segment,) = a.segments
     same = replace(segment, turns=tuple(replace(turn, number=0) for turn in segment.turns))

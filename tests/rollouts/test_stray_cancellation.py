@@ -126,7 +126,7 @@ async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_an
     seen: list[Rollout] = []
     async with Scheduler(Selfish, tasks("bad", "good"), Scripted(SCRIPT), n=1, on_rollout=seen.append) as scheduler:
         groups = await scheduler.collect(2)
-    assert [r.error for r in groups.rollouts] == ["its task was cancelled from outside", None]
+    assert [r.error for r in groups.rollouts] == ["AgentGymError: its task was cancelled from outside", None]
     assert groups.batch_stats is not None
     assert (groups.batch_stats.rollouts.failed, groups.batch_stats.rollouts.finished, len(seen)) == (1, 1, 2)
 

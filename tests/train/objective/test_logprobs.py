@@ -31,11 +31,11 @@ def dense(states: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, tem
     return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1).detach()
 
 
-def case(*, bias: bool = False, scatter_to_samples: float = 1.0, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+def case(*, bias: bool = False, spread: float = 1.0, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     """States, output layer, targets and what comes back to each log-probability."""
     torch.manual_seed(0)
     head = nn.Linear(H, V, bias=bias, dtype=dtype)
-    nn.init.normal_(head.weight, std=scatter_to_samples)
+    nn.init.normal_(head.weight, std=spread)
     states = torch.randn(N, H).to(dtype).requires_grad_()
     return states, head, torch.randint(0, V, (N,)), torch.randn(N)
 
@@ -64,9 +64,9 @@ def relative(got: Tensor, true: Tensor) -> float:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("spread", "limit"), [(0.02, 3e-6), (1.0, 3e-6), (10.0, 3e-5)])
 def test_values_and_gradients_are_those_of_the_whole_softmax(
-    bias: bool, temperature: float, scatter_to_samples: float, limit: float
+    bias: bool, temperature: float, spread: float, limit: float
 ) -> None:
-    states, head, targets, upstream = case(bias=bias, scatter_to_samples=scatter_to_samples)
+    states, head, targets, upstream = case(bias=bias, spread=spread)
     precise = nn.Linear(H, V, bias=bias, dtype=torch.float64)
     precise.load_state_dict(head.state_dict())
     double = states.detach().double().requires_grad_()
@@ -109,7 +109,7 @@ def test_a_token_that_is_nearly_certain_keeps_its_gradient() -> None:
 
 
 def test_bfloat16_is_summed_in_float32() -> None:
-    states, head, targets, upstream = case(scatter_to_samples=0.5, dtype=torch.bfloat16)
+    states, head, targets, upstream = case(spread=0.5, dtype=torch.bfloat16)
     precise = nn.Linear(H, V, bias=False)
     precise.load_state_dict(head.state_dict())
     wide = states.detach().float().requires_grad_()
