@@ -77,7 +77,7 @@ class Episode:
         """Whether an action has reached the env."""
         self.may_be_retried = False
 
-    async def run(self, boxes: Boxes | None, retry: int = 0) -> Rollout:
+    async def run(self, boxes: Boxes | None, retry: int) -> Rollout:
         """The whole attempt, from the lease of its box to its return."""
         start = time.perf_counter()
         digest: str | None = None
