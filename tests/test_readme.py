@@ -75,7 +75,9 @@ def test_the_recipe_lists_its_settings(folder: Path, installed: Installed) -> No
 
 
 def test_the_recipe_trains_and_leaves_the_files_of_the_table(run_folder: Path) -> None:
-    files = set(re.findall(r"^\| `([\w./]+)` \|", README.partition("## Its recipe")[2].partition("\n## ")[0], re.MULTILINE))
+    files = set(
+        re.findall(r"^\| `([\w./]+)` \|", README.partition("## Its recipe")[2].partition("\n## ")[0], re.MULTILINE)
+    )
     assert {"settings.json", "metrics.jsonl", "summary.json", "checkpoints/", "adapter/"} <= files
     assert {name.rstrip("/") for name in files} == {path.name for path in run_folder.iterdir()}
 
@@ -101,7 +103,9 @@ def test_the_files_pass_a_strict_type_checker(folder: Path, installed: Installed
     assert "Success" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"(?:`|^)agentgym ([a-z]+)(?! language)\b", README, re.MULTILINE))))
+@pytest.mark.parametrize(
+    "command", sorted(set(re.findall(r"(?:`|^)agentgym ([a-z]+)(?! language)\b", README, re.MULTILINE)))
+)
 def test_each_command_that_is_named_exists(command: str) -> None:
     assert command in COMMANDS
 

@@ -75,6 +75,17 @@ def test_the_unit_of_a_turn_is_the_estimators_and_a_deviation_is_that_of_the_ret
         assert got[:2] == [pytest.approx([2 / unit, 2.5 / unit], rel=1e-5), pytest.approx([-2 / unit], rel=1e-5)]
 
 
+@pytest.mark.parametrize("estimator", get_args(Estimator))
+def test_a_group_without_a_signal_changes_the_advantage_of_no_other(estimator: Estimator) -> None:
+    group = [played("a", 4, 1, 2), played("b", 1, 2)]
+    equal = [replace(played(name, 1, 1, 1), group_id="h") for name in ("c", "d", "e")]
+    assert worth(*group, *equal, estimator=estimator) == [*worth(*group, estimator=estimator), *[[0, 0]] * 3]
+    rewards, names = [3, 1, 2, 2, 2], ["a", "b", "c", "d", "e"]
+    both = advantages(rewards, names, [*"gghhh"], estimator=estimator)
+    alone = advantages(rewards[:2], names[:2], [*"gg"], estimator=estimator)
+    assert both.tolist() == [*alone.tolist(), 0, 0, 0]
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce++"])
 def test_totals_that_tie_do_not_blow_up_what_the_turns_are_worth(estimator: Estimator) -> None:
     for gap in (0.0, 1e-5):

@@ -209,3 +209,11 @@ def test_procedural_tasks_are_made_when_asked_for_and_end() -> None:
     assert asked == [1, 2]
     with pytest.raises(IndexError):
         tasks[3]
+
+
+@pytest.mark.parametrize(("own", "first"), [(False, "Be brief."), (True, "Be kind.")])
+async def test_the_class_gives_the_system_message_where_the_task_has_none(own: bool, first: str) -> None:
+    prompt = (ag.Message(role="system", content="Be kind."), *TASK.prompt) if own else TASK.prompt
+    env = type("Brief", (Quiz,), {"system": "Be brief."})
+    messages, _ = await env(ag.Task(id="t", prompt=prompt)).reset()
+    assert messages == [ag.Message(role="system", content=first), *TASK.prompt]

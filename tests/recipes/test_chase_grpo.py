@@ -59,6 +59,7 @@ def test_the_reward_rises_and_the_held_out_score_agrees(alone: tuple[dict[str, A
 
 def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str, Any], Path]) -> None:
     rows = rows_of(alone[1])
+    assert len(rows) == 8
     assert all(row["train/logprob_gap"] < 1e-4 and row["sync/logprob_gap"] < 1e-4 for row in rows)
     assert all(row["rollouts/started"] == row["rollouts/finished"] + row["rollouts/failed"] for row in rows)
 

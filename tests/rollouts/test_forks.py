@@ -326,3 +326,21 @@ async def test_a_fork_that_means_nothing_is_refused(given: dict[str, Any], error
 
     await play([call("split"), say("done")], Wrong)
     assert len(seen) == 1
+
+
+async def test_the_messages_of_an_agent_hold_its_turn_before_and_after_the_answer() -> None:
+    seen: list[list[str]] = []
+
+    class Watched(Desk):
+        @ag.tool
+        async def watch(self) -> str:
+            """Play a sub-agent by hand."""
+            async with self.fork("subagent", [Message(role="user", content="?")]) as agent:
+                for _ in range(2):
+                    await agent.turn()
+                    seen.append([message["content"] for message in agent.messages])
+                    agent.reply([Message(role="user", content="go on")])
+            return "seen"
+
+    await play([call("watch"), say("one"), say("two"), say("done")], Watched)
+    assert seen == [["?", "one"], ["?", "one", "go on", "two"]]

@@ -88,8 +88,14 @@ async def test_what_one_sub_agent_leaves_of_its_tokens_another_may_use() -> None
 
 async def test_tokens_suffice_for_turns_at_once_and_none_of_them_waits() -> None:
     engine = Waiting("ok")
-    await ag.rollout(limited(tokens=10_000, turns=9, turn_tokens=100), TASK, engine)
+    played = await ag.rollout(limited(tokens=10_000, turns=9, turn_tokens=100), TASK, engine)
     assert engine.most == HELPERS * 100
+    first = played.segments[0].turns[0]
+    exact, short = Waiting("ok"), Waiting("ok")
+    suffice = first.stop - first.start + HELPERS * 100
+    await ag.rollout(limited(tokens=suffice, turns=9, turn_tokens=100), TASK, exact)
+    await ag.rollout(limited(tokens=suffice - 1, turns=9, turn_tokens=100), TASK, short)
+    assert (exact.most, short.most) == (HELPERS * 100, (HELPERS - 1) * 100)
 
 
 async def test_a_turn_that_was_cancelled_counts_neither_turns_nor_tokens() -> None:
@@ -105,8 +111,13 @@ async def test_a_turn_that_was_cancelled_counts_neither_turns_nor_tokens() -> No
                 await asyncio.Event().wait()
             return await super().generate(token_ids, **given)
 
-    played = await ag.rollout(limited(Impatient, turns=2, tokens=1000), TASK, Silent([call("ask"), say("done")]))
-    assert (played.stop_reason, played.metrics["turns"]) == ("answer", 2)
+    needed = 1000
+    for _ in range(2):  # at first with more tokens than it needs, then with exactly those
+        env = limited(Impatient, turns=2, tokens=needed)
+        played = await ag.rollout(env, TASK, Silent([call("ask"), say("done")]))
+        assert (played.stop_reason, played.metrics["turns"]) == ("answer", 2)
+        needed = played.sampled_tokens
+    assert needed < 1000
 
 
 async def test_a_summary_is_no_turn_of_a_sub_agent() -> None:

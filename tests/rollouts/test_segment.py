@@ -251,3 +251,11 @@ def test_a_realigned_turn_keeps_what_it_sampled_before() -> None:
     assert closed.token_ids.tolist() == [1, 2, 3, 10, 12, 20]
     assert closed.sampled.tolist() == [False, False, False, True, False, False]
     assert closed.logprobs[3] == -0.5
+
+
+async def test_a_summary_that_is_cut_at_its_limit_ends_the_rollout() -> None:
+    limits = Limits(turn_tokens=50)
+    replies = [say("a"), say("s" * 100), say("never asked for")]
+    played = await play(replies, context=ag.Compact(at=None, turns=1), limits=limits)
+    assert played.stop_reason == "length"
+    assert [len(segment.turns) for segment in played.segments] == [2]

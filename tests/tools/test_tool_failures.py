@@ -238,3 +238,17 @@ async def test_arguments_nested_too_deep_are_a_tool_message_and_the_rollout_goes
     env = type("Roomy", (Desk,), {"limits": ag.Limits(turns=3, context_tokens=1 << 16, turn_tokens=1 << 15)})
     played = await ag.rollout(env, TASK, Scripted([written, say("done")]))
     assert (played.error, played.stop_reason, played.metrics["malformed_calls"]) == (None, "answer", 1)
+
+
+async def test_a_stray_cancelled_error_is_a_failure_of_the_tools_own_code() -> None:
+    class Shared(ag.ToolEnv[ag.Task]):
+        @ag.tool
+        async def wait(self) -> str:
+            """Wait for what somebody else has cancelled."""
+            shared: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            shared.cancel()
+            return await shared
+
+    result = await dispatch(Shared(TASK), "wait", {})
+    assert (result.error, result.failed, result.malformed) == (True, True, False)
+    assert result.content.startswith("error: tool 'wait' failed: CancelledError")

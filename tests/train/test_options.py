@@ -247,7 +247,8 @@ def test_a_warning_names_some_and_counts_the_rest(tiny_model: Path, groups_of: G
     count = len({row.rollout_id for row in rows})
     with (
         Trainer(tiny_model, replace(PLAIN, micro_tokens=None)) as trainer,
-        pytest.warns(RuntimeWarning, match=f"1 optimizer step.* and {count - SHOWN} more"),
+        pytest.warns(RuntimeWarning, match=f"1 optimizer step.* and {count - SHOWN} more") as said,
     ):
         stats = trainer.train(rows)
+    assert [Path(each.filename).name for each in said] == ["trainer.py"]
     assert (stats["train/skipped_steps"], stats["train/skipped_rollouts"]) == (1, count)

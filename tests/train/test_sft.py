@@ -116,3 +116,11 @@ def test_imitation_is_the_same_however_it_is_laid_out(tiny_model: Path, groups_o
 def test_a_run_with_rollouts_of_its_own_refuses_to_imitate_them(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match=r"^train\.loss: sft imitates demonstrations"):
         ag.RunConfig(recipe="r", env="chase", model=tiny_model, train=TrainConfig(loss="sft"))
+
+
+def test_a_rollout_of_two_segments_gives_two_samples_that_weigh_one_together() -> None:
+    (first,), (second,) = rollout((2, 4)).segments, rollout((3, 4), (6, 8)).segments
+    segments = (first, replace(second, index=1, parent=0, kind="rerender"))
+    rows = demonstrations([replace(rollout((2, 4)), segments=segments)])
+    assert [(row.segment, row.step) for row in rows] == [(0, 0), (1, 0)]
+    assert [row.weight for row in rows] == [2 / 5, 3 / 5]

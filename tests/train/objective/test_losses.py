@@ -135,6 +135,14 @@ def test_the_figures_by_hand() -> None:
     assert got.kl == pytest.approx(math.exp(0.5) - 1.5 + math.exp(-0.1) - 0.9, rel=1e-5)
 
 
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_a_token_without_an_advantage_is_stopped_by_no_clip(dual_clip: float | None) -> None:
+    batch = collate([one_row([-9.0, -1.0], [0, 0], [1, 1])], pad_id=0)
+    logprobs = torch.tensor([[-1.0, -9.0]])
+    config = LossConfig(dual_clip=dual_clip)
+    assert policy_loss(logprobs, logprobs, batch, config, denominator=1.0)[1].clipped == 0
+
+
 def test_the_figures_of_nothing_are_zero() -> None:
     batch = collate([one_row([-1.0], [1], [1])], pad_id=0, masked=True)
     got = figures(torch.zeros(1, 1), torch.zeros(1, 1), batch)
