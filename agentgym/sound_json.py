@@ -34,11 +34,13 @@ def is_sound(value: object) -> bool:
                 below += [*item, *item.values()] if isinstance(item, dict) else item
             elif not _is_whole(item):
                 return False
+        if not below:
+            break
         level = below
     return True
 
 
 def _is_whole(item: object) -> bool:
     if isinstance(item, str):
-        return whole_characters(item) is item
+        return item.isascii() or whole_characters(item) is item
     return not isinstance(item, float) or math.isfinite(item)

@@ -27,6 +27,8 @@ _TYPED = frozenset({"user", "tool"})
 
 def unbroken(text: str) -> tuple[str, list[int]]:
     """Return the text without breaks, and the positions in it where they stood."""
+    if BREAK not in text:
+        return text, []
     parts, breaks, length = list[str](), list[int](), 0
     for n, run in enumerate(re.split(f"({BREAK}+)", text)):
         kept = BREAK * (len(run) // 2) if n % 2 else run
@@ -80,8 +82,9 @@ class _Breaker:
         self._begins = re.compile(f"(?=(?:{longest_first}))[\\s\\S]" if marks else "(?!)")
         self._heads = {mark[:n] for mark in marks for n in range(1, len(mark))}
         self._tails = {mark[n:] for mark in marks for n in range(1, len(mark))}
-        self._firsts, self._lasts = ("".join({mark[n] for mark in marks}) for n in (0, -1))
-        self._hints = re.compile("[" + re.escape(self._firsts + self._lasts) + f"{BREAK}\ud800-\udfff]")
+        self._head_lasts, self._tail_firsts = {head[-1] for head in self._heads}, {tail[0] for tail in self._tails}
+        firsts, lasts = ("".join({mark[n] for mark in marks}) for n in (0, -1))
+        self._hints = re.compile("[" + re.escape(firsts + lasts) + f"{BREAK}\ud800-\udfff]")
         self._longest = max(map(len, marks), default=0)
 
     def text(self, text: str) -> str:
@@ -95,13 +98,11 @@ class _Breaker:
 
     def _apart(self, text: str) -> str:
         """Break the ends of the text that could become a mark together with the template's text beside them."""
-        begin = text[: self._longest]
-        if any(c in begin for c in self._lasts) and any(begin[:n] in self._tails for n in range(1, self._longest)):
+        if text[0] in self._tail_firsts and any(text[:n] in self._tails for n in range(1, self._longest)):
             behind = text[1:]
             run = len(behind) - len(behind.lstrip(BREAK))
             text = text if run % 2 else f"{text[0]}{BREAK}{behind}"
-        end = text[-self._longest :]
-        if any(c in end for c in self._firsts) and any(end[-n:] in self._heads for n in range(1, self._longest)):
+        if text[-1] in self._head_lasts and any(text[-n:] in self._heads for n in range(1, self._longest)):
             text += BREAK
         return text
 

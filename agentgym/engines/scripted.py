@@ -45,6 +45,11 @@ ReplyPolicy: TypeAlias = Callable[[str], Reply]
 """A function from the whole text before the assistant's turn to the assistant's reply."""
 
 
+_TURN_MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
+_BYTES = {i: bytes([i]) for i in range(256)} | {256: b"<|im_start|>", 257: b"<|im_end|>"}
+"""What each id stands for; an id beyond them is taken modulo 256."""
+
+
 class ByteTokenizer:
     """A chat tokenizer with one id a byte, and one for each of the two turn marks, in the Hermes format."""
 
@@ -68,13 +73,12 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
+        for part in _TURN_MARKS.split(text):
             ids += [self._marks[part]] if part in self._marks else unbroken(whole_characters(part))[0].encode()
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        marks = {number: mark.encode() for mark, number in self._marks.items()}
-        return b"".join(marks.get(i, bytes([i % 256])) for i in token_ids).decode(errors="replace")
+        return b"".join([_BYTES.get(i) or bytes([i % 256]) for i in token_ids]).decode(errors="replace")
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         return parse_hermes(text)
