@@ -207,7 +207,7 @@ class RolloutStore:
         return found
 
     def _readable(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
-        """The rollout; StoreError where its bytes are no rollout any more."""
+        """The rollout; StoreError where its bytes are damaged."""
         try:
             return self._rollout(number, row, gap, signs)
         except StoreError:
