@@ -3,11 +3,37 @@
 import os
 import sys
 
+from agentgym.errors import AgentGymError
+
 
 def say(line: str) -> None:
-    """Write one line; a character that the terminal's encoding does not have is escaped."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"{line.encode(encoding, 'backslashreplace').decode(encoding)}\n")
+    """Write one line; a character that the terminal's encoding does not have is escaped.
+
+    Raises AgentGymError where stdout is closed or refuses what is written, as a full disk does; BrokenPipeError where
+    whoever read it has gone.
+    """
+    _write(line)
+
+
+def flush() -> None:
+    """Write what is still buffered; the errors are those of `say`."""
+    _write(None)
+
+
+def _write(line: str | None) -> None:
+    if sys.stdout is None:
+        raise AgentGymError("stdout is closed, so nothing can be printed; leave it open, or send it to a file")
+    try:
+        if line is None:
+            sys.stdout.flush()
+        else:
+            encoding = sys.stdout.encoding or "utf-8"
+            sys.stdout.write(f"{line.encode(encoding, 'backslashreplace').decode(encoding)}\n")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        forget_stdout()
+        raise AgentGymError(f"stdout cannot be written ({error.strerror}); make room, or send it elsewhere") from error
 
 
 def forget_stdout() -> None:

@@ -1,16 +1,16 @@
 """The command `agentgym show`: the rollouts of a run, in the terminal."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from agentgym.cli.output import say
+from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError
 from agentgym.store.reader import Order, RolloutStore, RolloutSummary, StoredRollout
-from agentgym.store.schema import FILE
+from agentgym.store.schema import FILE, StoreError
 from agentgym.store.suspicious import SIGNS
 from agentgym.transcript import printable
 
@@ -61,12 +61,24 @@ def show(
     asks = [(order, number) for order, number in ends if number is not None]
     if not asks and (failed or suspicious or id):
         asks = [("written" if id else "latest", limit or TRANSCRIPTS)]
-    with _opened(run) as store:
-        if not asks:
-            return _show_table(store, chosen, limit or ROWS, full)
-        return max(
-            [_show_transcripts(store, chosen, order, min(number, limit or number), full) for order, number in asks]
-        )
+    try:
+        with _opened(run) as store:
+            code = _show(store, chosen, asks, limit, full)
+        flush()
+    except (StoreError, FileNotFoundError) as error:
+        raise AgentGymError(f"run: {error}") from error
+    return code
+
+
+def _show(
+    store: RolloutStore, chosen: dict[str, Any], asks: Sequence[tuple[Order, int]], limit: int | None, full: bool
+) -> int:
+    phases = store.phases()
+    if phases and chosen["phase"] is not None and chosen["phase"] not in phases:
+        raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; there are: {', '.join(phases)}")
+    if not asks:
+        return _show_table(store, chosen, limit or ROWS, full)
+    return max([_show_transcripts(store, chosen, order, min(number, limit or number), full) for order, number in asks])
 
 
 def _opened(run: Path) -> RolloutStore:
@@ -77,17 +89,7 @@ def _opened(run: Path) -> RolloutStore:
         within = sorted(run.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
         hint = f"the latest run in it is {within[-1].parent}" if within else "name the folder of a run"
         raise AgentGymError(f"run: {run} holds no {FILE}; {hint}")
-    return _Store(run)
-
-
-class _Store(RolloutStore):
-    """A store whose errors are for the user of the command."""
-
-    def __enter__(self) -> "_Store":
-        try:
-            return super().__enter__()
-        except (OSError, ValueError) as error:
-            raise AgentGymError(f"run: {error}") from error
+    return RolloutStore(run)
 
 
 def _show_table(store: RolloutStore, chosen: dict[str, Any], limit: int, full: bool) -> int:
@@ -123,6 +125,10 @@ def _show_transcripts(store: RolloutStore, chosen: dict[str, Any], order: Order,
         _show_one(found, full)
         shown += 1
     if not shown:
+        only_failed = chosen["failed"] and order not in ("worst", "best")
+        if only_failed and (looked_at := store.count(**chosen | {"failed": False})):
+            say(f"no rollout failed, of the {looked_at} asked about")
+            return 0
         return _say_none(store)
     _say_rest(store.count(**chosen, order=order), shown)
     return 0

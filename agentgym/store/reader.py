@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,16 @@ from agentgym.store.rows import (
     SUMMARY_COLUMNS,
     rollout_of,
     segment_of,
+    stored_text,
     unpacked,
 )
-from agentgym.store.schema import FILE, open_store
+from agentgym.store.schema import FILE, StoreError, damaged, open_store
 from agentgym.store.suspicious import LARGE_GAP, far_ends
 from agentgym.types import Floats, Rollout
 
 Order: TypeAlias = Literal["written", "latest", "worst", "best"]
+LARGEST = 2**63 - 1
+"""The largest integer that SQLite holds."""
 _ORDERS = {
     "written": "number",
     "latest": "number DESC",
@@ -138,7 +142,7 @@ class RolloutStore:
             )
             if rows:  # a run that is resumed may have cut it since
                 *row, signs, gap = rows[0]
-                yield self._rollout(number, row, gap, _signs(number, signs, gap, far))
+                yield self._readable(number, row, gap, _signs(number, signs, gap, far))
 
     def summaries(
         self,
@@ -182,7 +186,7 @@ class RolloutStore:
 
     def task(self, group_id: str) -> dict[str, Any] | None:
         """The fields of a group's task; None where the run did not keep it."""
-        rows = self._rows("SELECT task FROM tasks WHERE group_id = ?", group_id)
+        rows = self._rows("SELECT task FROM tasks WHERE group_id = ?", stored_text(group_id))
         return unpacked(rows[0][0]) if rows else None
 
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
@@ -193,7 +197,7 @@ class RolloutStore:
     def _far(self) -> set[int]:
         """The rollouts whose reward is far from all others of their phase."""
         found: set[int] = set()
-        for (phase,) in self._rows("SELECT DISTINCT phase FROM rollouts"):
+        for phase in self.phases():
             scored = "FROM rollouts WHERE phase = ? AND reward IS NOT NULL"
             low, high = (
                 self._rows(f"SELECT number, reward {scored} ORDER BY reward {way} LIMIT 2", phase)
@@ -201,6 +205,19 @@ class RolloutStore:
             )
             found |= far_ends(low, high, self._rows(f"SELECT count(*) {scored}", phase)[0][0])
         return found
+
+    def _readable(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
+        """The rollout; StoreError where its bytes are damaged."""
+        try:
+            return self._rollout(number, row, gap, signs)
+        except StoreError:
+            raise
+        except (ValueError, TypeError, LookupError, zlib.error) as error:
+            raise damaged(self.path, ValueError(f"rollout {number}: {error}")) from error
+
+    def phases(self) -> list[str]:
+        """The names of the phases that have rollouts, in alphabetical order."""
+        return [phase for (phase,) in self._rows("SELECT DISTINCT phase FROM rollouts ORDER BY phase")]
 
     def _rollout(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
         sql = f"SELECT {SEGMENT_COLUMNS}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
@@ -219,7 +236,10 @@ class RolloutStore:
     def _rows(self, sql: str, *values: object) -> list[Any]:
         if self._connection is None:
             raise ValueError("the store is not open: use `with RolloutStore(folder) as store`")
-        return self._connection.execute(sql, values).fetchall()
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
 
 
 def _conditions(
@@ -240,14 +260,16 @@ def _conditions(
     if suspicious:
         where.append(_any("suspicious IS NOT NULL", "logprob_gap > ?", _among("number", far)))
         values += [LARGE_GAP, *far]
-    for name, value in (("step", step), ("phase", phase)):
+    within = None if step is None else max(-LARGEST, min(step, LARGEST))
+    for name, value in (("step", within), ("phase", None if phase is None else stored_text(phase))):
         if value is not None:
             where.append(f"{name} = ?")
             values.append(value)
     if ids:
         numbers = [int(name) for name in ids if name.isascii() and name.isdigit() and len(name) < 19]
         where.append(_any(_among("rollout_id", ids), _among("group_id", ids), _among("number", numbers)))
-        values += [*ids, *ids, *numbers]
+        names = [stored_text(name) for name in ids]
+        values += [*names, *names, *numbers]
     return " AND ".join(where), values
 
 
@@ -272,4 +294,4 @@ def _signs(number: int, signs: str | None, gap: float | None, far: set[int]) -> 
 
 def _all(limit: int | None) -> int:
     """SQLite's word for no limit is -1."""
-    return -1 if limit is None else limit
+    return -1 if limit is None else min(limit, LARGEST)

@@ -10,7 +10,7 @@ import numpy as np
 
 from agentgym.errors import Failure
 from agentgym.transcript import printable
-from agentgym.types import Floats, Ints, Rollout, Segment, Turn, Version
+from agentgym.types import Floats, Ints, Rollout, Segment, Task, Turn, Version
 
 SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds"
 """The columns that are read without unpacking anything."""
@@ -21,6 +21,19 @@ SEGMENT_COLUMNS = "place, parent, kind, token_ids, id_bytes, logprobs, turns, me
 def packed(value: object) -> bytes:
     """Compress `value` as JSON; lone surrogates survive, and what JSON has no form for becomes text."""
     return zlib.compress(json.dumps(value, separators=(",", ":"), default=_plain).encode(), 1)
+
+
+def stored_text(text: str) -> str:
+    """Escape lone surrogates, which SQLite cannot hold; other text stays as it is."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def task_fields(task: Task) -> dict[str, Any]:
+    """Return the fields of a task in pydantic's JSON form, or as Python values where one of them has no such form."""
+    try:
+        return task.model_dump(mode="json")
+    except (ValueError, TypeError):  # pydantic's serialization error is a ValueError
+        return task.model_dump(mode="python", warnings=False)
 
 
 def _plain(value: object) -> object:
@@ -42,12 +55,12 @@ def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...
         "failure": asdict(rollout.failure) if rollout.failure is not None else None,
     }
     return (
-        phase,
+        stored_text(phase),
         step,
-        rollout.group_id,
-        rollout.rollout_id,
+        stored_text(rollout.group_id),
+        stored_text(rollout.rollout_id),
         None if rollout.reward is None else float(rollout.reward),
-        rollout.stop_reason,
+        stored_text(rollout.stop_reason),
         None if rollout.error is None else printable(rollout.error),
         sum(len(segment.turns) for segment in rollout.segments),
         rollout.sampled_tokens,
@@ -79,7 +92,7 @@ def segment_row(segment: Segment) -> tuple[object, ...]:
     return (
         segment.index,
         segment.parent,
-        segment.kind,
+        stored_text(segment.kind),
         segment.token_ids.astype("<u2" if small else "<u4").tobytes(),
         2 if small else 4,
         segment.logprobs[segment.sampled].astype("<f4").tobytes(),

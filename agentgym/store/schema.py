@@ -1,6 +1,7 @@
 """The tables of a run's rollout store, and how its file is opened."""
 
 import sqlite3
+import time
 from pathlib import Path
 
 FILE = "rollouts.sqlite"
@@ -8,6 +9,14 @@ FILE = "rollouts.sqlite"
 
 VERSION = 1
 """Raised whenever a table changes; a store of another version is refused by name."""
+
+OPEN_SECONDS = 5.0
+"""How long a writer waits for another process that holds the file."""
+
+
+class StoreError(ValueError):
+    """A store that cannot be opened or read; its message names the file and says what to do."""
+
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS tasks (
@@ -59,33 +68,83 @@ def open_store(path: Path, *, write: bool) -> sqlite3.Connection:
 
     Readers never block the writer and see whole rollouts only: the file is in write-ahead mode, and each rollout is
     written in one transaction. Raises FileNotFoundError where there is nothing to read, and ValueError for a file that
-    is no store, or one of another version.
+    is no store, or one of another version. An opener waits up to OPEN_SECONDS for another that holds the file.
     """
     try:
         connection = _connected(path, write=write)
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        raise ValueError(f"{path}: it cannot be opened as a store of rollouts ({error})") from error
+    except sqlite3.Error as error:
+        raise _cannot_open(path, error, write=write) from error
+    try:
+        return _checked(connection, path, write=write)
+    except sqlite3.Error as error:
+        connection.close()
+        raise _cannot_open(path, error, write=write) from error
+
+
+def damaged(path: Path, error: Exception) -> StoreError:
+    """Say that a store cannot be read on, and what can be done."""
+    return StoreError(
+        f"{path}: the store cannot be read ({error}); "
+        f"if it is damaged, `sqlite3 {path.name} .recover` saves what it can"
+    )
+
+
+def _checked(connection: sqlite3.Connection, path: Path, *, write: bool) -> sqlite3.Connection:
+    """Return the connection with its version checked and, to write, its tables made."""
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found not in (0, VERSION):
         connection.close()
-        raise ValueError(
+        raise StoreError(
             f"{path}: the store has version {found}, and this agentgym reads version {VERSION}; "
             "use the agentgym that wrote it (settings.json beside it names the version)"
         )
     if write:
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
     elif found == 0:
         connection.close()
-        raise ValueError(f"{path}: the store is empty: the run has not written a rollout yet")
+        raise StoreError(f"{path}: the store is empty: the run has not written a rollout yet")
     return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to write-ahead mode; SQLite does not wait for another opener here by itself."""
+    until = time.monotonic() + OPEN_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError:
+    """Name the file, and say what to do."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if _is_busy(error):
+        todo = "another process holds it: wait for that process, or end it"
+    elif code == sqlite3.SQLITE_FULL:
+        todo = "make room on its disk"
+    elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
+        todo = "see that it is a file that may be written to, and that its disk has room"
+    elif write:
+        todo = f"move {path.name}, and {path.name}-wal if there is one, out of the folder: the run makes a new store"
+    else:
+        todo = f"if it is damaged, `sqlite3 {path.name} .recover` saves what it can"
+    return StoreError(f"{path}: it cannot be opened as a store of rollouts ({error}); {todo}")
 
 
 def _connected(path: Path, *, write: bool) -> sqlite3.Connection:
     if write:
-        return sqlite3.connect(path, isolation_level=None)
+        return sqlite3.connect(path, timeout=OPEN_SECONDS, isolation_level=None)
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} holds no {path.name}; name the folder of a run")
     address = f"{path.absolute().as_uri()}?mode=ro"

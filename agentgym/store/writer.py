@@ -14,11 +14,19 @@ from typing import Self, TypeAlias
 
 import numpy as np
 
-from agentgym.store.rows import ROLLOUT_COLUMNS, SEGMENT_COLUMNS, packed, rollout_row, segment_row
+from agentgym.store.rows import (
+    ROLLOUT_COLUMNS,
+    SEGMENT_COLUMNS,
+    packed,
+    rollout_row,
+    segment_row,
+    stored_text,
+    task_fields,
+)
 from agentgym.store.schema import FILE, open_store
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.training_step import Trained
-from agentgym.types import Group, Rollout
+from agentgym.types import Group, Rollout, Task
 
 __all__ = ["RolloutWriter", "Trained"]
 
@@ -58,6 +66,7 @@ class RolloutWriter:
         self.lost = 0
         self._done = done
         self._refused = False
+        self._task_refused = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="agentgym-store", daemon=True)
 
@@ -110,7 +119,7 @@ class RolloutWriter:
         connection: sqlite3.Connection | None = None
         try:
             connection = open_store(self.path, write=True)
-            self._try(connection, self._cut)
+            self._cut_done_again(connection)
         except (sqlite3.Error, OSError, ValueError) as error:
             self._refuse(error)
         while (job := self._jobs.get()) is not None:
@@ -133,7 +142,7 @@ class RolloutWriter:
                         self.lost += not self._written(connection, _one(part, job))
 
     def _written(self, connection: sqlite3.Connection | None, job: _Groups) -> bool:
-        return connection is not None and self._try(connection, lambda to: _write_groups(to, job))
+        return connection is not None and self._try(connection, lambda to: self._write_groups(to, job))
 
     def _try(
         self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object], *, begin: bool = True
@@ -141,13 +150,10 @@ class RolloutWriter:
         """Do it in one transaction; whether it is done. Whatever is wrong, the run goes on."""
         try:
             if begin:
-                connection.execute("BEGIN")
-            work(connection)
-            if begin:
-                connection.execute("COMMIT")
+                _in_transaction(connection, work)
+            else:
+                work(connection)
         except Exception as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
             self._refuse(error)
             return False
         return True
@@ -159,10 +165,45 @@ class RolloutWriter:
             log.warning("%s: rollouts are not written, and the run goes on: %s", self.path, said)
         self._refused = True
 
+    def _cut_done_again(self, connection: sqlite3.Connection) -> None:
+        """Drop the rollouts of steps that are done again, or say that they stay; either way the run goes on."""
+        try:
+            _in_transaction(connection, self._cut)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            log.warning(
+                "%s: rollouts that an earlier run wrote for step %d and later could not be removed, and stay "
+                "beside those of this run: %s",
+                self.path,
+                self._done,
+                said,
+            )
+
     def _cut(self, connection: sqlite3.Connection) -> None:
         """Drop what is done again; an evaluation after so many steps as well."""
         connection.execute("DELETE FROM rollouts WHERE step >= ?", (self._done,))
         connection.execute("DELETE FROM tasks WHERE group_id NOT IN (SELECT group_id FROM rollouts)")
+
+    def _write_groups(self, connection: sqlite3.Connection, job: _Groups) -> None:
+        for group in job.groups:
+            if group.task is not None:
+                self._write_task(connection, group.group_id, group.task)
+            signs = signs_of_group(group)
+            for rollout in group.rollouts:
+                _write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
+
+    def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
+        """Write the task, or say the first time that one is not written; its rollouts are written either way."""
+        try:
+            row = (stored_text(group_id), packed(task_fields(task)))
+            connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", row)
+        except Exception as error:
+            if not connection.in_transaction:  # SQLite has taken back the whole transaction, such as on a full disk
+                raise
+            if not self._task_refused:
+                said = f"{type(error).__name__}: {error}"
+                log.warning("%s: task %r is not written, and its rollouts are: %s", self.path, group_id, said)
+            self._task_refused = True
 
 
 def _one(group: Group, job: _Groups) -> _Groups:
@@ -174,14 +215,16 @@ def _parts(group: Group) -> list[Group]:
     return [Group(group_id=group.group_id, rollouts=(rollout,), task=group.task) for rollout in group.rollouts]
 
 
-def _write_groups(connection: sqlite3.Connection, job: _Groups) -> None:
-    for group in job.groups:
-        if group.task is not None:
-            blob = packed(group.task.model_dump(mode="json"))
-            connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", (group.group_id, blob))
-        signs = signs_of_group(group)
-        for rollout in group.rollouts:
-            _write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
+def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object]) -> None:
+    """Do it whole or not at all; where another process writes, wait for it first."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        work(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: _Groups, signs: Sequence[str]) -> None:
@@ -192,12 +235,12 @@ def _write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: _Group
 
 def _write_step(connection: sqlite3.Connection, job: _Step) -> None:
     ids = connection.execute(
-        "SELECT rollout_id, number FROM rollouts WHERE phase = ? AND step = ?", (job.phase, job.step)
+        "SELECT rollout_id, number FROM rollouts WHERE phase = ? AND step = ?", (stored_text(job.phase), job.step)
     )
     numbers = dict(ids.fetchall())
     gaps: dict[int, float] = {}
     for made in job.trained:
-        if (number := numbers.get(made.rollout_id)) is None:
+        if (number := numbers.get(stored_text(made.rollout_id))) is None:
             continue  # it is counted as lost already
         logprobs = None if made.logprobs is None else np.asarray(made.logprobs, "<f4").tobytes()
         advantages = json.dumps([round(float(value), 6) for value in made.advantages])

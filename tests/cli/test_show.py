@@ -2,6 +2,7 @@
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,11 @@ def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pyte
         ("torn", [], "cannot be opened as a store of rollouts (file is not a database)"),
         ("run", ["--id", "zzz"], "none of the 1 rollouts in"),
         ("run", ["--limit", "0"], "--limit: must be at least 1, got 0"),
+        ("run", ["--step", "1" + "0" * 20], "none of the 1 rollouts in"),
+        ("run", ["--id", "\udcff\udcfe"], "none of the 1 rollouts in"),
+        ("run", ["--phase", "foo"], "--phase: no rollout has the phase 'foo'; there are: train"),
+        ("damaged", ["--id", "a/0"], "the store cannot be read (rollout 1: "),
+        ("malformed", ["--id", "a/0"], "the store cannot be read (no such table: segments)"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line_that_says_what_to_do(
@@ -104,6 +110,11 @@ def test_what_cannot_be_shown_is_one_line_that_says_what_to_do(
             writer.add([group(rollout("a/0"))] if name == "run" else [], step=0)
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / FILE).write_text("no database" * 99)
+    for name, deed in (("damaged", "UPDATE segments SET turns = x'00'"), ("malformed", "DROP TABLE segments")):
+        with RolloutWriter(tmp_path / name) as writer:
+            writer.add([group(rollout("a/0"))], step=0)
+        with sqlite3.connect(tmp_path / name / FILE) as connection:
+            connection.execute(deed)
     assert cli.main(["show", str(tmp_path / folder), *asked]) == 1
     out, error = capsys.readouterr()
     assert (out, error.count("\n")) == ("", 1)
@@ -125,6 +136,25 @@ def test_a_pipe_gets_plain_text_and_one_that_closes_early_is_no_error(run: Path)
     assert (done.stdout.split()[0], done.stderr) == ("number", "")
     assert done.returncode == 141
     assert "\x1b" not in piped("{} --best 2 | cat", run).stdout
+
+
+@pytest.mark.parametrize("option", ["--limit", "--worst", "--best"])
+def test_a_number_larger_than_sqlite_holds_shows_all(
+    run: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert "c/0" in show(capsys, run, option, 10**20)
+
+
+def test_where_no_rollout_failed_it_is_said_and_is_no_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(capsys, run, "--failed", "--step", 1) == "no rollout failed, of the 1 asked about\n"
+
+
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("asked", ["", "--worst 2 --full"])
+def test_a_stdout_that_cannot_be_written_is_one_line(run: Path, where: str, asked: str) -> None:
+    done = piped(f"{{}} {asked} {where}", run)
+    assert done.returncode == 1
+    assert re.fullmatch(r"agentgym: stdout (is closed|cannot be written)[^\n]*\n", done.stderr)
 
 
 def test_control_characters_of_a_model_cannot_steer_the_terminal(

@@ -6,7 +6,8 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 
 from agentgym.errors import Failure
 from agentgym.messages import Message
+from agentgym.store import schema
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import segment_of, segment_row
-from agentgym.store.schema import FILE
+from agentgym.store.schema import FILE, StoreError
 from agentgym.store.writer import RolloutWriter, Trained
 from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
 
@@ -226,6 +228,110 @@ def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
     assert len([r for r in caplog.records if "rollouts are not written" in r.message]) == 1
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
+
+
+class OddTask(Task):
+    value: Any = None
+    """Anything, also what JSON has no form for."""
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, "\ud800"])
+def test_a_task_that_json_cannot_hold_takes_no_rollout_with_it(tmp_path: Path, value: object) -> None:
+    odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value=value)
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=0)
+    assert writer.lost == 0
+    with RolloutStore(tmp_path) as store:
+        assert len(store) == 1
+        kept = store.task("a")
+    assert kept is not None
+    assert kept["prompt"] == [{"role": "user", "content": "Go."}]
+
+
+def test_a_task_that_cannot_be_written_is_said_once_and_its_rollouts_are_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),)).model_copy(update={"value": circle})
+    with RolloutWriter(tmp_path) as writer:
+        for step in range(2):
+            writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=step)
+    assert writer.lost == 0
+    assert len([r for r in caplog.records if "task 'a' is not written" in r.message]) == 1
+    with RolloutStore(tmp_path) as store:
+        assert (len(store), store.task("a")) == (2, None)
+
+
+def test_lone_surrogates_in_names_are_escaped_and_the_rollout_is_found_by_them(tmp_path: Path) -> None:
+    played = replace(rollout("a/0"), rollout_id="a\ud800/0", stop_reason="bad\ud800reason")
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(played)], phase="p\ud800", step=0)
+        made = Trained(rollout_id="a\ud800/0", segment=0, logprobs=None, advantages=[0.5, -0.5])
+        writer.add_step([made], phase="p\ud800", step=0)
+    assert writer.lost == 0
+    with RolloutStore(tmp_path) as store:
+        (found,) = store.find(ids=["a\ud800/0"], phase="p\ud800")
+    assert found.rollout.stop_reason == r"bad\ud800reason"
+    assert found.advantages == ((0.5, -0.5),)
+
+
+def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path, group(rollout("a/0")), step=3)
+    with sqlite3.connect(tmp_path / FILE) as other:
+        for deed in ("DELETE", "INSERT"):
+            other.execute(f"CREATE TRIGGER no_{deed} BEFORE {deed} ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with RolloutWriter(tmp_path, done=2) as writer:
+        writer.add([group(rollout("b/0"))], step=2)
+    assert [("could not be removed" in m, "rollouts are not written" in m) for m in caplog.messages] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize("bytes_of_it", [b"no database" * 99, b"SQLite format 3\0" + b"\1" * 84])
+def test_a_torn_store_is_named_with_what_to_do_before_the_run_starts(tmp_path: Path, bytes_of_it: bytes) -> None:
+    (tmp_path / FILE).write_bytes(bytes_of_it)
+    with pytest.raises(StoreError, match=f"{FILE}: it cannot be opened .* out of the folder"), RolloutWriter(tmp_path):
+        pass
+
+
+def test_a_file_with_other_tables_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / FILE) as other:
+        other.execute("CREATE TABLE rollouts (a)")
+    with pytest.raises(StoreError, match=r"no such column: step.*out of the folder"), RolloutWriter(tmp_path):
+        pass
+
+
+def test_a_locked_store_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "OPEN_SECONDS", 0.0)
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreError, match=r"is locked.*another process holds it"), RolloutWriter(tmp_path):
+        pass
+    other.close()
+
+
+def test_writers_that_open_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    def write(number: int) -> int:
+        with RolloutWriter(tmp_path, done=9) as writer:
+            writer.add([group(rollout(f"t{number}/0"))], step=0)
+        return writer.lost
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(write, range(8))) == [0] * 8
+    with RolloutStore(tmp_path) as store:
+        assert len(store) == 8
+
+
+def test_a_rollout_whose_bytes_are_damaged_is_named(tmp_path: Path) -> None:
+    written(tmp_path, group(rollout("a/0")))
+    with sqlite3.connect(tmp_path / FILE) as other:
+        other.execute("UPDATE segments SET messages = x'00'")
+    with RolloutStore(tmp_path) as store, pytest.raises(StoreError, match=f"{FILE}: the store cannot.*rollout 1: "):
+        list(store.find())
 
 
 def test_a_folder_without_a_store_is_named(tmp_path: Path) -> None:
