@@ -48,7 +48,7 @@ def show(
         failed: Print the transcripts of rollouts that have no reward, with the error of each, the latest first.
         suspicious: Print the transcripts of rollouts that may have been rewarded for the wrong thing, the latest first.
         id: Print the transcripts of these rollouts: numbers of the table, rollout ids, or task ids.
-        step: Look only at the rollouts of this step.
+        step: Look only at the rollouts of this step; the first step is 0, as in metrics.jsonl.
         phase: Look only at the rollouts of this phase: train, eval_before or eval_after.
         full: Cut no message of a transcript.
         limit: Show at most this many; by default 20 lines of the table, or 10 transcripts.

@@ -3,19 +3,23 @@
 import argparse
 import asyncio
 import importlib
+import inspect
 import json
 import os
+import re
 import shlex
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.errors import AgentGymError
+from agentgym.extras import needs_extra
 from agentgym.run.config import RunConfig
 from agentgym.run.log import strict
 from agentgym.run.loop import new_folder, train_policy
@@ -25,29 +29,77 @@ from agentgym.train.checkpoint import last_step
 
 T = TypeVar("T")
 
+PACKAGE = Path(__file__).parents[1]
+
 
 def main(recipe: type[RunConfig]) -> None:
     """Run a recipe from the command line; a stop at any moment keeps the last finished step and says how to go on.
 
     The last line on stdout is the summary as JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one
     line on stderr that names the run's folder and the command that resumes it; a second Ctrl-C ends at once.
-    `--engine sglang` samples through SGLang servers; the flags under `--engine.` are then theirs.
+    `--engine sglang` samples through SGLang servers; the flags under `--engine.` are then theirs. A wrong setting, an
+    error of agentgym's own and a missing package are one line on stderr, with exit status 1.
     """
-    with Stop() as stop:
-        run = settings(recipe, sys.argv[1:])
-        if run.resume is None and run.out is None:
-            run = replace(run, out=new_folder(run.recipe))
-        stop.folder = run.resume or run.out
-        importlib.import_module("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
-        try:
-            summary = asyncio.run(stop.cancels(train_policy(run)))
-        except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way
-            if stop.number is None:
-                raise
-            stop.say()
-            raise SystemExit(128 + stop.number) from None
+    refuse_ignored(recipe)
+    try:
+        with Stop() as stop:
+            summary = _run(recipe, stop)
+    except (AgentGymError, ValueError) as error:
+        if not _is_told(error):
+            raise
+        raise SystemExit(f"{recipe.__name__}: {error}") from None
     if _first():
         print(json.dumps(strict(summary), allow_nan=False))  # noqa: T201  the recipe's result
+
+
+def _run(recipe: type[RunConfig], stop: "Stop") -> dict[str, Any]:
+    """Run the recipe with the settings of the command line; a signal ends it with SystemExit."""
+    run = settings(recipe, sys.argv[1:])
+    if run.resume is None and run.out is None:
+        run = replace(run, out=new_folder(run.recipe))
+    stop.folder = run.resume or run.out
+    with needs_extra():
+        importlib.import_module("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
+    try:
+        return asyncio.run(stop.cancels(train_policy(run)))
+    except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way
+        if stop.number is None:
+            raise
+        stop.say()
+        raise SystemExit(128 + stop.number) from None
+
+
+def _is_told(error: Exception) -> bool:
+    """Whether the message alone says what to do: an error of agentgym's, or a ValueError of its that names a field."""
+    if isinstance(error, AgentGymError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    ours = trace is not None and Path(trace.tb_frame.f_code.co_filename).is_relative_to(PACKAGE)
+    return ours and type(error) is ValueError and re.match(r"[\w.]+(, [\w.]+)*: ", str(error)) is not None
+
+
+def refuse_ignored(recipe: type[RunConfig]) -> None:
+    """End with a message where a setting that the recipe's class spells out would be ignored."""
+    if not isinstance(recipe, type):
+        raise SystemExit(f"ag.main: pass the class, `ag.main({type(recipe).__name__})`, not an instance of it")
+    if not issubclass(recipe, RunConfig):
+        raise SystemExit(f"ag.main: {recipe.__name__} is no subclass of ag.RunConfig")
+    names = {field.name for field in fields(recipe)}
+    for owner in recipe.__mro__:
+        noted = inspect.get_annotations(owner)
+        bare = sorted(names & vars(owner).keys() - noted.keys())
+        decorated = "__dataclass_fields__" in vars(owner)
+        if issubclass(owner, RunConfig) and not decorated and (noted or bare):
+            raise SystemExit(
+                f"{owner.__name__}: its settings ({', '.join([*noted, *bare])}) would be ignored; decorate it with "
+                "@dataclass(frozen=True, kw_only=True), and annotate each setting, as in `steps: int = 1`"
+            )
+        if bare:
+            raise SystemExit(
+                f"{owner.__name__}.{bare[0]}: it would be ignored without a type; annotate it, as in `steps: int = 1`"
+            )
 
 
 def settings(recipe: type[RunConfig], arguments: Sequence[str]) -> RunConfig:

@@ -76,6 +76,11 @@ class RunConfig:
             raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
+        if self.train.temperature == 0:
+            raise ValueError(
+                "train.temperature: at 0 every rollout of a group is the same, so none is better than another; use a "
+                "temperature above 0"
+            )
         if self.group_size < 2:
             raise ValueError("group_size: one rollout has no other of its task to be better than; use at least 2")
         if self.resume is not None and self.out not in (None, self.resume):

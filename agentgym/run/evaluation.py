@@ -86,12 +86,15 @@ async def evaluate(
     """Play `k` rollouts of each of the first `n` held-out tasks, or of `tasks`, on any engine.
 
     Where the env asks for a sandbox and no `boxes` are given, a pool is opened and closed. The same seed plays the
-    same draws. Raises AgentGymError where all rollouts failed.
+    same draws. Raises ValueError where there is no task, AgentGymError where all rollouts failed.
     """
     if n < 1 or k < 1:
         raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
     cls = find_env(env)
     chosen = list((cls.tasks("test") if tasks is None else tasks)[:n])
+    if not chosen:
+        what = f'{cls.__name__}.tasks("test") has no task' if tasks is None else "the sequence is empty"
+        raise ValueError(f"tasks: {what}; an evaluation needs at least one")
     async with AsyncExitStack() as stack:
         if boxes is None and cls.sandbox is not None:
             boxes = await stack.enter_async_context(cls.sandbox.open(min(concurrency, max(1, len(chosen) * k))))

@@ -26,6 +26,7 @@ import numpy as np
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang.engine import SGLangEngine
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.environments.env import Env
 from agentgym.environments.registry import find_env
 from agentgym.errors import EngineError
 from agentgym.extras import needs_extra
@@ -33,7 +34,7 @@ from agentgym.models import find_model
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
 from agentgym.run.log import MetricsLogger, Sink, strict
-from agentgym.run.preflight import refuse_early
+from agentgym.run.preflight import hold_checked
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.samples import build_samples
@@ -75,19 +76,20 @@ async def train_policy(run: RunConfig, *, sinks: Sequence[Sink] = ()) -> dict[st
     and the answers in it; `agentgym show FOLDER` prints them) as it goes, a checkpoint every `save_every` steps and at
     the end, and at the end the adapter, in PEFT's format, in `adapter/`. When the run is cancelled or fails, at any
     moment, it leaves the checkpoint and the adapter of the last finished step, and every rollout that was collected.
-    Each of `sinks` is called with the figures of a step on the first process.
+    Each of `sinks` is called with the figures of a step on the first process. A folder in which another process runs
+    is refused.
     """
+    env = find_env(run.env)
+    folder = run.resume or run.out or new_folder(run.recipe)
     try:
-        return await _run(run, sinks)
+        with hold_checked(run, env, folder):
+            return await _run(run, env, folder, sinks)
     except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
         raise stopped.with_traceback(None) from None
 
 
-async def _run(run: RunConfig, sinks: Sequence[Sink]) -> dict[str, Any]:
+async def _run(run: RunConfig, env: type[Env[Any]], folder: Path, sinks: Sequence[Sink]) -> dict[str, Any]:
     start = time.perf_counter()
-    env = find_env(run.env)
-    folder = run.resume or run.out or new_folder(run.recipe)
-    refuse_early(run, env, folder)
     with needs_extra():
         from transformers.utils.logging import disable_progress_bar
 

@@ -1,27 +1,42 @@
 """The checks of a run that need no model."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.environments.env import Env
-from agentgym.run.resume import refuse_second_run
-from agentgym.run.settings import refuse_changes, write_settings
+from agentgym.run.folder_lock import hold_folder
+from agentgym.run.resume import refuse_fewer_steps, refuse_second_run
+from agentgym.run.settings import SETTINGS, refuse_changes, write_settings
 
 if TYPE_CHECKING:
     from agentgym.run.config import RunConfig
 
 
-def refuse_early(run: "RunConfig", env: type[Env[Any]], folder: Path) -> None:
-    """Refuse what can be seen without a model, and write the run's settings; only the first process uses the folder."""
+@contextmanager
+def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterator[None]:
+    """Refuse what can be seen without a model, write the run's settings, and hold the folder until the run ends.
+
+    Only the first process uses the folder.
+    """
     _refuse_without_tasks(run, env)
     if int(os.environ.get("RANK", "0")):
+        yield
         return
-    if run.resume is not None:
-        refuse_changes(folder, run)
-    else:
-        refuse_second_run(folder)
-    write_settings(folder, run)
+    if run.resume is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not (folder / SETTINGS).exists():
+        refuse_changes(folder, run)  # no run's folder: nothing is written there
+    with hold_folder(folder):
+        if run.resume is None:
+            refuse_second_run(folder)
+        else:
+            refuse_changes(folder, run)
+            refuse_fewer_steps(folder, run.steps)
+        write_settings(folder, run)
+        yield
 
 
 def _refuse_without_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:

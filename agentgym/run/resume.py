@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from agentgym.adapter import Adapter
 from agentgym.run.config import RunConfig
 from agentgym.run.recorder import Recorder
-from agentgym.train.checkpoint import has_checkpoints, write_checkpoint
+from agentgym.train.checkpoint import has_checkpoints, last_step, write_checkpoint
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when one is described
     from agentgym.train.trainer import Trainer
@@ -38,6 +38,13 @@ def refuse_second_run(folder: Path) -> None:
     """Raise ValueError where the folder holds a run's checkpoints: a new run needs a folder of its own."""
     if has_checkpoints(folder / CHECKPOINTS):
         raise ValueError(f"out: {folder} holds a run's checkpoints; resume that run, or name another folder")
+
+
+def refuse_fewer_steps(folder: Path, steps: int) -> None:
+    """Raise ValueError where the run in `folder` has done more than this many steps."""
+    done = last_step(folder / CHECKPOINTS)
+    if steps < done:
+        raise ValueError(f"steps: the run in {folder} has done {done} steps; give at least {done}, got {steps}")
 
 
 def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunState:

@@ -1,15 +1,62 @@
 """The command line of a recipe: which engine comes first, and decides what the flags under it mean."""
 
-from dataclasses import replace
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 import agentgym as ag
 from agentgym.engines.sglang.engine import SGLangEngine
-from agentgym.run.command import settings
+from agentgym.run.command import main, refuse_ignored, settings
 from agentgym.run.loop import open_engine
 from recipes.bisect_turns import BisectTurns
 from recipes.chase_grpo import ChaseGRPO
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_TORCH = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+BUG = "import agentgym.run.command as c\ndef bug(run): return int('three')\nc.train_policy = bug\n"
+START = "import agentgym as ag; from recipes.chase_grpo import ChaseGRPO; ag.main(ChaseGRPO)"
+
+
+def recipe(*arguments: str, first: str = "") -> "subprocess.CompletedProcess[str]":
+    """The recipe in a process of its own, after the code `first`."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-c", first + START, *arguments]
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoType(ChaseGRPO):
+    """A decorated recipe with a setting that has no annotation."""
+
+    steps = 1
+
+
+class NoDecorator(ChaseGRPO):
+    """A recipe without a decorator of its own."""
+
+    steps: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTop(NoDecorator):
+    """A decorated recipe above one that is not."""
+
+    seed: int = 3
+
+
+class Renamed(ChaseGRPO):
+    """A recipe that sets nothing."""
 
 
 @pytest.mark.parametrize(
@@ -72,3 +119,54 @@ def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
 def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
     assert settings(BisectTurns, []).advantage_level == "turn"
     assert settings(ChaseGRPO, ["--advantage-level", "turn", "--advantage", "reinforce++"]).advantage_level == "turn"
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (NoType, r"NoType\.steps: .* annotate it"),
+        (NoDecorator, r"NoDecorator: .*\(steps\) .*decorate it with @dataclass\(frozen=True, kw_only=True\)"),
+        (OnTop, r"NoDecorator: .*decorate it with @dataclass\(frozen=True, kw_only=True\)"),
+        (ChaseGRPO(), r"ag\.main: pass the class, `ag\.main\(ChaseGRPO\)`"),
+        (dict, r"ag\.main: dict is no subclass of ag\.RunConfig"),
+    ],
+)
+def test_a_recipe_whose_settings_would_be_ignored_is_refused(made: type[ag.RunConfig], said: str) -> None:
+    with pytest.raises(SystemExit, match=f"^{said}"):
+        main(made)
+
+
+@pytest.mark.parametrize("made", [ag.RunConfig, ChaseGRPO, BisectTurns, Renamed])
+def test_a_recipe_whose_settings_all_count_is_not_refused(made: type[ag.RunConfig]) -> None:
+    refuse_ignored(made)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--env", "nowhere"], "env: 'nowhere' is not registered"),
+        (["--env", "no_such_module:Env"], "env 'no_such_module:Env': "),
+        (["--model", "no/such/folder"], "model: there is no folder"),
+        (["--resume", "no_such_run"], "resume: no_such_run is no folder of a run"),
+        (["--train.lora-targets", "no_such_layer"], "lora_targets: "),
+    ],
+)
+def test_a_wrong_setting_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = recipe(*arguments, *([] if "--resume" in arguments else ["--out", str(tmp_path)]))
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("ChaseGRPO: ")]
+    assert said in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_package_is_one_line() -> None:
+    done = recipe("--steps", "1", first=WITHOUT_TORCH)
+    assert done.returncode == 1
+    assert done.stderr == "ChaseGRPO: torch is not installed: pip install 'agentgym[train]'\n"
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    done = recipe("--steps", "1", first=BUG)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "invalid literal for int()" in done.stderr

@@ -27,6 +27,14 @@ class Guess(ag.ToolEnv[ag.Task]):
         return float(self.answer == self.task.id)
 
 
+class NoTest(Guess):
+    """Has training tasks alone."""
+
+    @classmethod
+    def tasks(cls, split: str) -> list[ag.Task]:
+        return Guess.tasks("train") if split == "train" else []
+
+
 def group(name: str, *rewards: float | None) -> Group:
     made = [
         Rollout(
@@ -69,5 +77,9 @@ def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_solved_one() -> None:
 async def test_what_cannot_be_played_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^n, k: must be at least 1"):
         await ag.evaluate(Guess, Scripted([]), n=0)
+    with pytest.raises(ValueError, match=r"^tasks: the sequence is empty"):
+        await ag.evaluate(Guess, Scripted([]), tasks=[])
+    with pytest.raises(ValueError, match=r'^tasks: NoTest\.tasks\("test"\) has no task'):
+        await ag.evaluate(NoTest, Scripted([]))
     with pytest.raises(ValueError, match=r"^k: must be in 1\.\.2"):
         Evaluation(groups=Groups([group("a", 1.0)]), k=2).pass_at(3)

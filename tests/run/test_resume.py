@@ -16,8 +16,10 @@ from safetensors.numpy import load_file
 
 import agentgym as ag
 from agentgym.environments.env import Split
+from agentgym.run.folder_lock import hold_folder
 from agentgym.run.log import MetricsLogger
 from agentgym.run.loop import train_policy
+from agentgym.run.preflight import hold_checked
 from agentgym.run.resume import RunState, read_run_state
 from agentgym.run.settings import refuse_changes, write_settings
 from agentgym.train.learner import Learner
@@ -218,6 +220,52 @@ async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run
         assert said in str(refused.value)
     with pytest.raises(ValueError, match=r"^out: .* holds a run's checkpoints; resume that run"):
         await train_policy(run)
+
+
+async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.RunConfig) -> None:
+    await train_policy(replace(run, steps=2, eval_tasks=0))
+    kept = figures(folder(run))
+    with pytest.raises(ValueError, match=r"^steps: the run in .* has done 2 steps; give at least 2, got 1"):
+        await train_policy(resumed(run, steps=1))
+    assert figures(folder(run)) == kept
+
+
+async def test_a_run_that_is_still_running_is_left_alone(run: ag.RunConfig) -> None:
+    refused: list[str] = []
+
+    def second(step: int, row: object) -> None:
+        for other in (resumed(run), run):
+            before = (folder(run) / "settings.json").read_bytes()
+            with (
+                pytest.raises(ag.AgentGymError, match=f"is in use by process {os.getpid()}") as error,
+                hold_checked(other, Terse, folder(run)),
+            ):
+                raise AssertionError
+            refused.append(str(error.value))
+            assert (folder(run) / "settings.json").read_bytes() == before
+
+    await train_policy(replace(run, steps=1, eval_tasks=0), sinks=[second])
+    assert len(refused) == 2
+    assert not (folder(run) / ".lock").exists()
+
+
+def test_a_folder_whose_process_was_killed_can_be_taken_again(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys, pathlib; from agentgym.run.folder_lock import hold_folder\n"
+        "with hold_folder(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == -9, done.stderr
+    assert (tmp_path / ".lock").exists()
+    with hold_folder(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_at_temperature_0_a_run_is_refused_with_the_reason(run: ag.RunConfig) -> None:
+    with pytest.raises(ValueError, match=r"^train\.temperature: at 0 every rollout of a group is the same"):
+        replace(run, train=replace(run.train, temperature=0))
 
 
 async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig) -> None:
