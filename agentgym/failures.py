@@ -63,7 +63,7 @@ def describe(error: BaseException) -> str:
     """The error's type and text, also where its `__str__` raises."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception as worse:
+    except (Exception, SystemExit) as worse:
         return f"{type(error).__name__}: (its text raised {type(worse).__name__})"
 
 

@@ -75,7 +75,7 @@ class Env(Generic[TaskT]):
         check_made(cls.limits, Limits, f"{name}.limits", "`ag.Limits(...)`")
         check_made(cls.context, Compact | Window | None, f"{name}.context", "`ag.Compact(...)` or `ag.Window(...)`")
         check_made(cls.system, str | None, f"{name}.system", "text")
-        if isinstance(cls.sandbox, type):
+        if isinstance(cls.sandbox, type) or not (cls.sandbox is None or callable(getattr(cls.sandbox, "open", None))):
             check_made(cls.sandbox, (), f"{name}.sandbox", "a sandbox, such as `ag.AnyBox()`")
 
     def __init__(self, task: TaskT) -> None:

@@ -242,7 +242,7 @@ async def _call(
         text = f"error: tool {made.name!r} timed out after {made.timeout_s:g} s"
         return ToolResult(content=text, error=True, failed=True)
     except ToolError as error:
-        return ToolResult(content=f"error: {error}", error=True)
+        return ToolResult(content=f"error: {describe(error).removeprefix('ToolError: ')}", error=True)
     except AgentGymError as error:
         error.where = error.where or _named(made, function)
         raise
@@ -252,6 +252,10 @@ async def _call(
         said = "something that it waited for was cancelled"
         return ToolResult(content=f"error: tool {made.name!r} failed: CancelledError: {said}", error=True, failed=True)
     except (Exception, SystemExit) as error:  # A tool that calls sys.exit() must not end the training.
+        return _failed(made, function, error)
+    except BaseExceptionGroup as error:
+        if error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is not None:
+            raise
         return _failed(made, function, error)
 
 

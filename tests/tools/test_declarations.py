@@ -244,3 +244,8 @@ def test_a_tool_that_an_attribute_of_the_instance_hides_is_an_error_that_names_i
 
     with pytest.raises(EnvError, match=r"^tool 'look' of Hiding: hidden by self\.look = None"):
         asyncio.run(play())
+
+
+def test_a_sandbox_that_cannot_be_opened_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ValueError, match=r"^Boxed\.sandbox: must be a sandbox, such as `ag\.AnyBox\(\)`, got 'docker'"):
+        type("Boxed", (ag.ToolEnv,), {"sandbox": "docker"})

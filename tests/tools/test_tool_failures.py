@@ -252,3 +252,29 @@ async def test_a_stray_cancelled_error_is_a_failure_of_the_tools_own_code() -> N
     result = await dispatch(Shared(TASK), "wait", {})
     assert (result.error, result.failed, result.malformed) == (True, True, False)
     assert result.content.startswith("error: tool 'wait' failed: CancelledError")
+
+
+class Mute(ag.ToolError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Leaving(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("error", [Mute(), Leaving(), BaseExceptionGroup("two", [SystemExit(1), ValueError("x")])])
+async def test_an_exception_that_cannot_say_its_text_fails_its_call_alone(error: BaseException) -> None:
+    class Odd(ag.ToolEnv[ag.Task]):
+        @ag.tool
+        async def look(self) -> str:
+            """Look."""
+            raise error
+
+        @ag.reward
+        async def done(self) -> float:
+            return 1.0
+
+    played = await ag.rollout(Odd, TASK, Scripted([call("look"), say("done")]))
+    assert (played.error, played.reward, played.metrics["tool_errors"]) == (None, 1.0, 1)
