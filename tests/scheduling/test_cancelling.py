@@ -65,7 +65,7 @@ async def test_a_task_is_not_drawn_again_while_its_cancelled_rollout_closes() ->
         in_play = [group.task.id for group in scheduler._groups]
         env.let.set()
         assert in_play == ["t2", "t3"]  # t1 still closed
-        assert ids(await second) == ["t2"]
+        assert set(ids(await second)) < {"t2", "t3"}  # Whichever of the two ended first.
 
 
 async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
