@@ -28,7 +28,13 @@ ORDER = [
 ]
 """The rooms of the library, lowest first; those of one line may import each other, without circles."""
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
-FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2, "benchmarks": len(ORDER) + 2}
+FLOOR |= {
+    "__init__": len(ORDER),
+    "__main__": len(ORDER),
+    "envs": len(ORDER) + 1,
+    "recipes": len(ORDER) + 2,
+    "benchmarks": len(ORDER) + 2,
+}
 SERVER = ROOT / "sandbox/server"
 SERVER_ORDER = [
     "limits",

@@ -123,7 +123,7 @@ def test_what_cannot_be_shown_is_one_line_that_says_what_to_do(
 
 
 def piped(script: str, run: Path) -> "subprocess.CompletedProcess[str]":
-    command = f"{sys.executable} -m agentgym.cli.main show {run}"
+    command = f"{sys.executable} -m agentgym show {run}"
     words = ["bash", "-o", "pipefail", "-c", script.format(command)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
