@@ -18,6 +18,10 @@ ROWS = 20
 """Lines of the table, where no --limit is given."""
 TRANSCRIPTS = 10
 """Transcripts of a choice that says no number, where no --limit is given."""
+TRAIN = "train"
+"""The phase of the rollouts that a run trains on."""
+ALL = "all"
+"""The phase that stands for every phase."""
 COLUMNS = ("number", "phase", "step", "rollout", "reward", "stop", "turns", "tokens", "")
 
 
@@ -38,27 +42,31 @@ def show(
     For example:
     $ agentgym show runs/chase_grpo/20260801-101500
     $ agentgym show runs/chase_grpo/20260801-101500 --worst 3 --step 12
+    $ agentgym show runs/chase_grpo/20260801-101500 --best 3 --phase eval_after
     $ agentgym show runs/chase_grpo/20260801-101500 --suspicious --phase train
     $ agentgym show runs/chase_grpo/20260801-101500 --id 17 task-3/0 --full | less
 
     Args:
         run: The folder of the run; it holds rollouts.sqlite.
-        worst: Print the transcripts of this many rollouts with the lowest rewards.
-        best: Print the transcripts of this many rollouts with the highest rewards.
+        worst: Print the transcripts of this many training rollouts with the lowest rewards; --phase asks for others.
+        best: Print the transcripts of this many training rollouts with the highest rewards; --phase asks for others.
         failed: Print the transcripts of rollouts that have no reward, with the error of each, the latest first.
         suspicious: Print the transcripts of rollouts that may have been rewarded for the wrong thing, the latest first.
         id: Print the transcripts of these rollouts: numbers of the table, rollout ids, or task ids.
         step: Look only at the rollouts of this step; the first step is 0, as in metrics.jsonl.
-        phase: Look only at the rollouts of this phase: train, eval_before or eval_after.
+        phase: Look only at this phase: train, eval_before, eval_after or all; --worst and --best start from train.
         full: Cut no message of a transcript.
         limit: Show at most this many; by default 20 lines of the table, or 10 transcripts.
     """
     for name, number in (("worst", worst), ("best", best), ("limit", limit)):
         if number is not None and number < 1:
             raise AgentGymError(f"--{name}: must be at least 1, got {number}")
-    chosen: dict[str, Any] = {"failed": failed, "suspicious": suspicious, "step": step, "phase": phase, "ids": id}
     ends: tuple[tuple[Order, int | None], ...] = (("worst", worst), ("best", best))
     asks = [(order, number) for order, number in ends if number is not None]
+    if phase is None:
+        phase = TRAIN if asks and not id else ALL
+    chosen: dict[str, Any] = {"failed": failed, "suspicious": suspicious, "step": step, "ids": id}
+    chosen["phase"] = None if phase == ALL else phase
     if not asks and (failed or suspicious or id):
         asks = [("written" if id else "latest", limit or TRANSCRIPTS)]
     try:
@@ -75,7 +83,8 @@ def _show(
 ) -> int:
     phases = store.phases()
     if phases and chosen["phase"] is not None and chosen["phase"] not in phases:
-        raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; there are: {', '.join(phases)}")
+        there = ", ".join([*phases, ALL])
+        raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; there are: {there}")
     if not asks:
         return _show_table(store, chosen, limit or ROWS, full)
     return max([_show_transcripts(store, chosen, order, min(number, limit or number), full) for order, number in asks])
