@@ -24,7 +24,7 @@ CONTEXT = {
     "ag.train_policy(": """
 from functools import partial
 import train_longer
-small = dict(prompts=2, group_size=2, eval_tasks=0)
+small = dict(prompts=2, group_size=2, eval_tasks=2)
 train_longer.TrainLonger = partial(train_longer.TrainLonger, engine=ag.LocalConfig(slots=2), **small)
 """,
     "RolloutStore(": "",
