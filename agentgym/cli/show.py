@@ -87,7 +87,7 @@ def _show(
         raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; there are: {there}")
     if not asks:
         return _show_table(store, chosen, limit or ROWS, full)
-    return max([_show_transcripts(store, chosen, order, min(number, limit or number), full) for order, number in asks])
+    return max([_show_transcripts(store, chosen, order, number, limit, full) for order, number in asks])
 
 
 def _opened(run: Path) -> RolloutStore:
@@ -107,7 +107,7 @@ def _show_table(store: RolloutStore, chosen: dict[str, Any], limit: int, full: b
         return _say_none(store)
     for line in table(found):
         say(line)
-    _say_rest(store.count(**chosen), len(found))
+    _say_rest(store.count(**chosen), len(found), "limit")
     return 0
 
 
@@ -126,9 +126,11 @@ def _cells(found: RolloutSummary) -> tuple[str, ...]:
     return tuple(printable(str(cell)) for cell in (*cells, found.turns, found.tokens, said))
 
 
-def _show_transcripts(store: RolloutStore, chosen: dict[str, Any], order: Order, limit: int, full: bool) -> int:
+def _show_transcripts(
+    store: RolloutStore, chosen: dict[str, Any], order: Order, number: int, limit: int | None, full: bool
+) -> int:
     shown = 0
-    for found in store.find(**chosen, order=order, limit=limit):
+    for found in store.find(**chosen, order=order, limit=min(number, limit or number)):
         if shown:
             say("")
         _show_one(found, full)
@@ -139,7 +141,8 @@ def _show_transcripts(store: RolloutStore, chosen: dict[str, Any], order: Order,
             say(f"no rollout failed, of the {looked_at} asked about")
             return 0
         return _say_none(store)
-    _say_rest(store.count(**chosen, order=order), shown)
+    by_number = order in ("worst", "best") and (limit is None or number < limit)
+    _say_rest(store.count(**chosen, order=order), shown, order if by_number else "limit")
     return 0
 
 
@@ -173,6 +176,6 @@ def _say_none(store: RolloutStore) -> int:
     raise AgentGymError(f"none of the {many} rollouts in {store.path} is as asked for; ask for less, or see the table")
 
 
-def _say_rest(many: int, shown: int) -> None:
+def _say_rest(many: int, shown: int, option: str) -> None:
     if many > shown:
-        sys.stderr.write(f"{shown} of {many} rollouts are shown; --limit N shows more\n")
+        sys.stderr.write(f"{shown} of {many} rollouts are shown; --{option} N shows more\n")

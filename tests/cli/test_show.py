@@ -90,6 +90,17 @@ def test_the_worst_and_the_best_are_of_training_unless_another_phase_is_asked_fo
     assert shown(show(capsys, tmp_path, *asked)) == found
 
 
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [(["--limit", "1"], "limit"), (["--worst", "1"], "worst"), (["--best", "2", "--limit", "1"], "limit")],
+)
+def test_where_some_are_left_out_the_option_that_shows_more_is_named(
+    run: Path, capsys: pytest.CaptureFixture[str], asked: list[str], option: str
+) -> None:
+    assert cli.main(["show", str(run), *asked]) == 0
+    assert f"rollouts are shown; --{option} N shows more\n" in capsys.readouterr().err
+
+
 def test_where_nothing_was_trained_the_worst_says_which_phases_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
