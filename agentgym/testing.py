@@ -16,6 +16,7 @@ from agentgym.boxes import Boxes
 from agentgym.engines.scripted import ByteTokenizer, Reply, ReplyPolicy, Scripted, call, calls, raw, say
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
+from agentgym.environments.task_rows import as_task
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes, Shell
 from agentgym.types import Sample
 
@@ -107,7 +108,7 @@ def check_env(
     cls = find_env(env)
     settings = Settings(
         cls=cls,
-        task=task,
+        task=as_task(cls, task),
         oracle=oracle,
         noop=noop,
         boxes=boxes,

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,11 @@ async def test_a_planted_mistake_is_found_and_named(path: Path, loaded: Callable
 
 async def test_the_env_without_a_mistake_passes(no_leaks: None) -> None:
     await check_env(looking.Looking, looking.TASK, oracle=looking.ORACLE)
+
+
+async def test_a_task_may_be_a_dict_of_its_fields() -> None:
+    task: Any = looking.TASK.model_dump()
+    await check_env(looking.Looking, task, oracle=looking.ORACLE)
 
 
 async def test_several_mistakes_are_reported_together() -> None:
