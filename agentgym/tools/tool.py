@@ -51,7 +51,7 @@ class ToolResult:
     error: bool = False
     """Whether anything went wrong, in the call or in the tool."""
     malformed: bool = False
-    """Whether the call was wrong and never reached the tool."""
+    """Whether the call reached no tool: it is no JSON, names an unknown tool, or has a wrong argument."""
     failed: bool = False
     """Whether the tool's own code raised (not ToolError), timed out or returned neither text nor JSON."""
     stop: str | None = None
