@@ -115,7 +115,8 @@ def settings(recipe: type[RunConfig], arguments: Sequence[str]) -> RunConfig:
         raise SystemExit(f"{recipe.__name__}: every field of a recipe needs a value of its own: {error}") from None
     if chosen.engine is not None:
         default = replace(default, engine=SGLangConfig() if chosen.engine == "sglang" else LocalConfig())
-    return tyro.cli(recipe, args=rest, default=default, config=(tyro.conf.AvoidSubcommands,))
+    with needs_extra():  # tyro looks for torch
+        return tyro.cli(recipe, args=rest, default=default, config=(tyro.conf.AvoidSubcommands,))
 
 
 class Stop:
