@@ -2,8 +2,8 @@
 
 import hashlib
 import shutil
-import subprocess
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -96,7 +96,7 @@ def make_deep(folder: Path, levels: int) -> None:
     """Make folders in one another, deeper than Python's own removal can go."""
     here = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
-        os.mkdir("d", dir_fd=here)  # noqa: PTH102  # A path of them all would be too long.
+        os.mkdir("d", dir_fd=here)  # A path of them all would be too long.
         below = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below
