@@ -17,13 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from agentgym.errors import SandboxError, WireError
-from agentgym.process_identity import is_dead, new_folder, owner, sweep_folders
+from agentgym.process_identity import new_folder, owner, sweep_folders
 from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.docker_attach import attach
 from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, translated
 from agentgym.sandboxes.docker_image import default_image, image_digest
 from agentgym.sandboxes.docker_settings import DockerSettings
 from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.heartbeat import (
+    OWNER_LABEL,
+    RUN_LABEL,
+    Heart,
+    Lookout,
+    engine_time,
+    remove_container,
+    remove_volume,
+    traces,
+)
 from agentgym.sandboxes.local import BRANCHES
 from agentgym.sandboxes.seccomp import profile
 from agentgym.sandboxes.wire import Wire
@@ -114,7 +124,8 @@ def container_limits(spec: DockerSettings) -> dict[str, Any]:
 class Engine:
     """One client of an engine with threads of its own; at most 8 operations and 8 starts are in flight.
 
-    Every container carries who owns it: what a killed client left is removed by the next one's sweep.
+    Every container carries a token, and the engine holds this client's heartbeat (`heartbeat.py`): what a killed client
+    left is removed by the next one's sweep.
     """
 
     def __init__(self, host: str) -> None:
@@ -125,6 +136,8 @@ class Engine:
         self._starting = asyncio.Semaphore(OPERATIONS_AT_ONCE)
         self._owner = owner()
         self._run = secrets.token_hex(6)
+        self._heart = Heart(self._run, lambda: self._client, self._missed)
+        self._lookout = Lookout()
         self._numbers = itertools.count()
         self._names: set[str] = set()
         self._digest: str | None = None
@@ -140,7 +153,8 @@ class Engine:
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: DockerSettings) -> None:
-        """Remove what dead processes left, and look for the image."""
+        """Begin the heartbeat, remove what ended clients left, and look for the image."""
+        await self.do(self._heart.start)
         await self.do(self.sweep)
         await self.digest(spec)
 
@@ -209,10 +223,11 @@ class Engine:
             stdin_open=folder is None,
             user=NOBODY,
             hostname="box",
+            use_config_proxy=False,  # Else the user's proxies, with their passwords, are put into the environment.
             network_disabled=spec.network == "none",
             labels={
-                "agentgym.owner": self._owner,
-                "agentgym.run": self._run,
+                OWNER_LABEL: self._owner,
+                RUN_LABEL: self._run,
                 "agentgym.created": str(int(time.time())),
             },
             host_config=client.create_host_config(
@@ -260,37 +275,39 @@ class Engine:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove containers and folders of dead processes of this machine, and what is left of this process's own."""
-        for container in self._labelled("agentgym.owner"):
-            ours = container["Labels"].get("agentgym.run") == self._run
+        """Remove containers and folders of ended clients, and what is left of this one's own."""
+        found = traces(self._client)
+        mine = found.pop(self._run, None)
+        for container in mine.containers if mine is not None else ():
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            ended = container["State"] in ("exited", "dead")
-            if (ours and (ended or not known)) or is_dead(container["Labels"]["agentgym.owner"]):
+            if container["State"] in ("exited", "dead") or not known:
                 self._remove(container["Id"])
+        for token in self._lookout.ended(found, engine_time(self._client)):
+            for container in found[token].containers:
+                self._remove(container["Id"])
+            for volume in found[token].volumes:
+                remove_volume(self._client, volume)
         sweep_folders()
 
-    def _remove_run(self) -> None:
-        if "_client" not in self.__dict__:
-            return
-        try:
-            for container in self._labelled(f"agentgym.run={self._run}"):
-                self._remove(container["Id"])
-        finally:
-            self._client.close()
+    def _missed(self, error: Exception) -> None:
+        _log.info("a heartbeat was missed at %s: %s", self.host, str(error))
 
-    def _labelled(self, label: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._client.containers(all=True, filters={"label": label})
-        return found
+    def _remove_run(self) -> None:
+        """Containers first: what cannot be removed now is found by its heartbeat's end."""
+        try:
+            if "_client" in self.__dict__:
+                for container in self._client.containers(all=True, filters={"label": f"{RUN_LABEL}={self._run}"}):
+                    self._remove(container["Id"])
+        finally:
+            try:
+                self._heart.stop()
+            finally:
+                if "_client" in self.__dict__:
+                    self._client.close()
 
     def _state(self, container: str) -> dict[str, Any]:
         state: dict[str, Any] = self._client.inspect_container(container)["State"]
         return state
 
     def _remove(self, container: str) -> None:
-        from docker.errors import APIError
-
-        try:
-            self._client.remove_container(container, v=True, force=True)
-        except APIError as error:
-            if error.status_code not in (404, 409):  # Gone, or being removed.
-                raise
+        remove_container(self._client, container)
