@@ -21,7 +21,6 @@ from agentgym.process_identity import new_folder, owner, sweep_folders
 from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.docker_attach import attach
 from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, translated
-from agentgym.sandboxes.docker_image import default_image, image_digest
 from agentgym.sandboxes.docker_settings import DockerSettings
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.heartbeat import (
@@ -34,8 +33,10 @@ from agentgym.sandboxes.heartbeat import (
     remove_volume,
     traces,
 )
+from agentgym.sandboxes.images.ready import ready_image
 from agentgym.sandboxes.local import BRANCHES
 from agentgym.sandboxes.seccomp import profile
+from agentgym.sandboxes.volumes import read_only_mounts
 from agentgym.sandboxes.wire import Wire
 
 if TYPE_CHECKING:
@@ -159,9 +160,9 @@ class Engine:
         await self.digest(spec)
 
     async def digest(self, spec: DockerSettings) -> str:
-        """The id of the image that the engine has under its name."""
+        """The id of the spec's image; what the engine does not have is built there first."""
         if self._digest is None:
-            self._digest = await self.do(lambda: image_digest(self._client, spec.image or default_image()))
+            self._digest = await self.do(ready_image, self.host, spec)
         return self._digest
 
     async def start(self, spec: DockerSettings) -> RemoteBox:
@@ -217,7 +218,7 @@ class Engine:
         """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
         client = self._client
         client.create_container(
-            spec.image or default_image(),
+            self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
             stdin_open=folder is None,
@@ -231,7 +232,9 @@ class Engine:
                 "agentgym.created": str(int(time.time())),
             },
             host_config=client.create_host_config(
-                binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"], **container_limits(spec)
+                binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"],
+                mounts=read_only_mounts(spec.volumes),
+                **container_limits(spec),
             ),
         )
 

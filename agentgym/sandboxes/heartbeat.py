@@ -5,9 +5,11 @@ a new one takes its place. The engine is the one thing that all of its clients s
 process means something else in another container or after a pod has moved.
 """
 
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ DEAD_S = 300.0
 LOOKS_S = 50.0
 """Seconds between two looks that must both find a client silent: a machine that slept wakes up between them."""
 OWNER_LABEL, RUN_LABEL = "agentgym.owner", "agentgym.run"
+FIRST_WORD = "agentgym-alive-"
 BEAT_LABEL = "agentgym.alive"
 """Marks the volumes that are heartbeats; their RUN_LABEL is the token."""
 
@@ -49,6 +52,8 @@ def traces(client: "docker.APIClient") -> dict[str, Traces]:
     found: dict[str, Traces] = {}
     for container in client.containers(all=True, filters={"label": [OWNER_LABEL, RUN_LABEL]}):
         labels = container["Labels"]
+        if not labels[RUN_LABEL]:
+            continue  # Somebody else's, of an image of ours.
         of = found.setdefault(labels[RUN_LABEL], Traces(labels[OWNER_LABEL]))
         of.containers.append(container)
     beats: dict[str, int] = {}
@@ -139,7 +144,16 @@ class Heart:
                 self._failed(error)
 
 
-FIRST_WORD = "agentgym-alive-"
+@contextmanager
+def lent_labels(client: "docker.APIClient") -> Iterator[dict[str, str]]:
+    """Yield labels for containers of this block, which count as owned by a living client until its end."""
+    token = secrets.token_hex(6)
+    heart = Heart(token, lambda: client, lambda error: None)
+    try:
+        heart.start()
+        yield {OWNER_LABEL: owner(), RUN_LABEL: token}
+    finally:
+        heart.stop()
 
 
 def remove_volume(client: "docker.APIClient", name: str) -> None:
