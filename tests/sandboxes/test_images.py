@@ -1,10 +1,8 @@
 """Images of boxes: what is put into them, what never reaches them, and what is left of a build."""
 
 import json
-import os
 import secrets
 import subprocess
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,9 +18,9 @@ from agentgym.sandboxes.docker_client import address, connect
 from agentgym.sandboxes.docker_image import IMAGE, SERVER_LABEL, default_image
 from agentgym.sandboxes.images.folder import build_folder, folder_digest
 from agentgym.sandboxes.images.ready import ready_image
+from tests.sandboxes.conftest import SECRET
 
 pytestmark = pytest.mark.docker
-SECRET = "http://someone:hush@proxy.invalid:3128"
 
 
 @pytest.fixture
@@ -230,26 +228,6 @@ async def test_a_folder_without_a_dockerfile_is_named(engine: Any, tmp_path: Pat
     with pytest.raises(SandboxError, match=f"'{tmp_path}' is no folder with a file named Dockerfile"):
         async with Docker(dockerfile=str(tmp_path)).open(1):
             pass
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels that alone the user's pip.conf names, with the package `said` in it."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    wheel = f"said_{secrets.token_hex(4)}"
-    with zipfile.ZipFile(folder / f"{wheel}-1.0-py3-none-any.whl", "w") as made:
-        made.writestr(f"{wheel}.py", "word = 'said'\n")
-        made.writestr(f"{wheel}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.0\n")
-        made.writestr(f"{wheel}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        made.writestr(f"{wheel}-1.0.dist-info/RECORD", "")
-    settings = tmp_path / "pip.conf"
-    settings.write_text(f"[global]\nno-index = true\nfind-links = {folder}\ntrusted-host = hush.invalid\n")
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
-    monkeypatch.setenv("HTTP_PROXY", SECRET)
-    return folder / wheel
 
 
 async def test_pip_takes_the_users_index_and_leaves_its_settings_out_of_the_box(
