@@ -47,6 +47,12 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
     return _client_class()(timeout=timeout_s, **_client_settings(host))
 
 
+def is_podman(client: "docker.APIClient") -> bool:
+    """Whether it is podman's service that answers, which speaks the language of a Docker engine."""
+    components = client.version().get("Components") or ()
+    return any("podman" in str(component.get("Name")).lower() for component in components)
+
+
 @contextmanager
 def engine_errors() -> Iterator[None]:
     """Turn an engine's refusal into SandboxError, and its absence or failure into EngineDown or EngineFailed."""

@@ -24,6 +24,7 @@ DEAD_S = 300.0
 """Age of a heartbeat, in seconds of the engine's clock, from which on its client counts as silent."""
 LOOKS_S = 50.0
 """Seconds between two looks that must both find a client silent: a machine that slept wakes up between them."""
+END_S = 10
 OWNER_LABEL, RUN_LABEL = "agentgym.owner", "agentgym.run"
 FIRST_WORD = "agentgym-alive-"
 BEAT_LABEL = "agentgym.alive"
@@ -173,7 +174,10 @@ def remove_container(client: "docker.APIClient", container: str) -> None:
     try:
         client.remove_container(container, v=True, force=True)
     except APIError as error:
-        if error.status_code not in (404, 409):  # Gone, or being removed.
+        if "state improper" in str(error):  # Podman, of a container that ends by itself at this moment.
+            client.wait(container, timeout=END_S)
+            client.remove_container(container, v=True, force=True)
+        elif error.status_code not in (404, 409):  # Gone, or being removed.
             raise
 
 

@@ -13,6 +13,7 @@ import pytest
 from agentgym.boxes import Box
 from agentgym.errors import SandboxError
 from agentgym.process_identity import owner
+from agentgym.sandboxes import image
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker_client import address, connect
 from agentgym.sandboxes.docker_image import IMAGE, SERVER_LABEL, default_image
@@ -87,20 +88,20 @@ def images(engine: Any, tmp_path: Path) -> Iterator[Callable[[str, str], str]]:
 def remove_with_children(engine: Any, tag: str) -> None:
     """The image, and the tagged images that were made of it."""
     base = engine.inspect_image(tag)["Id"]
-    for image in engine.images():
-        names = [name for name in image["RepoTags"] or () if name.startswith(f"{IMAGE}:")]
-        if names and base in parents(engine, image["Id"]):
-            engine.remove_image(image["Id"], force=True)
+    for found in engine.images():
+        names = [name for name in found["RepoTags"] or () if name.startswith(f"{IMAGE}:")]
+        if names and base in parents(engine, found["Id"]):
+            engine.remove_image(found["Id"], force=True)
     engine.remove_image(tag)
 
 
-def parents(engine: Any, image: str) -> Iterator[str]:
-    while image := engine.inspect_image(image)["Parent"]:
-        yield image
+def parents(engine: Any, child: str) -> Iterator[str]:
+    while child := engine.inspect_image(child)["Parent"]:
+        yield child
 
 
 def untagged(engine: Any) -> set[str]:
-    return {image["Id"] for image in engine.images(filters={"dangling": True})}
+    return {found["Id"] for found in engine.images(filters={"dangling": True})}
 
 
 async def test_an_image_with_a_python_gets_the_server_once(engine: Any, images: Callable[[str, str], str]) -> None:
@@ -167,6 +168,28 @@ async def test_a_volume_that_an_image_declares_carries_nothing_from_box_to_box(
                 assert (await box.exec("cat /kept/file; echo new > /kept/file; echo $MARK")).stdout == "old\nkept\n"
 
 
+def test_a_build_on_a_base_has_its_name_and_leaves_none_without_one(
+    engine: Any, images: Callable[[str, str], str]
+) -> None:
+    before, tag = untagged(engine), f"agentgym-test-built:{secrets.token_hex(4)}"
+    ids = []
+    try:
+        for name in ("one", "two"):
+            ids.append(image.build(tag, base=images(name, f"{WITHOUT_SERVER}ENV NAME={name}\n")))
+            assert engine.inspect_image(tag)["Id"] == ids[-1]
+    finally:
+        engine.remove_image(tag)
+    assert ids[0] != ids[1]
+    assert untagged(engine) <= before
+
+
+def test_a_base_and_a_folder_together_are_refused() -> None:
+    with pytest.raises(SandboxError, match="base, dockerfile: give one of them"):
+        image.build(base="a", dockerfile="b")
+    with pytest.raises(ValueError, match="image, dockerfile: give one of them"):
+        Docker(image="a", dockerfile="b")
+
+
 async def test_an_image_that_is_not_there_says_how_to_get_it(engine: Any) -> None:
     with pytest.raises(SandboxError, match=r"no image 'agentgym-nowhere:1': `docker pull agentgym-nowhere:1`, or make"):
         async with Docker(image="agentgym-nowhere:1").open(1):
@@ -194,8 +217,8 @@ def built(engine: Any) -> Iterator[list[str]]:
     """Ids of images that are removed at the end, with their names."""
     ids: list[str] = []
     yield ids
-    for image in ids:
-        engine.remove_image(image, force=True)
+    for made in ids:
+        engine.remove_image(made, force=True)
 
 
 async def test_a_folder_is_built_once_for_each_content_and_says_how_it_goes(
