@@ -18,7 +18,7 @@ from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker_client import address, connect
 from agentgym.sandboxes.docker_image import IMAGE, SERVER_LABEL, default_image
 from agentgym.sandboxes.images.folder import build_folder, folder_digest
-from agentgym.sandboxes.images.ready import ready_image
+from agentgym.sandboxes.images.ready import find, ready_image, server_tag
 from tests.sandboxes.conftest import SECRET
 
 pytestmark = pytest.mark.docker
@@ -88,9 +88,11 @@ def images(engine: Any, tmp_path: Path) -> Iterator[Callable[[str, str], str]]:
 def remove_with_children(engine: Any, tag: str) -> None:
     """The image, and the tagged images that were made of it."""
     base = engine.inspect_image(tag)["Id"]
+    if (with_server := find(engine, server_tag(base))) is not None and with_server["Id"] != base:
+        remove_with_children(engine, server_tag(base))
     for found in engine.images():
         names = [name for name in found["RepoTags"] or () if name.startswith(f"{IMAGE}:")]
-        if names and base in parents(engine, found["Id"]):
+        if names and found["Id"] != base and base in parents(engine, found["Id"]):
             engine.remove_image(found["Id"], force=True)
     engine.remove_image(tag)
 

@@ -95,8 +95,12 @@ def _with_server(client: "docker.APIClient", base: str, name: str) -> str:
     if (found["Config"].get("Labels") or {}).get(SERVER_LABEL) == server_digest():
         return base
     announced = f"putting the sandbox's server on the image {name}, once"
-    tag = f"{IMAGE}:on-{_key(base, server_digest())}"
-    return _once(client, tag, announced, lambda labels: put_server_on(client, base, name, labels))
+    return _once(client, server_tag(base), announced, lambda labels: put_server_on(client, base, name, labels))
+
+
+def server_tag(base: str) -> str:
+    """Return the name of the image that is the base of this id with the server on top."""
+    return f"{IMAGE}:on-{_key(base, server_digest())}"
 
 
 def _once(client: "docker.APIClient", tag: str, announced: str, make: Callable[[Mapping[str, str]], str]) -> str:
