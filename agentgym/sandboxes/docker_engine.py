@@ -20,7 +20,7 @@ from agentgym.errors import SandboxError, WireError
 from agentgym.process_identity import new_folder, owner, sweep_folders
 from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.docker_attach import attach
-from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, is_podman, translated
+from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, is_podman, podman_ulimits, translated
 from agentgym.sandboxes.docker_settings import DockerSettings
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.heartbeat import (
@@ -242,12 +242,9 @@ class Engine:
         """What podman takes in another form: the system calls as a file, and limits that are not above its own."""
         if not self._is_podman:
             return {}
-        from docker.types import Ulimit
-
         path = self._folder / f"seccomp-{spec.network != 'none'}.json"
         path.write_text(profile(network=spec.network != "none"))
-        limits = [Ulimit(name="nofile", soft=1024, hard=1024), Ulimit(name="nproc", soft=4096, hard=4096)]
-        return {"security_opt": ["no-new-privileges:true", f"seccomp={path}"], "ulimits": limits}
+        return {"security_opt": ["no-new-privileges:true", f"seccomp={path}"], "ulimits": podman_ulimits()}
 
     @functools.cached_property
     def _is_podman(self) -> bool:

@@ -3,6 +3,7 @@
 import io
 import json
 import py_compile
+import re
 import sys
 import tarfile
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from agentgym.sandboxes.docker_client import is_podman, podman_ulimits
 from agentgym.sandboxes.docker_image import SERVER_LABEL
 from agentgym.sandboxes.heartbeat import OWNER_LABEL, RUN_LABEL, remove_container
 from agentgym.sandboxes.images.own_python import add_python, check_fits, own_python
@@ -62,8 +64,10 @@ def _with_its_python(
             put(client, container, archive)
         try:
             client.start(container)
-        except APIError:
-            return None  # There is no such program.
+        except APIError as error:
+            if re.search("not found|no such file", str(error), re.IGNORECASE):
+                return None  # There is no such program.
+            raise
         if client.wait(container, timeout=START_S)["StatusCode"] != 0:
             return None
         return commit(client, container, settings(["python3"]), config)
@@ -88,10 +92,17 @@ def _with_our_python(
 
 
 def new_container(
-    client: "docker.APIClient", image: str, command: Sequence[str], labels: Mapping[str, str], **options: Any
+    client: "docker.APIClient",
+    image: str,
+    command: Sequence[str],
+    labels: Mapping[str, str],
+    *,
+    binds: Sequence[str] = (),
+    **options: Any,
 ) -> str:
     """Create a container for building; it has no network unless `options` say so."""
     options = {"network_disabled": True, **options}
+    ulimits = podman_ulimits() if is_podman(client) else None
     made = client.create_container(
         image,
         entrypoint=list(command),
@@ -100,6 +111,7 @@ def new_container(
         working_dir="/",
         labels=dict(labels),
         use_config_proxy=False,
+        host_config=client.create_host_config(binds=list(binds), ulimits=ulimits),
         **options,
     )
     return str(made["Id"])
@@ -112,16 +124,17 @@ def settings(python: Sequence[str]) -> list[str]:
         "CMD []",
         "USER 65534:65534",
         "WORKDIR /tmp",
-        "ENV HOME=/tmp USER=nobody LANG=C.UTF-8 TMPDIR=/tmp",
-        "HEALTHCHECK NONE",
+        *(f"ENV {setting}" for setting in ("HOME=/tmp", "USER=nobody", "LANG=C.UTF-8", "TMPDIR=/tmp")),
         f"LABEL {SERVER_LABEL}={server_digest()}",
         # Else each container that anybody makes of the image would carry the owner of its build.
-        f'LABEL {OWNER_LABEL}="" {RUN_LABEL}=""',
+        *(f'LABEL {label}=""' for label in (OWNER_LABEL, RUN_LABEL)),
     ]
 
 
 def commit(client: "docker.APIClient", container: str, changes: Sequence[str], config: Mapping[str, Any]) -> str:
     """Make an untagged image of the container and return its id; `config` are the settings of the image below."""
+    if config.get("Healthcheck"):
+        changes = [*changes, "HEALTHCHECK NONE"]
     if not config.get("Volumes"):
         return str(client.commit(container, changes="\n".join(changes), pause=False)["Id"])
     # Settings can be added to a commit, and a declared volume cannot be taken away: the files alone go over.

@@ -37,11 +37,8 @@ def add_packages(
     config = client.inspect_image(image)["Config"]  # type: ignore[no-untyped-call]
     python = python_of(config)
     binds = [f"{path}:{path}:ro" for path in indexes()] if is_local else []
-    host_config = client.create_host_config(binds=binds)
     waiting = [*python, "-c", "import sys; sys.stdin.read()"]
-    container = new_container(
-        client, image, waiting, labels, network_disabled=False, stdin_open=True, host_config=host_config
-    )
+    container = new_container(client, image, waiting, labels, network_disabled=False, stdin_open=True, binds=binds)
     try:
         environment = _bring(client, container) | proxy_settings()
         client.start(container)
