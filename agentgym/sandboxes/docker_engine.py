@@ -242,6 +242,9 @@ class Engine:
         """What podman takes in another form: the system calls as a file, and limits that are not above its own."""
         if not self._is_podman:
             return {}
+        for outside in spec.volumes.values():
+            if not Path(outside).exists():  # Docker refuses it; podman goes on without.
+                raise SandboxError(f"volumes: {outside!r} does not exist on this machine")
         path = self._folder / f"seccomp-{spec.network != 'none'}.json"
         path.write_text(profile(network=spec.network != "none"))
         return {"security_opt": ["no-new-privileges:true", f"seccomp={path}"], "ulimits": podman_ulimits()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import docker
 
 ARGUMENTS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
-_STEP = re.compile(r"^ ---> ([0-9a-f]{12})\s*$")
+_STEP = re.compile(r"^ ?--+> ([0-9a-f]{11,12})\s*$")
 
 
 def folder_digest(folder: Path) -> str:

@@ -136,7 +136,8 @@ def commit(client: "docker.APIClient", container: str, changes: Sequence[str], c
     if config.get("Healthcheck"):
         changes = [*changes, "HEALTHCHECK NONE"]
     if not config.get("Volumes"):
-        return str(client.commit(container, changes="\n".join(changes), pause=False)["Id"])
+        made = client.commit(container, changes="\n".join(changes), pause=False)["Id"]
+        return str(client.inspect_image(made)["Id"])  # type: ignore[no-untyped-call]  # Podman's first answer is shorter.
     # Settings can be added to a commit, and a declared volume cannot be taken away: the files alone go over.
     below = [f"ENV {json.dumps(name)[1:-1]}={json.dumps(value)}" for name, value in _environment(config)]
     answer = client.import_image_from_stream(client.export(container), changes=[*below, *changes])
