@@ -115,6 +115,11 @@ def containers_of(pid: int) -> list[int]:
         client.close()
 
 
+def one_more_minute() -> str:
+    """Seconds that no other test, and no other run of this one, sleeps: an unsafe box sees every process here."""
+    return f"60.{secrets.randbelow(10**9):09d}"
+
+
 def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:
     """The processes that are still there after `seconds`."""
     left = []
