@@ -1,6 +1,7 @@
 """Whose boxes are removed: a living client's never, wherever it runs, and those of one that ended always."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -30,15 +31,17 @@ from agentgym.sandboxes.heartbeat import (
     traces,
 )
 
+TOKEN = secrets.token_hex(6)
 ELSEWHERE = "host/another-boot/1/1/1"
 CLIENT = """
 import asyncio, sys
+from agentgym.process_identity import owner
 from agentgym.sandboxes.docker import Docker
 
 async def main():
     async with Docker().open(1) as boxes, boxes.lease() as box:
         await box.python("1")
-        print("ready", flush=True)
+        print(owner(), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         print((await box.python("6 * 7")).stdout, end="", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
@@ -59,35 +62,32 @@ def engine() -> Iterator[Any]:
 
 
 @contextmanager
-def client_in_another_namespace() -> "Iterator[subprocess.Popen[str]]":
-    """A client under the same host name, whose process numbers begin at 1."""
+def client_in_another_namespace() -> "Iterator[tuple[subprocess.Popen[str], str]]":
+    """A client under the same host name, whose process numbers begin at 1; and its owner's identity."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a process namespace of its own needs root and unshare")
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", CLIENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout is not None
-            assert client.stdout.readline() == "ready\n"
-            yield client
+            who = client.stdout.readline().strip()
+            assert who.startswith("/".join(owner().split("/")[:2])), "another host or boot than this one's"
+            yield client, who
         finally:
             client.kill()
 
 
-def clients_elsewhere(engine: Any) -> dict[str, Traces]:
-    """The clients of this kernel in other process namespaces."""
-    host, boot, namespace, *_ = owner().split("/")
-    found = {token: of for token, of in traces(engine).items() if of.who.startswith(f"{host}/{boot}/")}
-    return {token: of for token, of in found.items() if of.who.split("/")[2] != namespace}
+def token_of(engine: Any, who: str) -> str:
+    (token,) = [token for token, of in traces(engine).items() if of.who == who]
+    return token
 
 
 @pytest.mark.docker
 async def test_a_client_in_another_namespace_keeps_its_boxes(engine: Any) -> None:
-    before = set(clients_elsewhere(engine))
-    with client_in_another_namespace() as client:
+    with client_in_another_namespace() as (client, who):
         assert client.stdin is not None
         assert client.stdout is not None
-        (token,) = set(clients_elsewhere(engine)) - before
-        assert state_of(traces(engine)[token].who) == "unknown"
+        assert state_of(who) == "unknown"
         for _ in range(2):
             async with Docker().open(1) as boxes, boxes.lease():
                 pass  # It sweeps when it begins.
@@ -98,9 +98,8 @@ async def test_a_client_in_another_namespace_keeps_its_boxes(engine: Any) -> Non
 
 @pytest.mark.docker
 async def test_what_a_killed_client_in_another_namespace_left_is_found_by_its_silence(engine: Any) -> None:
-    before = set(clients_elsewhere(engine))
-    with client_in_another_namespace():
-        (token,) = set(clients_elsewhere(engine)) - before
+    with client_in_another_namespace() as (_, who):
+        token = token_of(engine, who)
     left = traces(engine)[token]
     try:
         assert left.containers
@@ -148,17 +147,17 @@ def test_a_container_whose_owner_says_nothing_we_know_is_left_alone() -> None:
 
 @pytest.mark.docker
 def test_a_heartbeat_is_one_volume_whose_time_is_the_engines(engine: Any) -> None:
-    heart = Heart("feedfeedfeed", lambda: engine, lambda error: None)
+    heart = Heart(TOKEN, lambda: engine, lambda error: None)
     try:
         heart.start()
-        (first,) = traces(engine)["feedfeedfeed"].volumes
-        assert abs(traces(engine)["feedfeedfeed"].beat - engine_time(engine)) <= 2
-        while (now := traces(engine)["feedfeedfeed"].volumes) == [first]:
+        (first,) = traces(engine)[TOKEN].volumes
+        assert abs(traces(engine)[TOKEN].beat - engine_time(engine)) <= 2
+        while (now := traces(engine)[TOKEN].volumes) == [first]:
             heart.beat()
         assert len(now) == 1
     finally:
         heart.stop()
-    assert "feedfeedfeed" not in traces(engine)
+    assert TOKEN not in traces(engine)
 
 
 @pytest.mark.docker
@@ -175,10 +174,10 @@ async def test_a_client_leaves_no_heartbeat_when_it_closes(engine: Any) -> None:
 
 @pytest.mark.docker
 def test_a_client_without_a_heartbeat_is_as_old_as_its_newest_container(engine: Any) -> None:
-    labels = {OWNER_LABEL: ELSEWHERE, RUN_LABEL: "beefbeefbeef"}
+    labels = {OWNER_LABEL: ELSEWHERE, RUN_LABEL: TOKEN}
     made = engine.create_container(default_image(), ["{}"], labels=labels)["Id"]
     try:
-        assert abs(traces(engine)["beefbeefbeef"].beat - engine_time(engine)) <= 5
+        assert abs(traces(engine)[TOKEN].beat - engine_time(engine)) <= 5
     finally:
         remove_container(engine, made)
 
