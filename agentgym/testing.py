@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.boxes import Boxes
+from agentgym.boxes import Boxes, Sandbox
 from agentgym.engines.scripted import ByteTokenizer, Reply, ReplyPolicy, Scripted, call, calls, check_replies, raw, say
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
@@ -32,6 +32,7 @@ __all__ = [
     "call",
     "calls",
     "check_env",
+    "check_sandbox",
     "raw",
     "sample",
     "say",
@@ -126,3 +127,19 @@ def check_env(
         block_limit_s=block_limit_s,
     )
     return EnvCheck(run_checks(settings), cls.__name__)
+
+
+async def check_sandbox(sandbox: Sandbox) -> None:
+    """Assert what every sandbox owes its users, in real boxes of it: `await check_sandbox(MySandbox())`.
+
+    Programs that fail are results, names and files persist within a lease and never beyond it, time limits hold, host
+    functions answer, branches are apart, a reset leaves nothing, a pool never leases more than its size and closes
+    whole. Attacks are not among the checks: what a sandbox stops is its own promise.
+
+    :raises AssertionError: with a line for each promise that is broken.
+    :raises SandboxError: where no box can be had at all.
+    """
+    from agentgym.env_checks.sandbox_contract import check_sandbox as check
+
+    found = await check(sandbox)
+    assert not found, f"{type(sandbox).__name__} breaks what it owes:\n" + "\n".join(found)

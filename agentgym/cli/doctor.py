@@ -134,6 +134,7 @@ def findings() -> Iterator[Finding]:
     yield from (_package(name, get) for name, get in PACKAGES.items())
     yield from _docker()
     yield _bubblewrap()
+    yield _podman()
     yield _runsc()
     yield _gpus()
 
@@ -204,6 +205,14 @@ def _bubblewrap() -> Finding:
     why_not = why_no_bubblewrap()
     get = "apt-get install bubblewrap (0.8 or newer), and let users have namespaces"
     return Finding(name="bubblewrap", ok=why_not is None, detail=why_not or shutil.which("bwrap") or "", get=get)
+
+
+def _podman() -> Finding:
+    """Say whether podman is here, whose service stands for a Docker engine."""
+    path = shutil.which("podman")
+    start = "podman system service --time=0 unix:///run/podman/podman.sock"
+    get = f"not needed beside Docker: apt-get install podman; then `{start}` and DOCKER_HOST=unix:///run/podman/podman.sock"
+    return Finding(name="podman", ok=path is not None, detail=path or "not installed", get=get)
 
 
 def _runsc() -> Finding:

@@ -1,16 +1,22 @@
 """The command `agentgym gc`: removal of what killed runs left."""
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import say
 from agentgym.errors import SandboxError
-from agentgym.process_identity import dead_folders, is_dead, remove_folder
+from agentgym.process_identity import dead_folders, remove_folder
+
+if TYPE_CHECKING:
+    from agentgym.sandboxes.heartbeat import Traces
 
 
 def gc(dry_run: bool = False) -> int:
-    """Remove what killed runs left on this machine: containers, and folders with their sockets.
+    """Remove what killed runs left: containers of the Docker engine, and folders with their sockets.
+
+    A run of another machine or container that has been silent for five minutes counts as killed.
 
     For example:
     $ agentgym gc --dry-run
@@ -20,7 +26,7 @@ def gc(dry_run: bool = False) -> int:
         dry_run: Say what would be removed, and remove nothing.
     """
     verb = "would remove" if dry_run else "removed"
-    left = [*_dead_containers(), *_dead_folders()]
+    left = [*_left_in_engine(), *_dead_folders()]
     for what, remove in left:
         if not dry_run:
             remove()
@@ -30,9 +36,10 @@ def gc(dry_run: bool = False) -> int:
     return 0
 
 
-def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Name each container whose owner is dead, and how to remove it; none where no engine runs."""
+def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name what ended clients left in the engine, and how to remove it; nothing where no engine runs."""
     from agentgym.sandboxes.docker_client import connect
+    from agentgym.sandboxes.heartbeat import remove_container, remove_volume
 
     try:
         client = connect(timeout_s=30)
@@ -40,22 +47,27 @@ def _dead_containers() -> Iterator[tuple[str, Callable[[], object]]]:
         say(f"containers not looked at: {error}")
         return
     try:
-        for container in client.containers(all=True, filters={"label": "agentgym.owner"}):
-            if is_dead(container["Labels"]["agentgym.owner"]):
+        for left in _ended_clients(client):
+            for container in left.containers:
                 name = f"container {container['Id'][:12]} ({container['State']})"
-                yield name, partial(_remove, client, container["Id"])
+                yield name, partial(remove_container, client, container["Id"])
+            for volume in left.volumes:
+                yield f"heartbeat {volume}", partial(remove_volume, client, volume)
     finally:
         client.close()
 
 
-def _remove(client: Any, container: str) -> None:
-    from docker.errors import APIError
+def _ended_clients(client: Any) -> "list[Traces]":
+    """Look once; where a client is silent, whose process cannot be seen from here, look again after a while."""
+    from agentgym.sandboxes.heartbeat import LOOKS_S, Lookout, engine_time, traces
 
-    try:
-        client.remove_container(container, v=True, force=True)
-    except APIError as error:
-        if error.status_code not in (404, 409):  # Gone, or being removed.
-            raise
+    lookout = Lookout()
+    ended = lookout.ended(found := traces(client), engine_time(client))
+    if lookout.silent:
+        say(f"looking again in {LOOKS_S:.0f} s: a client on another machine or in another container is silent")
+        time.sleep(LOOKS_S)
+        ended = lookout.ended(found := traces(client), engine_time(client))
+    return [found[token] for token in ended]
 
 
 def _dead_folders() -> Iterator[tuple[str, Callable[[], object]]]:

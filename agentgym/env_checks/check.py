@@ -18,6 +18,7 @@ from agentgym.env_checks.leaks import LeakWatch
 from agentgym.env_checks.plays import RESET, SCORE, ObservedRollout, Once, Repeating, Stage
 from agentgym.env_checks.stalls import StallWatch
 from agentgym.environments.env import Env
+from agentgym.environments.task_boxes import chooses, open_boxes
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.types import Task
@@ -130,12 +131,12 @@ async def _played(settings: Settings) -> list[Finding]:
 @asynccontextmanager
 async def _boxes(cls: type[Env[Any]], boxes: Boxes | None) -> AsyncIterator[tuple[Boxes | None, str]]:
     """Yield the given boxes, a pool of what the env declares, or fake boxes; and the reason for fake ones, or ""."""
-    if boxes is not None or cls.sandbox is None:
+    if boxes is not None or (cls.sandbox is None and not chooses(cls)):
         yield boxes, ""
         return
     async with AsyncExitStack() as stack:
         try:
-            found, reason = await stack.enter_async_context(cls.sandbox.open(1)), ""
+            found, reason = await stack.enter_async_context(open_boxes(cls, 1)), ""
         except (SandboxError, ImportError) as error:
             found, reason = FakeBoxes(), f"no box of {cls.__name__} can be had here ({error}), a FakeBox was used"
             warnings.warn(f"check_env: {reason}", stacklevel=2)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from copy import deepcopy
+from types import MethodType
 from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from agentgym.boxes import Box, Sandbox
@@ -81,6 +82,9 @@ class Env(Generic[TaskT]):
         for method in ("reset", "step", "score", "close"):
             check_awaited(made, method)
 
+        if not isinstance(vars(cls).get("sandbox_for", Env.sandbox_for), classmethod | MethodType):
+            raise ValueError(f"{name}.sandbox_for: put @classmethod on it; it is asked before there is an instance")
+
     def __init__(self, task: TaskT) -> None:
         self.task = task
         self.metrics: dict[str, float] = {}
@@ -96,11 +100,23 @@ class Env(Generic[TaskT]):
         """Return the tasks to train on ("train") or the held-out ones ("test"); the two must not overlap."""
         raise NotImplementedError(f"{cls.__name__}.tasks(split): override it, or pass tasks yourself")
 
+    @classmethod
+    def sandbox_for(cls, task: TaskT) -> Sandbox | None:
+        """Return the kind of box that this task's rollouts get, None for no box; by default the class's `sandbox`.
+
+        Override it where each task needs an image of its own, such as `ag.Docker(image=task.image)`. Equal sandboxes
+        share their boxes.
+        """
+        return cls.sandbox
+
     @property
     def box(self) -> Box:
         """The box of this rollout; EnvError where the class declares no `sandbox`."""
         if self._box is None:
-            raise EnvError(f"{type(self).__name__} has no box: declare `sandbox = ag.AnyBox()` in the class")
+            raise EnvError(
+                f"{type(self).__name__} has no box: declare `sandbox = ag.AnyBox()` in the class, or let "
+                "`sandbox_for(task)` return one"
+            )
         return self._box
 
     @box.setter

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
-from agentgym.boxes import Box, Boxes
+from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.chat.chat import Chat
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT, threads_ended
 from agentgym.environments.registry import find_env
+from agentgym.environments.task_boxes import lease_for, open_boxes
 from agentgym.environments.task_rows import as_task
 from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, Failure, SandboxError, boundary
 from agentgym.messages import Message
@@ -51,8 +52,8 @@ async def rollout(
     cls = find_env(env)
     task = as_task(cls, task)
     async with AsyncExitStack() as stack:
-        if boxes is None and cls.sandbox is not None:
-            boxes = await stack.enter_async_context(cls.sandbox.open(1))
+        if boxes is None:
+            boxes = await stack.enter_async_context(open_boxes(cls, 1))
         for retry in range(cls.limits.retries + 1):
             # Nothing of a failed attempt goes into the next: not its env, its box, its ids or its counts.
             attempt = Attempt(cls, task, engine, sampling or Sampling(), seed, rollout_id or f"{task.id}/0")
@@ -161,8 +162,10 @@ class Attempt:
         with boundary(EnvError, f"{self.name}(task)"):
             self.env = env = self.cls(self.task)
         self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
-        if self.cls.sandbox is not None and boxes is not None:
-            env.box = await self._lease(stack, boxes)
+        with boundary(EnvError, f"{self.name}.sandbox_for"):
+            sandbox = self.cls.sandbox_for(self.task)
+        if sandbox is not None and boxes is not None:
+            env.box = await self._lease(stack, boxes, sandbox)
             self.digest = env.box.digest
             # Once more, for it is called once: before the box goes back.
             self._at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
@@ -255,10 +258,10 @@ class Attempt:
         for name, value in rewards.items():
             self.rewards[name] = self.rewards.get(name, 0.0) + value
 
-    async def _lease(self, stack: AsyncExitStack, boxes: Boxes) -> Box:
+    async def _lease(self, stack: AsyncExitStack, boxes: Boxes, sandbox: Sandbox) -> Box:
         """Lease a box until the stack is left."""
         with boundary(SandboxError, "lease"):
-            lease = boxes.lease()
+            lease = lease_for(boxes, sandbox)
             box = await lease.__aenter__()
 
         async def give_back(*error: Any) -> bool | None:

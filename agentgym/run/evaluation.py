@@ -13,6 +13,7 @@ from agentgym.boxes import Boxes
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env
 from agentgym.environments.registry import find_env
+from agentgym.environments.task_boxes import open_boxes
 from agentgym.scheduling.run_groups import Groups, run_groups
 from agentgym.types import Rollout, Sampling
 
@@ -98,8 +99,8 @@ async def evaluate(
         what = f'{cls.__name__}.tasks("test") has no task' if tasks is None else "the sequence is empty"
         raise ValueError(f"tasks: {what}; an evaluation needs at least one")
     async with AsyncExitStack() as stack:
-        if boxes is None and cls.sandbox is not None:
-            boxes = await stack.enter_async_context(cls.sandbox.open(min(concurrency, max(1, len(chosen) * k))))
+        if boxes is None:
+            boxes = await stack.enter_async_context(open_boxes(cls, min(concurrency, max(1, len(chosen) * k))))
         groups = await run_groups(
             cls, chosen, engine, n=k, boxes=boxes, concurrency=concurrency, sampling=sampling, seed=seed
         )

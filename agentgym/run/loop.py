@@ -28,6 +28,7 @@ from agentgym.engines.sglang.engine import SGLangEngine
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.environments.env import Env
 from agentgym.environments.registry import find_env
+from agentgym.environments.task_boxes import open_boxes
 from agentgym.errors import EngineError
 from agentgym.extras import needs_extra
 from agentgym.models import find_model
@@ -104,8 +105,8 @@ async def _run(run: RunConfig, env: type[Env[Any]], folder: Path, sinks: Sequenc
         record = await stack.enter_async_context(open_recorder(folder, log, first=first, done=state.step))
         log.note("loading")
         engine = await stack.enter_async_context(open_engine(run, log.note))
-        sandbox = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else env.sandbox
-        boxes = await stack.enter_async_context(sandbox.open(run.engine.slots)) if sandbox else None
+        named = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else None
+        boxes = await stack.enter_async_context(open_boxes(env, run.engine.slots, named))
         collector = Collector(env, engine, trainer, boxes, run.sampling, concurrency=run.engine.slots)
         if state.step:
             await sync_weights(trainer, engine, state.step, state.probe, run.sampling, run.probe_tolerance)

@@ -1,8 +1,10 @@
 """The choice of a kind of box, by name or the best that runs here; `python -m agentgym.sandboxes.choose` prints it."""
 
 import argparse
+import functools
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
@@ -12,6 +14,7 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 
+_log = logging.getLogger("agentgym.sandboxes")
 Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 
 
@@ -19,7 +22,8 @@ Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 class AnyBox:
     """The best box that runs here: Docker where its engine and the sandbox image are there, else bubblewrap.
 
-    It never falls back to running code unprotected: "unsafe" must be asked for by name.
+    What it took, and what that lacks against Docker, is logged once as a warning. It never falls back to running code
+    unprotected: "unsafe" must be asked for by name.
     """
 
     kind: Kind = "auto"
@@ -27,6 +31,19 @@ class AnyBox:
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
         """Open a pool of at most `size` boxes; SandboxError that says what to install where no kind runs here."""
         return named(self.kind).open(size)
+
+
+LACKS: Mapping[type[Sandbox], tuple[str, ...]] = {
+    Docker: (),
+    Bubblewrap: (
+        "no limit on the total memory of a box, only on that of each process and folder",
+        "no limit on processor time but the time limits of calls",
+        "the programs and the Python of this machine's /usr in place of an image's",
+    ),
+    Process: ("everything: the model's code runs as this user, unprotected",),
+}
+"""What each kind of box lacks against the best one, Docker."""
+NAMES: Mapping[type[Sandbox], Kind] = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
 
 
 def named(kind: Kind) -> Sandbox:
@@ -51,6 +68,7 @@ def auto() -> Sandbox:
         return Docker()
     no_bubblewrap = why_no_bubblewrap()
     if no_bubblewrap is None:
+        _say_once(lacking(Bubblewrap(), no_docker))
         return Bubblewrap()
     raise SandboxError(
         f"no sandbox runs here. Docker: {no_docker}. Bubblewrap: {no_bubblewrap}. "
@@ -58,10 +76,21 @@ def auto() -> Sandbox:
     )
 
 
+def lacking(sandbox: Sandbox, why: str) -> str:
+    """Return a sentence that names the kind of box, why it is not Docker, and what it lacks against that."""
+    kind = type(sandbox)
+    return f"the boxes are {NAMES[kind]}, because of Docker: {why}. Against Docker they lack: {'; '.join(LACKS[kind])}"
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    _log.warning("%s", text)
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Print the name of the best box; where no kind runs here, print what each one lacks and exit with code 1.
 
-    With --or-unsafe it is "unsafe" then, and stderr says so.
+    With --or-unsafe it is "unsafe" then, and stderr says so and what it lacks.
     """
     parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.choose", description=__doc__)
     parser.add_argument("--or-unsafe", action="store_true", help="say unsafe where no box runs: code that you trust")
@@ -72,10 +101,9 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         if not asked.or_unsafe:
             return 1
-        sys.stderr.write("--or-unsafe was given: the model's code runs as this user, unprotected\n")
         sandbox = Process(unsafe=True)
-    names = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
-    sys.stdout.write(f"{names[type(sandbox)]}\n")
+        sys.stderr.write(f"--or-unsafe was given: the box is 'unsafe', which lacks {'; '.join(LACKS[Process])}\n")
+    sys.stdout.write(f"{NAMES[type(sandbox)]}\n")
     return 0
 
 

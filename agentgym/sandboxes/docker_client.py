@@ -14,6 +14,7 @@ from agentgym.sandboxes.faults import exhausted, is_exhausted
 
 if TYPE_CHECKING:
     import docker
+    from docker.types import Ulimit
     from requests.adapters import BaseAdapter
 
 FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
@@ -45,6 +46,19 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
     host = host or address()
     _probe(host)
     return _client_class()(timeout=timeout_s, **_client_settings(host))
+
+
+def is_podman(client: "docker.APIClient") -> bool:
+    """Whether it is podman's service that answers, which speaks the language of a Docker engine."""
+    components = client.version().get("Components") or ()
+    return any("podman" in str(component.get("Name")).lower() for component in components)
+
+
+def podman_ulimits() -> "list[Ulimit]":
+    """Return limits of descriptors and processes that podman can set: its own defaults may be above the machine's."""
+    from docker.types import Ulimit
+
+    return [Ulimit(name="nofile", soft=1024, hard=1024), Ulimit(name="nproc", soft=4096, hard=4096)]
 
 
 @contextmanager

@@ -17,15 +17,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from agentgym.errors import SandboxError, WireError
-from agentgym.process_identity import is_dead, new_folder, owner, sweep_folders
+from agentgym.process_identity import new_folder, owner, sweep_folders
 from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.docker_attach import attach
-from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, translated
-from agentgym.sandboxes.docker_image import default_image, image_digest
+from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, is_podman, podman_ulimits, translated
 from agentgym.sandboxes.docker_settings import DockerSettings
 from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.heartbeat import (
+    OWNER_LABEL,
+    RUN_LABEL,
+    Heart,
+    Lookout,
+    engine_time,
+    remove_container,
+    remove_volume,
+    traces,
+)
+from agentgym.sandboxes.images.ready import ready_image
 from agentgym.sandboxes.local import BRANCHES
 from agentgym.sandboxes.seccomp import profile
+from agentgym.sandboxes.volumes import read_only_mounts
 from agentgym.sandboxes.wire import Wire
 
 if TYPE_CHECKING:
@@ -114,7 +125,8 @@ def container_limits(spec: DockerSettings) -> dict[str, Any]:
 class Engine:
     """One client of an engine with threads of its own; at most 8 operations and 8 starts are in flight.
 
-    Every container carries who owns it: what a killed client left is removed by the next one's sweep.
+    Every container carries a token, and the engine holds this client's heartbeat (`heartbeat.py`): what a killed client
+    left is removed by the next one's sweep.
     """
 
     def __init__(self, host: str) -> None:
@@ -125,6 +137,8 @@ class Engine:
         self._starting = asyncio.Semaphore(OPERATIONS_AT_ONCE)
         self._owner = owner()
         self._run = secrets.token_hex(6)
+        self._heart = Heart(self._run, lambda: self._client, self._missed)
+        self._lookout = Lookout()
         self._numbers = itertools.count()
         self._names: set[str] = set()
         self._digest: str | None = None
@@ -140,14 +154,15 @@ class Engine:
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: DockerSettings) -> None:
-        """Remove what dead processes left, and look for the image."""
+        """Begin the heartbeat, remove what ended clients left, and look for the image."""
+        await self.do(self._heart.start)
         await self.do(self.sweep)
         await self.digest(spec)
 
     async def digest(self, spec: DockerSettings) -> str:
-        """The id of the image that the engine has under its name."""
+        """The id of the spec's image; what the engine does not have is built there first."""
         if self._digest is None:
-            self._digest = await self.do(lambda: image_digest(self._client, spec.image or default_image()))
+            self._digest = await self.do(ready_image, self.host, spec)
         return self._digest
 
     async def start(self, spec: DockerSettings) -> RemoteBox:
@@ -203,22 +218,40 @@ class Engine:
         """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
         client = self._client
         client.create_container(
-            spec.image or default_image(),
+            self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
             stdin_open=folder is None,
             user=NOBODY,
             hostname="box",
+            use_config_proxy=False,  # Else the user's proxies, with their passwords, are put into the environment.
             network_disabled=spec.network == "none",
             labels={
-                "agentgym.owner": self._owner,
-                "agentgym.run": self._run,
+                OWNER_LABEL: self._owner,
+                RUN_LABEL: self._run,
                 "agentgym.created": str(int(time.time())),
             },
             host_config=client.create_host_config(
-                binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"], **container_limits(spec)
+                binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"],
+                mounts=read_only_mounts(spec.volumes),
+                **(container_limits(spec) | self._as_podman_has_it(spec)),
             ),
         )
+
+    def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
+        """What podman takes in another form: the system calls as a file, and limits that are not above its own."""
+        if not self._is_podman:
+            return {}
+        for outside in spec.volumes.values():
+            if not Path(outside).exists():  # Docker refuses it; podman goes on without.
+                raise SandboxError(f"volumes: {outside!r} does not exist on this machine")
+        path = self._folder / f"seccomp-{spec.network != 'none'}.json"
+        path.write_text(profile(network=spec.network != "none"))
+        return {"security_opt": ["no-new-privileges:true", f"seccomp={path}"], "ulimits": podman_ulimits()}
+
+    @functools.cached_property
+    def _is_podman(self) -> bool:
+        return is_podman(self._client)
 
     async def connection(self, listener: socket.socket, container: str) -> socket.socket:
         """The one connection of the server inside; SandboxError as soon as the container has ended instead."""
@@ -260,37 +293,39 @@ class Engine:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove containers and folders of dead processes of this machine, and what is left of this process's own."""
-        for container in self._labelled("agentgym.owner"):
-            ours = container["Labels"].get("agentgym.run") == self._run
+        """Remove containers and folders of ended clients, and what is left of this one's own."""
+        found = traces(self._client)
+        mine = found.pop(self._run, None)
+        for container in mine.containers if mine is not None else ():
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            ended = container["State"] in ("exited", "dead")
-            if (ours and (ended or not known)) or is_dead(container["Labels"]["agentgym.owner"]):
+            if container["State"] in ("exited", "dead") or not known:
                 self._remove(container["Id"])
+        for token in self._lookout.ended(found, engine_time(self._client)):
+            for container in found[token].containers:
+                self._remove(container["Id"])
+            for volume in found[token].volumes:
+                remove_volume(self._client, volume)
         sweep_folders()
 
-    def _remove_run(self) -> None:
-        if "_client" not in self.__dict__:
-            return
-        try:
-            for container in self._labelled(f"agentgym.run={self._run}"):
-                self._remove(container["Id"])
-        finally:
-            self._client.close()
+    def _missed(self, error: Exception) -> None:
+        _log.info("a heartbeat was missed at %s: %s", self.host, str(error))
 
-    def _labelled(self, label: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._client.containers(all=True, filters={"label": label})
-        return found
+    def _remove_run(self) -> None:
+        """Containers first: what cannot be removed now is found by its heartbeat's end."""
+        try:
+            if "_client" in self.__dict__:
+                for container in self._client.containers(all=True, filters={"label": f"{RUN_LABEL}={self._run}"}):
+                    self._remove(container["Id"])
+        finally:
+            try:
+                self._heart.stop()
+            finally:
+                if "_client" in self.__dict__:
+                    self._client.close()
 
     def _state(self, container: str) -> dict[str, Any]:
         state: dict[str, Any] = self._client.inspect_container(container)["State"]
         return state
 
     def _remove(self, container: str) -> None:
-        from docker.errors import APIError
-
-        try:
-            self._client.remove_container(container, v=True, force=True)
-        except APIError as error:
-            if error.status_code not in (404, 409):  # Gone, or being removed.
-                raise
+        remove_container(self._client, container)

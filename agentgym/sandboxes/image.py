@@ -1,110 +1,110 @@
-"""The build of the sandbox image, behind `agentgym sandbox build`."""
+"""The build of a sandbox image, behind `agentgym sandbox build`."""
 
-import io
-import logging
-import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker_client import connect, engine_errors
-from agentgym.sandboxes.docker_image import IMAGE, SERVER_LABEL, default_image
+from agentgym.sandboxes.docker_client import address, connect, engine_errors
+from agentgym.sandboxes.docker_image import IMAGE, default_image
+from agentgym.sandboxes.images.build_log import announce
+from agentgym.sandboxes.images.folder import build_folder
+from agentgym.sandboxes.images.ready import find, forget, ready_image
 from agentgym.sandboxes.server_files import image_folder, server_digest
 
 if TYPE_CHECKING:
-    from docker import APIClient, DockerClient
+    from docker import APIClient
 
 SUITE = "bookworm"
 BUILD_S = 600
 LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
-_log = logging.getLogger("agentgym.sandboxes")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an image is made of."""
+
+    image: str | None
+    dockerfile: str | None
+    pip: tuple[str, ...]
+    apt: tuple[str, ...]
 
 
 def build(
-    tag: str | None = None, *, base: str | None = None, from_debootstrap: bool = False, pip: Sequence[str] = ()
+    tag: str | None = None,
+    *,
+    base: str | None = None,
+    dockerfile: str | None = None,
+    from_debootstrap: bool = False,
+    pip: Sequence[str] = (),
+    apt: Sequence[str] = (),
 ) -> str:
     """Build the image and return its id; SandboxError that says why it could not be built.
 
-    It stands on `base`, any image with a python3; without one on the Dockerfile's where its registry can be
-    reached; else, or when told so, on a minimal Debian by debootstrap, which needs root and a package mirror.
-    Code in the box can import the `pip` packages, which are fetched while the image is built.
+    It stands on `base`, any image, or on that of the folder `dockerfile`; without one on the Dockerfile's of
+    agentgym where its registry can be reached; else, or when told so, on a minimal Debian by debootstrap, which needs
+    root and a package mirror. Packages of `pip` and `apt` are installed on top.
     """
+    if base is not None and dockerfile is not None:
+        raise SandboxError("base, dockerfile: give one of them; the Dockerfile's FROM names the image below")
     tag = tag or default_image()
     with engine_errors():
-        client = _images_of(connect(timeout_s=BUILD_S))
+        client = connect(timeout_s=BUILD_S)
         try:
-            plain = f"{tag}-plain" if pip else tag
-            if base is not None:
-                built = _build_on(client, plain, {"BASE_IMAGE": base})
-            else:
-                built = _build(client, plain, from_debootstrap=from_debootstrap)
-            return _with_packages(client, tag, built, pip) if pip else built
+            if base is None and dockerfile is None:
+                base = _build(client, from_debootstrap=from_debootstrap)
+            wanted = Wanted(base, dockerfile, tuple(pip), tuple(apt))
+            image = ready_image(address(), wanted)
+            last = find(client, tag)
+            client.tag(image, *_split(tag))
+            if last is not None and last["Id"] != image:
+                forget(client, last["Id"])
+            return image
         finally:
             client.close()
 
 
-def _images_of(api: "APIClient") -> "DockerClient":
-    """The docker package's image client, which reports why a build failed."""
-    from docker import DockerClient
-
-    class Over(DockerClient):
-        def __init__(self) -> None:
-            self.api = api
-
-    return Over()
+def _split(tag: str) -> tuple[str, str]:
+    """A name's repository and version; a colon before a slash is that of a registry's port."""
+    name, colon, version = tag.rpartition(":")
+    return (name, version) if colon and "/" not in version else (tag, "latest")
 
 
-def packages_dockerfile(image: str, pip: Sequence[str]) -> str:
-    """Install packages in the image for all users; pip itself comes from Debian where the image has none."""
-    return "\n".join(
-        [
-            f"FROM {image}",
-            "USER 0:0",
-            "RUN python3 -m pip --version >/dev/null 2>&1 "
-            "|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-pip; }",
-            f"RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir {shlex.join(pip)}",
-            "USER 65534:65534",
-            "",
-        ]
-    )
-
-
-def _with_packages(client: "DockerClient", tag: str, image: str, pip: Sequence[str]) -> str:
-    file = io.BytesIO(packages_dockerfile(image, pip).encode())
-    labels = {SERVER_LABEL: server_digest()}
-    built, _ = client.images.build(fileobj=file, tag=tag, labels=labels, rm=True, forcerm=True)
-    return str(built.id)
-
-
-def _build(client: "DockerClient", tag: str, *, from_debootstrap: bool) -> str:
-    from docker.errors import APIError, BuildError
-
+def _build(client: "APIClient", *, from_debootstrap: bool) -> str:
+    """The name of the plain image, without packages, that has just been built."""
+    tag = f"{IMAGE}:plain-{server_digest()}"
     if not from_debootstrap:
         try:
-            return _build_on(client, tag, {})
-        except (APIError, BuildError) as error:
-            _log.warning("the base image cannot be had (%s); building one with debootstrap", error)
+            _build_on(client, tag, {})
+            return tag
+        except SandboxError as error:
+            announce(f"the base image cannot be had ({error}); building one with debootstrap")
     base = f"{IMAGE}-base"
     _import_debian(client, base)
-    return _build_on(client, tag, {"BASE_IMAGE": base})
+    _build_on(client, tag, {"BASE_IMAGE": base})
+    return tag
 
 
-def _build_on(client: "DockerClient", tag: str, arguments: dict[str, str]) -> str:
-    labels = {SERVER_LABEL: server_digest()}
-    image, _ = client.images.build(path=str(image_folder()), tag=tag, buildargs=arguments, labels=labels, rm=True)
-    return str(image.id)
+def _build_on(client: "APIClient", tag: str, arguments: dict[str, str]) -> None:
+    last = find(client, tag)
+    image = build_folder(client, image_folder(), tag=tag, arguments=arguments, labelled=True)
+    if last is not None and last["Id"] != image:
+        forget(client, last["Id"])
 
 
-def _import_debian(client: "DockerClient", tag: str) -> None:
+def _import_debian(client: "APIClient", tag: str) -> None:
+    last = find(client, tag)
     with tempfile.TemporaryDirectory(prefix="agentgym-image-") as folder:
         root, archive = Path(folder, "root"), Path(folder, "root.tar")
         _run("debootstrap", "--variant=minbase", "--include=python3,ca-certificates", SUITE, str(root))
         excluded = [f"--exclude=./{path}/*" for path in LEFT_OUT]
         _run("tar", "--directory", str(root), *excluded, "--create", "--file", str(archive), ".")
-        client.api.import_image_from_file(str(archive), repository=tag)
+        client.import_image_from_file(str(archive), repository=tag)
+    if last is not None:
+        forget(client, last["Id"])
 
 
 def _run(*command: str) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from agentgym.process_identity import new_folder, remove_folder, sweep_folders
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.images.package_folder import package_binds, volume_binds
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.server_files import SERVER, image_folder, server_digest, server_files
+from agentgym.sandboxes.volumes import check_volumes
 from agentgym.sandboxes.wire import Wire
 
 END_S = 3.0
@@ -45,10 +47,27 @@ class Bubblewrap:
     pids: int = 128
     python: str | None = None
     """The Python inside the box; None takes /usr/bin/python3, else the one that runs this."""
+    pip: tuple[str, ...] = ()
+    """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
+    volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Folders and files of this machine by their path in the box; code in the box can only read them."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.pip, str):
+            raise ValueError(f"pip: a tuple of texts, such as ({self.pip!r},)")
+        object.__setattr__(self, "pip", tuple(self.pip))
+        check_volumes(self.volumes)
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
         """Open a pool of at most `size` boxes, each started by its first lease in some 60 ms."""
-        return open_pool(self._start, size)
+        return self._open(size)
+
+    @asynccontextmanager
+    async def _open(self, size: int) -> AsyncIterator[Boxes]:
+        # Here, and not with the first box: it may take minutes, and a lease has no time for that.
+        await asyncio.to_thread(package_binds, self.pip, _interpreter(self.python)[0])
+        async with open_pool(self._start, size) as pool:
+            yield pool
 
     async def _start(self) -> RemoteBox:
         limits = {
@@ -73,7 +92,8 @@ class Bubblewrap:
 
     def _command(self, server: Mapping[str, int], calls: int) -> list[str]:
         interpreter = _interpreter(self.python)[0]
-        return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, server, calls)]
+        extra = [*package_binds(self.pip, interpreter), *volume_binds(self.volumes)]
+        return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, server, calls, extra)]
 
 
 @functools.cache
@@ -105,7 +125,7 @@ def _drop_root() -> list[str]:
     return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
 
 
-def _bwrap(interpreter: str, disk_bytes: int, server: Mapping[str, int], calls: int) -> list[str]:
+def _bwrap(interpreter: str, disk_bytes: int, server: Mapping[str, int], calls: int, extra: Sequence[str]) -> list[str]:
     size = str(disk_bytes)
     # /dev and / are file systems in memory too: left writable, they would carry files past a reset.
     return [
@@ -114,6 +134,7 @@ def _bwrap(interpreter: str, disk_bytes: int, server: Mapping[str, int], calls: 
         *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
         *_read_only(interpreter),
+        *extra,
         *(
             "--proc",
             "/proc",

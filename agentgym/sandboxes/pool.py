@@ -33,7 +33,10 @@ class Pool:
         if size < 1:
             raise ValueError(f"size: must be at least 1, got {size}")
         self._start = start
+        self._size = size
         self._places = asyncio.Semaphore(size)
+        self._out = 0
+        """The places that are taken: by boxes that are leased, being started or being cleaned."""
         self._idle: deque[RemoteBox] = deque()
         self._episodes: dict[RemoteBox, int] = {}
         self._returning: set[asyncio.Task[None]] = set()
@@ -45,10 +48,11 @@ class Pool:
     async def lease(self) -> AsyncIterator[Box]:
         """Lease a clean box, waiting for a free one. SandboxError where none can be started or the pool is closed."""
         await self._places.acquire()
+        self._out += 1
         try:
             box = await self._take()
         except BaseException:
-            self._places.release()
+            self._free_place()
             raise
         try:
             yield box
@@ -71,6 +75,17 @@ class Pool:
                 ends.create_task(_settled(returning))  # Its wire is cut: no reset holds it up.
             for box in boxes:
                 ends.create_task(box.close())
+
+    async def resize(self, size: int) -> None:
+        """Let the pool have `size` boxes; a smaller one waits until so many leases have ended, and ends idle boxes."""
+        while self._size < size:
+            self._size += 1
+            self._places.release()
+        while self._size > size:
+            await self._places.acquire()
+            self._size -= 1
+            if len(self._idle) + self._out > self._size:
+                await self._drop(self._idle.popleft())
 
     async def maintain(self) -> None:
         """End boxes that are idle for long, that died, and those of abandoned leases."""
@@ -117,7 +132,11 @@ class Pool:
             else:
                 await self._drop(box)
         finally:
-            self._places.release()
+            self._free_place()
+
+    def _free_place(self) -> None:
+        self._out -= 1
+        self._places.release()
 
     async def _clean(self, box: RemoteBox) -> bool:
         """Whether the box may be leased again."""

@@ -7,6 +7,7 @@ from typing import Generic, Self
 
 from agentgym.boxes import Boxes
 from agentgym.environments.env import Env, TaskT
+from agentgym.environments.task_boxes import open_boxes
 from agentgym.rollouts.rollout import rollout
 from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage
 from agentgym.scheduling.group_state import GroupSettings, GroupState
@@ -25,8 +26,8 @@ class Player(Generic[TaskT]):
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if self._boxes is None and self._env.sandbox is not None:
-            opened = self._env.sandbox.open(self._settings.concurrency)
+        if self._boxes is None:
+            opened = open_boxes(self._env, self._settings.concurrency)
             self._boxes = await self._stack.enter_async_context(opened)
         return self
 

@@ -4,6 +4,7 @@ import functools
 import os
 import secrets
 import select
+import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def containers_of(pid: int) -> list[int]:
         return []
     try:
         owned = client.containers(filters={"label": "agentgym.owner"})
-        mine = [c["Id"] for c in owned if c["Labels"]["agentgym.owner"].split("/")[2] == str(pid)]
+        mine = [c["Id"] for c in owned if c["Labels"]["agentgym.owner"].split("/")[3] == str(pid)]
         return [client.inspect_container(c)["State"]["Pid"] for c in mine]
     finally:
         client.close()
@@ -133,3 +134,27 @@ def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:
         finally:
             os.close(fd)
     return left
+
+
+SECRET = "http://someone:hush@proxy.invalid:3128"
+"""A proxy with a password that no box may see."""
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that alone the user's pip.conf names, with the package `said` in it."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheel = f"said_{secrets.token_hex(4)}"
+    with zipfile.ZipFile(folder / f"{wheel}-1.0-py3-none-any.whl", "w") as made:
+        made.writestr(f"{wheel}.py", "word = 'said'\n")
+        made.writestr(f"{wheel}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.0\n")
+        made.writestr(f"{wheel}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{wheel}-1.0.dist-info/RECORD", "")
+    settings = tmp_path / "pip.conf"
+    settings.write_text(f"[global]\nno-index = true\nfind-links = {folder}\ntrusted-host = hush.invalid\n")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("HTTP_PROXY", SECRET)
+    return folder / wheel

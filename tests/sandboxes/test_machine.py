@@ -107,14 +107,14 @@ async def test_unsafe_boxes_sweep_the_folders_of_dead_owners_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    host, boot, pid, _ = owner().split("/")
+    host, boot, namespace, pid, _ = owner().split("/")
     with monkeypatch.context() as dead:
-        dead.setattr(owners, "owner", lambda: f"{host}/{boot}/{pid}/1")
+        dead.setattr(owners, "owner", lambda: f"{host}/{boot}/{namespace}/{pid}/1")
         left = new_folder("box")
         (left / "file").touch()
         make_deep(left, 2000)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(owners, "owner", lambda: f"elsewhere/{boot}/{pid}/1")
+        elsewhere.setattr(owners, "owner", lambda: f"elsewhere/another-boot/{namespace}/{pid}/1")
         theirs = new_folder("box")
     async with Process(unsafe=True).open(1) as boxes, boxes.lease():
         assert {name.split("-")[1] for name in names(tmp_path) if name != theirs.name} == {"box", "branches"}

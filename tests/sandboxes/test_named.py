@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.process_identity import is_dead, owner
+from agentgym.process_identity import is_dead, owner, state_of
 from agentgym.sandboxes import choose, image, local
-from agentgym.sandboxes.choose import auto, named
+from agentgym.sandboxes.choose import AnyBox, Kind, auto, named
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker_client import connect, translated
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
@@ -46,6 +47,29 @@ def test_auto_is_the_strongest_that_runs_and_never_unsafe() -> None:
     else:
         with pytest.raises(SandboxError, match="unsafe"):
             auto()
+
+
+async def test_any_box_says_once_what_it_took_and_what_that_lacks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if why_no_bubblewrap() is not None:
+        pytest.skip(f"bubblewrap: {why_no_bubblewrap()}")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    choose._say_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="agentgym.sandboxes"):
+        for _ in range(2):
+            async with AnyBox().open(1):
+                pass
+    (said,) = caplog.messages
+    assert said.startswith("the boxes are bubblewrap, because of Docker: no Docker engine answers at unix:///nowhere")
+    assert "total memory" in said
+    assert "processor time" in said
+
+
+def test_every_kind_of_box_has_its_line_on_what_it_lacks() -> None:
+    assert set(choose.LACKS) == set(choose.NAMES)
+    assert {*choose.NAMES.values(), "auto"} == set(get_args(Kind))
+    assert [kind for kind, lacks in choose.LACKS.items() if not lacks] == [Docker]
 
 
 def test_auto_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,12 +186,22 @@ async def test_a_server_that_cannot_start_gives_its_last_words() -> None:
 
 
 def test_an_owner_is_dead_once_its_process_has_ended() -> None:
-    host, boot, pid, started = owner().split("/")
-    assert not is_dead(owner())
-    assert is_dead(f"{host}/{boot}/{pid}/{int(started) + 1}")
-    assert is_dead(f"{host}/another-boot/{pid}/{started}")
-    assert not is_dead(f"another-host/{boot}/{pid}/1")
-    assert not is_dead("nonsense")
+    host, boot, namespace, pid, started = owner().split("/")
+    assert state_of(owner()) == "alive"
+    assert is_dead(f"{host}/{boot}/{namespace}/{pid}/{int(started) + 1}")
+    assert is_dead(f"another-host/{boot}/{namespace}/{pid}/1")
+
+
+def test_an_owner_that_cannot_be_seen_from_here_is_not_taken_for_dead() -> None:
+    host, boot, namespace, pid, started = owner().split("/")
+    for who in (
+        f"{host}/another-boot/{namespace}/{pid}/{started}",
+        f"{host}/{boot}/{int(namespace) + 1}/{pid}/1",
+        f"{host}/{boot}//{pid}/1",
+        "nonsense",
+    ):
+        assert state_of(who) == "unknown"
+        assert not is_dead(who)
 
 
 def test_the_image_folder_holds_the_server() -> None:

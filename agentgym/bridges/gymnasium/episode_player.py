@@ -7,6 +7,7 @@ from typing import Any
 
 from agentgym.boxes import Boxes, Sandbox
 from agentgym.environments.env import Env, close
+from agentgym.environments.task_boxes import lease_for, open_boxes
 from agentgym.messages import Message
 from agentgym.types import StepResult, StopReason, Task
 
@@ -27,8 +28,10 @@ class EpisodePlayer:
         await self._end()
         env = self.cls(task)
         async with AsyncExitStack() as stack:
-            if self.cls.sandbox is not None:
-                env.box = await stack.enter_async_context((await self._boxes()).lease())
+            sandbox = self.cls.sandbox_for(task)
+            boxes = await self._boxes() if sandbox is not None else None
+            if sandbox is not None and boxes is not None:
+                env.box = await stack.enter_async_context(lease_for(boxes, sandbox))
             stack.push_async_callback(close, env)
             messages, info = await env.reset(seed=seed, options=options)
             self.episode = stack.pop_all()
@@ -37,10 +40,9 @@ class EpisodePlayer:
         # A copy: a class has one schema of each tool, and Gymnasium's users may write into what they get.
         return messages, {"task": task.id, "tools": copy.deepcopy(env.tools), **info}
 
-    async def _boxes(self) -> Boxes:
+    async def _boxes(self) -> Boxes | None:
         if self.boxes is None:
-            assert self.sandbox is not None
-            self.boxes = await self.pool.enter_async_context(self.sandbox.open(1))
+            self.boxes = await self.pool.enter_async_context(open_boxes(self.cls, 1, self.sandbox))
         return self.boxes
 
     async def step(self, action: Message) -> StepResult:

@@ -79,7 +79,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
                 if tasks is None
                 else "tasks: give at least one"
             )
-        self.sandbox = self.cls.sandbox if sandbox is None else sandbox
+        self.sandbox = sandbox
         self.boxes = boxes
         self.max_length = max_length
         self.action_space = gymnasium.spaces.Text(max_length, min_length=0, charset=CHARSET)

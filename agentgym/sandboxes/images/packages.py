@@ -1,0 +1,112 @@
+"""Packages of pip and apt put on an image that has the server, inside a container that has a network."""
+
+import importlib.util
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.heartbeat import remove_container
+from agentgym.sandboxes.images.build_log import BuildLog
+from agentgym.sandboxes.images.layer import add_file, commit, new_container, put, python_of, settings
+from agentgym.sandboxes.images.pip_settings import indexes, pip_settings, proxy_settings
+
+if TYPE_CHECKING:
+    import docker
+
+OURS = "/run/agentgym-build"
+"""The folder of what only the build needs; it is removed before the image is made."""
+LISTS = "/var/lib/apt/lists"
+
+
+def add_packages(
+    client: "docker.APIClient",
+    image: str,
+    *,
+    pip: Sequence[str],
+    apt: Sequence[str],
+    labels: Mapping[str, str],
+    is_local: bool,
+) -> str:
+    """Return the id of a new, untagged image with the packages; SandboxError with the last words of pip or apt-get.
+
+    The user's index, proxies and certificates are used, and are not in the image.
+    """
+    config = client.inspect_image(image)["Config"]  # type: ignore[no-untyped-call]
+    python = python_of(config)
+    binds = [f"{path}:{path}:ro" for path in indexes()] if is_local else []
+    waiting = [*python, "-c", "import sys; sys.stdin.read()"]
+    container = new_container(client, image, waiting, labels, network_disabled=False, stdin_open=True, binds=binds)
+    try:
+        environment = _bring(client, container) | proxy_settings()
+        client.start(container)
+        if apt:
+            quiet = environment | {"DEBIAN_FRONTEND": "noninteractive"}
+            _run(client, container, ["apt-get", "update", "-qq"], quiet)
+            _run(client, container, ["apt-get", "install", "-y", "--no-install-recommends", *apt], quiet)
+        if pip:
+            _run(client, container, [*python, "-m", "pip", "install", "--no-cache-dir", *pip], environment)
+        _run(client, container, [*python, "-c", FORGET], {})
+        return commit(client, container, settings(python), config)
+    finally:
+        remove_container(client, container)
+
+
+FORGET = f"""
+import glob, shutil
+for path in ({OURS!r}, *glob.glob({LISTS!r} + '/*')):
+    shutil.rmtree(path, ignore_errors=True)
+"""
+
+
+def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
+    """Put pip itself and the user's certificates into the container; the settings of pip as environment."""
+    environment = pip_settings() | {
+        "PIP_BREAK_SYSTEM_PACKAGES": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PYTHONPATH": f"{OURS}/pip",
+    }
+    with tempfile.TemporaryFile() as archive:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            add_file(tar, f"{OURS}/used", b"")
+            own = importlib.util.find_spec("pip")
+            if own is not None and own.submodule_search_locations:
+                tar.add(own.submodule_search_locations[0], f"{OURS}/pip/pip".lstrip("/"), filter=_root)
+            certificates = environment.get("PIP_CERT")
+            if certificates:
+                add_file(tar, f"{OURS}/certificates", Path(certificates).read_bytes())
+                environment["PIP_CERT"] = f"{OURS}/certificates"
+        put(client, container, archive)
+    return environment
+
+
+def _output(client: "docker.APIClient", command: str) -> Iterator[bytes]:
+    """What a command writes, as it comes; the library's own stream leaves the connection open."""
+    from docker.utils.socket import frames_iter
+
+    connection: Any = client.exec_start(command, socket=True)
+    try:
+        for _, piece in frames_iter(connection, tty=False):  # type: ignore[no-untyped-call]
+            yield piece
+    finally:
+        connection._response.close()
+        connection.close()
+
+
+def _root(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    info.uid = info.gid = 0
+    return None if info.name.endswith("__pycache__") else info
+
+
+def _run(client: "docker.APIClient", container: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    said = BuildLog()
+    made = client.exec_create(container, list(command), environment=dict(environment), user="0:0", workdir="/")
+    said.read(_output(client, made["Id"]))
+    code = client.exec_inspect(made["Id"])["ExitCode"]
+    if code:
+        name = next((word for word in ("pip", "apt-get") if word in command), command[0])
+        raise SandboxError(f"{name} failed with exit code {code}:\n{said}")

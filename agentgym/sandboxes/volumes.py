@@ -1,0 +1,37 @@
+"""Folders of the host that boxes may read."""
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from docker.types import Mount
+
+TAKEN = ("/tmp", "/branches", "/dev", "/proc", "/sys", "/agentgym", "/run/agentgym")
+"""Paths of a box that are its own."""
+
+
+def check_volumes(volumes: Mapping[str, str]) -> None:
+    """Raise ValueError, which names the path, for one that is not absolute or stands where the box has its own."""
+    for inside, outside in volumes.items():
+        for path in (inside, outside):
+            if not path.startswith("/") or ".." in PurePosixPath(path).parts:
+                raise ValueError(f"volumes: {path!r} is not an absolute path without '..'")
+        if inside == "/" or any(PurePosixPath(inside).is_relative_to(taken) for taken in TAKEN):
+            raise ValueError(f"volumes: {inside!r} is a place of the box's own; choose another, such as '/data'")
+        if Path(outside).is_socket():
+            raise ValueError(f"volumes: {outside!r} is a socket: code that can read one can talk to its server")
+
+
+def read_only_mounts(volumes: Mapping[str, str]) -> "list[Mount]":
+    """Return the mounts of a container.
+
+    A path that the engine's machine does not have is an error there, not a new folder; what is mounted below it is left
+    out, for it would stay writable.
+    """
+    from docker.types import Mount
+
+    mounts = [Mount(inside, outside, type="bind", read_only=True) for inside, outside in volumes.items()]
+    for mount in mounts:
+        mount["BindOptions"] = {"NonRecursive": True}
+    return mounts

@@ -1,0 +1,239 @@
+"""A box for each task: pools of several sandboxes under one bound."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.boxes import Box, Boxes, Sandbox
+from agentgym.environments.task_boxes import TaskBoxes, open_boxes
+from agentgym.sandboxes.local import Process
+from agentgym.testing import FakeBoxes, Scripted, say
+
+KINDS = [Process(unsafe=True, memory_mb=memory) for memory in (900, 1000, 1100)]
+
+
+class Counted:
+    """Boxes of every kind that are there at this moment, and the most that ever were."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.opened: Counter[str] = Counter()
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A sandbox of another library: its pool makes boxes when they are needed, and ends them all when it closes."""
+
+    name: str
+    counted: Counted = field(compare=False)
+
+    @asynccontextmanager
+    async def open(self, size: int) -> AsyncIterator[Boxes]:
+        self.counted.opened[self.name] += 1
+        pool = ForeignPool(self.counted)
+        yield pool
+        self.counted.now -= pool.made
+
+
+class ForeignPool:
+    def __init__(self, counted: Counted) -> None:
+        self.counted, self.made, self.leased, self.fakes = counted, 0, 0, FakeBoxes()
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Box]:
+        self.leased += 1
+        if self.leased > self.made:
+            self.made += 1
+            self.counted.now += 1
+            self.counted.most = max(self.counted.most, self.counted.now)
+        try:
+            async with self.fakes.lease() as box:
+                yield box
+        finally:
+            self.leased -= 1
+
+
+async def thirty_rollouts(kinds: list[Any], boxes: TaskBoxes) -> list[str]:
+    """Thirty at once, in an order of their own."""
+    order: list[str] = []
+
+    async def play(number: int) -> None:
+        async with boxes.lease(kinds[number % len(kinds)]) as box:
+            order.append(f"{number}")
+            await box.write({"f": "x"})
+            await asyncio.sleep(0)
+            assert await box.list() == ["f"]
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(30):
+            tasks.create_task(play(number))
+    return order
+
+
+async def test_leases_begin_in_the_order_of_asking_whatever_they_are_for() -> None:
+    boxes, counted = TaskBoxes(1), Counted()
+    try:
+        order = await thirty_rollouts([Foreign(name, counted) for name in "abc"], boxes)
+    finally:
+        await boxes.close()
+    assert order == [str(number) for number in range(30)]
+    assert counted.most == 1
+
+
+async def test_real_boxes_are_never_more_than_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = most = 0
+    start = Process._start
+
+    async def counting(self: Process) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        box = await start(self)
+        end, over = box._end, False
+
+        async def ended() -> None:
+            nonlocal now, over
+            await end()
+            now, over = now - (not over), True
+
+        box._end = ended
+        return box
+
+    monkeypatch.setattr(Process, "_start", counting)
+    boxes = TaskBoxes(2)
+    try:
+        await thirty_rollouts(KINDS, boxes)
+    finally:
+        await boxes.close()
+    assert (now, most) == (0, 2)
+
+
+async def test_pools_that_cannot_end_one_box_are_closed_as_a_whole() -> None:
+    counted = Counted()
+    boxes = TaskBoxes(2)
+    try:
+        await thirty_rollouts([Foreign(name, counted) for name in "abc"], boxes)
+    finally:
+        await boxes.close()
+    assert counted.now == 0
+    assert counted.most == 2
+    assert set(counted.opened) == set("abc")
+
+
+async def test_equal_sandboxes_share_a_pool() -> None:
+    counted = Counted()
+    boxes = TaskBoxes(2)
+    try:
+        for _ in range(3):
+            async with boxes.lease(Foreign("a", counted)):
+                pass
+    finally:
+        await boxes.close()
+    assert counted.opened == {"a": 1}
+    assert counted.most == 1
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A sandbox that cannot be opened."""
+
+    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+        raise ag.SandboxError("no such image")
+
+
+async def test_a_sandbox_that_cannot_be_opened_takes_no_place_from_the_others() -> None:
+    boxes = TaskBoxes(1)
+    try:
+        for _ in range(2):
+            with pytest.raises(ag.SandboxError, match="no such image"):
+                async with boxes.lease(Broken()):
+                    pass
+            async with boxes.lease(KINDS[0]) as box:
+                assert (await box.python("1")).ok
+    finally:
+        await boxes.close()
+
+
+async def test_cancelled_leases_leave_the_places_free() -> None:
+    rng = random.Random(0)
+    boxes = TaskBoxes(2)
+
+    async def lease(kind: Sandbox) -> None:
+        async with boxes.lease(kind) as box:
+            await box.python("1")
+
+    try:
+        tasks = [asyncio.create_task(lease(rng.choice(KINDS))) for _ in range(12)]
+        for task in tasks:
+            for _ in range(rng.randrange(6)):
+                await asyncio.sleep(0)
+            if rng.random() < 0.6:
+                task.cancel()
+        await asyncio.wait(tasks)
+        for kind in KINDS:
+            await lease(kind)
+    finally:
+        await boxes.close()
+
+
+class MemoryTask(ag.Task):
+    memory_mb: int | None
+
+
+class AsTheTaskSays(ag.ToolEnv[MemoryTask]):
+    @classmethod
+    def sandbox_for(cls, task: MemoryTask) -> Sandbox | None:
+        return None if task.memory_mb is None else Process(unsafe=True, memory_mb=task.memory_mb)
+
+    @ag.reward
+    async def right(self) -> float:
+        if self.task.memory_mb is None:
+            with pytest.raises(ag.EnvError, match="sandbox_for"):
+                _ = self.box
+            return 1.0
+        limit = "import resource\nresource.getrlimit(resource.RLIMIT_AS)[0] >> 20"
+        return float((await self.box.python(limit)).stdout == f"{self.task.memory_mb}\n")
+
+
+TASKS = [MemoryTask(id=f"{memory}", prompt="?", memory_mb=memory) for memory in (700, 800, None, 900)]
+
+
+async def test_each_task_is_played_in_the_box_that_the_env_chose_for_it() -> None:
+    groups = await ag.run_groups(AsTheTaskSays, TASKS, Scripted([say("done")]), n=2, concurrency=2)
+    assert [rollout.reward for rollout in groups.rollouts] == [1.0] * 8
+    assert (await ag.rollout(AsTheTaskSays, TASKS[1], Scripted([say("done")]))).reward == 1.0
+    evaluation = await ag.evaluate(AsTheTaskSays, Scripted([say("done")]), tasks=TASKS)
+    assert [rollout.reward for rollout in evaluation.groups.rollouts] == [1.0] * 4
+
+
+async def test_a_choice_that_raises_fails_its_rollout_alone() -> None:
+    class Choosy(AsTheTaskSays):
+        @classmethod
+        def sandbox_for(cls, task: MemoryTask) -> Sandbox | None:
+            raise KeyError(task.id)
+
+    played = await ag.rollout(Choosy, TASKS[0], Scripted([say("done")]))
+    assert played.reward is None
+    assert "sandbox_for" in str(played.failure)
+
+
+def test_a_choice_without_an_instance_must_be_a_classmethod() -> None:
+    with pytest.raises(ValueError, match=r"Wrong\.sandbox_for: put @classmethod on it"):
+
+        class Wrong(ag.ToolEnv[MemoryTask]):
+            def sandbox_for(self, task: MemoryTask) -> None:  # type: ignore[override]
+                return None
+
+
+async def test_a_sandbox_that_is_given_stands_for_those_of_all_tasks() -> None:
+    async with open_boxes(AsTheTaskSays, 1, KINDS[0]) as boxes:
+        assert boxes is not None
+        async with boxes.lease() as box:
+            assert (await box.python("1")).ok

@@ -1,0 +1,216 @@
+"""Whose boxes are removed: a living client's never, wherever it runs, and those of one that ended always."""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym import process_identity
+from agentgym.process_identity import FORGOTTEN_S, dead_folders, lent_folder, new_folder, owner, state_of
+from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker_client import connect
+from agentgym.sandboxes.docker_image import default_image
+from agentgym.sandboxes.heartbeat import (
+    DEAD_S,
+    LOOKS_S,
+    OWNER_LABEL,
+    RUN_LABEL,
+    Heart,
+    Lookout,
+    Traces,
+    engine_time,
+    remove_container,
+    traces,
+)
+
+TOKEN = secrets.token_hex(6)
+ELSEWHERE = "host/another-boot/1/1/1"
+CLIENT = """
+import asyncio, sys
+from agentgym.process_identity import owner
+from agentgym.sandboxes.docker import Docker
+
+async def main():
+    async with Docker().open(1) as boxes, boxes.lease() as box:
+        await box.python("1")
+        print(owner(), flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print((await box.python("6 * 7")).stdout, end="", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def engine() -> Iterator[Any]:
+    """A client of the engine that runs here."""
+    if (why_not := why_no_docker()) is not None:
+        pytest.skip(f"docker: {why_not}")
+    with ExitStack() as stack:
+        client = connect()
+        stack.callback(client.close)
+        yield client
+
+
+@contextmanager
+def client_in_another_namespace() -> "Iterator[tuple[subprocess.Popen[str], str]]":
+    """A client under the same host name, whose process numbers begin at 1; and its owner's identity."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a process namespace of its own needs root and unshare")
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", CLIENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        try:
+            assert client.stdout is not None
+            who = client.stdout.readline().strip()
+            assert who.startswith("/".join(owner().split("/")[:2])), "another host or boot than this one's"
+            yield client, who
+        finally:
+            client.kill()
+
+
+def token_of(engine: Any, who: str) -> str:
+    (token,) = [token for token, of in traces(engine).items() if of.who == who]
+    return token
+
+
+@pytest.mark.docker
+async def test_a_client_in_another_namespace_keeps_its_boxes(engine: Any) -> None:
+    with client_in_another_namespace() as (client, who):
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert state_of(who) == "unknown"
+        for _ in range(2):
+            async with Docker().open(1) as boxes, boxes.lease():
+                pass  # It sweeps when it begins.
+        client.stdin.write("go on\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "42\n"
+
+
+@pytest.mark.docker
+async def test_what_a_killed_client_in_another_namespace_left_is_found_by_its_silence(engine: Any) -> None:
+    with client_in_another_namespace() as (_, who):
+        token = token_of(engine, who)
+    left = traces(engine)[token]
+    try:
+        assert left.containers
+        assert left.volumes
+        found, times = {token: left}, [0.0]
+        lookout = Lookout(lambda: times[0])
+        assert lookout.ended(found, left.beat + 1) == []
+        assert lookout.ended(found, left.beat + int(DEAD_S) + 1) == []
+        times[0] += LOOKS_S
+        assert lookout.ended(found, left.beat + int(DEAD_S + LOOKS_S) + 1) == [token]
+    finally:
+        for container in left.containers:
+            remove_container(engine, container["Id"])
+        for volume in left.volumes:
+            engine.remove_volume(volume)
+
+
+def test_a_silent_client_that_beats_again_is_alive() -> None:
+    times = [0.0]
+    lookout, silent = Lookout(lambda: times[0]), Traces(ELSEWHERE, beat=0)
+    assert lookout.ended({"a": silent}, 1000) == []
+    times[0] += LOOKS_S
+    assert lookout.ended({"a": replace(silent, beat=500)}, 1000) == []
+    times[0] += LOOKS_S
+    assert lookout.ended({"a": replace(silent, beat=1050)}, 1100) == []
+    times[0] += LOOKS_S
+    assert lookout.ended({"a": replace(silent, beat=1050)}, 1400) == []
+    times[0] += LOOKS_S
+    assert lookout.ended({"a": replace(silent, beat=1050)}, 1500) == ["a"]
+
+
+def test_a_client_that_can_be_seen_is_judged_by_its_process_alone() -> None:
+    *same, _ = owner().split("/")
+    lookout = Lookout(lambda: 0.0)
+    assert lookout.ended({"a": Traces(owner()), "b": Traces("/".join([*same, "1"]), beat=10**10)}, 10**9) == ["b"]
+
+
+def test_a_container_whose_owner_says_nothing_we_know_is_left_alone() -> None:
+    times = [0.0]
+    lookout = Lookout(lambda: times[0])
+    for _ in range(3):
+        assert lookout.ended({"a": Traces("nonsense")}, 10**9) == []
+        times[0] += LOOKS_S
+
+
+@pytest.mark.docker
+def test_a_heartbeat_is_one_volume_whose_time_is_the_engines(engine: Any) -> None:
+    heart = Heart(TOKEN, lambda: engine, lambda error: None)
+    try:
+        heart.start()
+        (first,) = traces(engine)[TOKEN].volumes
+        assert abs(traces(engine)[TOKEN].beat - engine_time(engine)) <= 2
+        while (now := traces(engine)[TOKEN].volumes) == [first]:
+            heart.beat()
+        assert len(now) == 1
+    finally:
+        heart.stop()
+    assert TOKEN not in traces(engine)
+
+
+@pytest.mark.docker
+async def test_a_client_leaves_no_heartbeat_when_it_closes(engine: Any) -> None:
+    mine = owner()
+
+    def beats() -> list[str]:
+        return [volume for of in traces(engine).values() if of.who == mine for volume in of.volumes]
+
+    async with Docker().open(1):
+        assert len(beats()) == 1
+    assert beats() == []
+
+
+@pytest.mark.docker
+def test_a_client_without_a_heartbeat_is_as_old_as_its_newest_container(engine: Any) -> None:
+    labels = {OWNER_LABEL: ELSEWHERE, RUN_LABEL: TOKEN}
+    made = engine.create_container(default_image(), ["{}"], labels=labels)["Id"]
+    try:
+        assert abs(traces(engine)[TOKEN].beat - engine_time(engine)) <= 5
+    finally:
+        remove_container(engine, made)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def old(folder: Path) -> Path:
+    past = folder.stat().st_mtime - FORGOTTEN_S - 10
+    os.utime(folder, (past, past))
+    return folder
+
+
+def test_a_folder_of_a_process_that_cannot_be_seen_is_left_over_after_a_day_without_use(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = old(new_folder("box"))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(process_identity, "owner", lambda: ELSEWHERE)
+        fresh, forgotten = new_folder("box"), old(new_folder("box"))
+        with lent_folder("sglang") as lent:
+            old(lent)
+            elsewhere.undo()
+            assert set(dead_folders()) == {forgotten}
+    assert mine.exists()
+    assert fresh.exists()
+
+
+def test_a_sweep_marks_the_folders_of_its_own_process_as_used(scratch: Path) -> None:
+    folder = old(new_folder("box"))
+    before = folder.stat().st_mtime
+    process_identity.sweep_folders()
+    assert folder.stat().st_mtime > before

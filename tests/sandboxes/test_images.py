@@ -1,0 +1,306 @@
+"""Images of boxes: what is put into them, what never reaches them, and what is left of a build."""
+
+import json
+import secrets
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.boxes import Box
+from agentgym.errors import SandboxError
+from agentgym.process_identity import owner
+from agentgym.sandboxes import image
+from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker_client import address, connect
+from agentgym.sandboxes.docker_image import IMAGE, SERVER_LABEL, default_image
+from agentgym.sandboxes.images.folder import build_folder, folder_digest
+from agentgym.sandboxes.images.ready import find, ready_image, server_tag
+from tests.sandboxes.conftest import SECRET
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def engine() -> Iterator[Any]:
+    """A client of the engine that runs here."""
+    if (why_not := why_no_docker()) is not None:
+        pytest.skip(f"docker: {why_not}")
+    with ExitStack() as stack:
+        client = connect()
+        stack.callback(client.close)
+        yield client
+
+
+@pytest.fixture
+def proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's settings of the docker command, with proxies and their password."""
+    settings = {"proxies": {"default": {"httpProxy": SECRET, "httpsProxy": SECRET, "noProxy": "hush"}}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+
+async def test_the_users_proxies_do_not_reach_a_box(engine: Any, proxies: None) -> None:
+    async with Docker().open(1) as boxes, boxes.lease() as box:
+        assert (await box.python("import os\n[n for n in os.environ if 'proxy' in n.lower()]")).stdout == "[]\n"
+        assert "hush" not in (await box.exec("cat /proc/*/environ; env")).stdout
+
+
+WITHOUT_SERVER = f"""
+FROM {default_image()}
+USER 0:0
+RUN rm -rf /agentgym
+LABEL {SERVER_LABEL}=""
+ENTRYPOINT []
+ENV MARK=kept
+"""
+WITHOUT_PYTHON = f"{WITHOUT_SERVER}RUN rm -f $(command -v -a python3) /usr/bin/python3* /usr/local/bin/python3*\n"
+WITH_A_VOLUME = f"{WITHOUT_SERVER}RUN mkdir /kept && echo old > /kept/file && chmod -R 777 /kept\nVOLUME /kept\n"
+BUSYBOX = """
+FROM scratch
+COPY busybox /bin/busybox
+COPY busybox /bin/sh
+"""
+
+
+@pytest.fixture
+def images(engine: Any, tmp_path: Path) -> Iterator[Callable[[str, str], str]]:
+    """Makes an image of a Dockerfile; it is removed at the end, with what was built on it."""
+    made: list[str] = []
+
+    def make(name: str, dockerfile: str) -> str:
+        tag = f"agentgym-test-{name}:{secrets.token_hex(4)}"
+        made.append(tag)
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "Dockerfile").write_text(dockerfile)
+        build_folder(engine, folder, tag=tag)
+        return tag
+
+    yield make
+    for tag in made:
+        remove_with_children(engine, tag)
+
+
+def remove_with_children(engine: Any, tag: str) -> None:
+    """The image, and the tagged images that were made of it."""
+    base = engine.inspect_image(tag)["Id"]
+    if (with_server := find(engine, server_tag(base))) is not None and with_server["Id"] != base:
+        remove_with_children(engine, server_tag(base))
+    for found in engine.images():
+        names = [name for name in found["RepoTags"] or () if name.startswith(f"{IMAGE}:")]
+        if names and found["Id"] != base and base in parents(engine, found["Id"]):
+            engine.remove_image(found["Id"], force=True)
+    engine.remove_image(tag)
+
+
+def parents(engine: Any, child: str) -> Iterator[str]:
+    while child := engine.inspect_image(child)["Parent"]:
+        yield child
+
+
+def untagged(engine: Any) -> set[str]:
+    return {found["Id"] for found in engine.images(filters={"dangling": True})}
+
+
+async def test_an_image_with_a_python_gets_the_server_once(engine: Any, images: Callable[[str, str], str]) -> None:
+    spec = Docker(image=images("python", WITHOUT_SERVER))
+    before = untagged(engine)
+    ids = [ready_image(address(), spec) for _ in range(2)]
+    assert ids[0] == ids[1]
+    assert untagged(engine) <= before
+    async with spec.open(1) as boxes, boxes.lease() as box:
+        assert box.digest.startswith(ids[0])
+        assert (await box.python("import os\nos.environ['MARK'], os.getuid()")).stdout == "('kept', 65534)\n"
+        assert (await box.exec("python3 -c 'print(6 * 7)'; test -w /agentgym/server || echo closed")).stdout == (
+            "42\nclosed\n"
+        )
+
+
+async def test_an_image_without_python_gets_one_that_only_the_box_runs(
+    engine: Any, images: Callable[[str, str], str]
+) -> None:
+    async with Docker(image=images("debian", WITHOUT_PYTHON)).open(1) as boxes, boxes.lease() as box:
+        await what_every_box_does(box)
+        assert (await box.exec("command -v python3")).exit_code == 127 or not (await box.exec("python3 -V")).ok
+
+
+@pytest.fixture
+def busybox(tmp_path: Path) -> None:
+    """A static busybox, of Debian's package, in the folder of the image's Dockerfile."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    fetched = subprocess.run(["apt-get", "download", "busybox-static"], cwd=folder, capture_output=True, text=True)
+    if fetched.returncode:
+        pytest.skip(f"busybox-static: {fetched.stderr[-200:]}")
+    (package,) = folder.glob("*.deb")
+    subprocess.run(["dpkg-deb", "--extract", str(package), str(folder / "files")], check=True)
+    (tmp_path / "busybox").mkdir()
+    (folder / "files/bin/busybox").rename(tmp_path / "busybox/busybox")
+
+
+async def test_an_image_of_one_static_program_is_a_whole_box(
+    engine: Any, images: Callable[[str, str], str], busybox: None
+) -> None:
+    async with Docker(image=images("busybox", BUSYBOX)).open(1) as boxes, boxes.lease() as box:
+        await what_every_box_does(box)
+        assert (await box.exec("busybox | busybox head -1")).stdout.startswith("BusyBox")
+
+
+async def what_every_box_does(box: Box) -> None:
+    assert (await box.python("import json, ssl, sqlite3, ctypes, hashlib\nx = 6\nx * 7")).stdout == "42\n"
+    assert (await box.exec("echo héllo; exit 3")).stdout == "héllo\n"
+    await box.write({"a/f": "text"})
+    assert await box.read("a/f") == b"text"
+    assert (await box.python("open('a/f').read() + 'é'", fresh=True)).stdout == "'texté'\n"
+    async with await box.fork() as branch:
+        assert (await branch.python("x, open('a/f').read()")).stdout == "(6, 'text')\n"
+
+
+@pytest.mark.slow
+async def test_a_volume_that_an_image_declares_carries_nothing_from_box_to_box(
+    engine: Any, images: Callable[[str, str], str]
+) -> None:
+    async with Docker(image=images("volume", WITH_A_VOLUME)).open(1) as boxes:
+        for _ in range(2):
+            async with boxes.lease() as box:
+                assert (await box.exec("cat /kept/file; echo new > /kept/file; echo $MARK")).stdout == "old\nkept\n"
+
+
+def test_a_build_on_a_base_has_its_name_and_leaves_none_without_one(
+    engine: Any, images: Callable[[str, str], str]
+) -> None:
+    before, tag = untagged(engine), f"agentgym-test-built:{secrets.token_hex(4)}"
+    ids = []
+    try:
+        for name in ("one", "two"):
+            ids.append(image.build(tag, base=images(name, f"{WITHOUT_SERVER}ENV NAME={name}\n")))
+            assert engine.inspect_image(tag)["Id"] == ids[-1]
+    finally:
+        engine.remove_image(tag)
+    assert ids[0] != ids[1]
+    assert untagged(engine) <= before
+
+
+def test_a_base_and_a_folder_together_are_refused() -> None:
+    with pytest.raises(SandboxError, match="base, dockerfile: give one of them"):
+        image.build(base="a", dockerfile="b")
+    with pytest.raises(ValueError, match="image, dockerfile: give one of them"):
+        Docker(image="a", dockerfile="b")
+
+
+async def test_an_image_that_is_not_there_says_how_to_get_it(engine: Any) -> None:
+    with pytest.raises(SandboxError, match=r"no image 'agentgym-nowhere:1': `docker pull agentgym-nowhere:1`, or make"):
+        async with Docker(image="agentgym-nowhere:1").open(1):
+            pass
+
+
+FOLDER = f"""
+FROM {default_image()}
+USER 0:0
+COPY data /data
+RUN echo building; cat /data
+"""
+
+
+def a_folder(tmp_path: Path, dockerfile: str) -> Path:
+    folder = tmp_path / "folder"
+    folder.mkdir(exist_ok=True)
+    (folder / "data").write_text(secrets.token_hex(8))
+    (folder / "Dockerfile").write_text(dockerfile)
+    return folder
+
+
+@pytest.fixture
+def built(engine: Any) -> Iterator[list[str]]:
+    """Ids of images that are removed at the end, with their names."""
+    ids: list[str] = []
+    yield ids
+    for made in ids:
+        engine.remove_image(made, force=True)
+
+
+async def test_a_folder_is_built_once_for_each_content_and_says_how_it_goes(
+    engine: Any, tmp_path: Path, built: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = a_folder(tmp_path, FOLDER)
+    spec = Docker(dockerfile=str(folder))
+    with caplog.at_level("INFO", logger="agentgym.sandboxes"):
+        async with spec.open(1) as boxes, boxes.lease() as box:
+            assert (await box.exec("cat /data")).stdout == (folder / "data").read_text()
+        assert "building" in caplog.messages
+        caplog.clear()
+        built.append(ready_image(address(), spec))
+        assert caplog.messages == []
+    first = folder_digest(folder)
+    (folder / "data").chmod(0o755)
+    assert folder_digest(folder) != first
+
+
+async def test_a_build_that_fails_says_why_and_leaves_nothing(engine: Any, tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, FOLDER + "RUN echo the last words >&2; exit 9\n")
+    before = untagged(engine)
+    with pytest.raises(SandboxError, match=r"(?s)failed: .*\b9\b.*the last words"):
+        async with Docker(dockerfile=str(folder)).open(1):
+            pass
+    assert untagged(engine) <= before
+
+
+async def test_a_folder_without_a_dockerfile_is_named(engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match=f"'{tmp_path}' is no folder with a file named Dockerfile"):
+        async with Docker(dockerfile=str(tmp_path)).open(1):
+            pass
+
+
+async def test_pip_takes_the_users_index_and_leaves_its_settings_out_of_the_box(
+    engine: Any, index: Path, built: list[str]
+) -> None:
+    spec = Docker(pip=(index.name,))
+    before = untagged(engine)
+    async with spec.open(1) as boxes, boxes.lease() as box:
+        assert (await box.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
+        assert (await box.exec(f"python3 -c 'import {index.name} as p; print(p.word)'")).stdout == "said\n"
+        assert (await box.exec("env; cat /proc/*/environ; cat /etc/pip.conf; ls /run")).stdout.count("hush") == 0
+    built.append(ready_image(address(), spec))
+    assert "hush" not in json.dumps([engine.inspect_image(built[0]), engine.history(built[0])])
+    assert untagged(engine) <= before
+
+
+async def test_pips_own_words_are_in_the_error_of_a_package_that_is_nowhere(engine: Any, index: Path) -> None:
+    before, containers = untagged(engine), own_containers(engine)
+    with pytest.raises(SandboxError, match=r"(?s)pip failed .*No matching distribution found for agentgym-nowhere"):
+        async with Docker(pip=("agentgym-nowhere",)).open(1):
+            pass
+    assert (untagged(engine) <= before, own_containers(engine)) == (True, containers)
+
+
+def own_containers(engine: Any) -> list[str]:
+    return [found["Id"] for found in engine.containers(all=True, filters={"label": f"agentgym.owner={owner()}"})]
+
+
+@pytest.mark.slow
+async def test_pip_packages_go_beside_a_python_of_ours(
+    engine: Any, images: Callable[[str, str], str], index: Path
+) -> None:
+    spec = Docker(image=images("bare", WITHOUT_PYTHON), pip=(index.name,))
+    async with spec.open(1) as boxes, boxes.lease() as box:
+        assert (await box.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
+
+
+async def test_volumes_are_read_and_never_written(engine: Any, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/f").write_text("read me")
+    for folder in (tmp_path / "data", *tmp_path.parents[:3]):
+        if folder != Path("/tmp"):
+            folder.chmod(0o777)
+    async with Docker(volumes={"/data": str(tmp_path / "data")}).open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec("cat /data/f")).stdout == "read me"
+        assert not (await box.exec("echo x > /data/f")).ok
+        assert not (await box.exec("touch /data/g")).ok
+    with pytest.raises(SandboxError, match="nowhere"):
+        async with Docker(volumes={"/data": f"{tmp_path}/nowhere"}).open(1) as boxes, boxes.lease():
+            pass
+    assert not (tmp_path / "nowhere").exists()

@@ -1,0 +1,93 @@
+"""Packages and folders of this machine in bubblewrap boxes."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker import Docker
+from agentgym.sandboxes.images import package_folder
+from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
+
+
+@pytest.fixture(autouse=True)
+def bubblewrap() -> None:
+    if (why_not := why_no_bubblewrap()) is not None:
+        pytest.skip(f"bubblewrap: {why_not}")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package cache of the test's own, which the user in a box can reach."""
+    open_ = Path("/var/tmp", f"agentgym-test-{tmp_path.name}")
+    monkeypatch.setattr(package_folder, "cache_folder", lambda: open_ / "packages")
+    package_folder.package_binds.cache_clear()
+    yield open_
+    package_folder.package_binds.cache_clear()
+    shutil.rmtree(open_, ignore_errors=True)
+
+
+async def test_packages_are_installed_once_and_imported_by_cells_and_scripts(index: Path, cache: Path) -> None:
+    spec = Bubblewrap(pip=(index.name,))
+    async with spec.open(1) as boxes, boxes.lease() as box:
+        assert (await box.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
+        assert (await box.exec(f"python3 -c 'import {index.name} as p; print(p.word)'")).stdout == "said\n"
+        assert not (await box.python(f"open({index.name}.__file__, 'w')".replace(index.name, "p"))).ok
+        assert "hush" not in (await box.exec("env; cat /proc/self/environ")).stdout
+    (made,) = (cache / "packages").iterdir()
+    shutil.rmtree(index.parent)  # From the cache, then.
+    package_folder.package_binds.cache_clear()
+    async with spec.open(1) as boxes, boxes.lease() as box:
+        assert (await box.python(f"import {index.name}")).ok
+    async with Bubblewrap().open(1) as boxes, boxes.lease() as box:
+        assert "ModuleNotFoundError" in (await box.python(f"import {index.name}")).stderr
+    assert [path.name for path in (cache / "packages").iterdir()] == [made.name]
+
+
+async def test_pips_own_words_are_in_the_error_and_no_folder_is_left(index: Path, cache: Path) -> None:
+    with pytest.raises(SandboxError, match=r"(?s)pip failed .*No matching distribution found for agentgym-nowhere"):
+        async with Bubblewrap(pip=("agentgym-nowhere",)).open(1):
+            pass
+    assert list((cache / "packages").iterdir()) == []
+
+
+async def test_volumes_are_read_and_never_written(cache: Path) -> None:
+    (cache / "data").mkdir(parents=True)
+    (cache / "data/f").write_text("read me")
+    (cache / "data").chmod(0o777)
+    async with Bubblewrap(volumes={"/data": str(cache / "data")}).open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec("cat /data/f")).stdout == "read me"
+        assert not (await box.exec("touch /data/g")).ok
+    async with Bubblewrap(volumes={"/data": f"{cache}/nowhere"}).open(1) as boxes:
+        with pytest.raises(SandboxError, match="nowhere"):
+            async with boxes.lease():
+                pass
+
+
+def test_a_volume_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:
+    for kind in (Bubblewrap, Docker):
+        for volumes, why in (
+            ({"data": "/x"}, "'data' is not an absolute path"),
+            ({"/data": "x"}, "'x' is not an absolute path"),
+            ({"/data": "/x/../y"}, "'/x/../y' is not an absolute path"),
+            ({"/tmp/data": "/x"}, "'/tmp/data' is a place of the box's own"),
+            ({"/": "/x"}, "'/' is a place of the box's own"),
+        ):
+            with pytest.raises(ValueError, match=why):
+                kind(volumes=volumes)
+
+
+def test_a_text_in_place_of_a_tuple_of_packages_is_refused() -> None:
+    for kind in (Bubblewrap, Docker):
+        with pytest.raises(ValueError, match=r"pip: a tuple of texts, such as \('numpy',\)"):
+            kind(pip="numpy")  # type: ignore[arg-type]
+
+
+def test_specs_with_volumes_are_hashable_and_equal_by_value() -> None:
+    for kind in (Bubblewrap, Docker):
+        one, two = kind(volumes={"/data": "/x"}), kind(volumes={"/data": "/x"})
+        assert one == two
+        assert len({one, two}) == 1
+        assert one != kind(volumes={"/data": "/y"})
