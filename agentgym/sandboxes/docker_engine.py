@@ -22,10 +22,16 @@ from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.docker_attach import attach
 from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, translated
 from agentgym.sandboxes.docker_image import default_image, image_digest
-from agentgym.sandboxes.docker_settings import DockerSettings
+from agentgym.sandboxes.docker_settings import INSIDE, DockerSettings, container_limits, server_config
 from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.local import BRANCHES
-from agentgym.sandboxes.seccomp import profile
+from agentgym.sandboxes.networks.box_network import BoxNetwork, receive
+from agentgym.sandboxes.networks.modes import (
+    NONE,
+    allow_of,
+    proxy_environment,
+    sockets_of,
+)
+from agentgym.sandboxes.networks.services import LABEL, Services, check_images
 from agentgym.sandboxes.wire import Wire
 
 if TYPE_CHECKING:
@@ -34,16 +40,14 @@ if TYPE_CHECKING:
 
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
-INSIDE = "/run/agentgym"
-GVISOR_MB, GVISOR_PIDS = 256, 1024
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> RemoteBox:
+async def _first_word(wire: Wire, digest: str, end: Callable[[], Any], network: BoxNetwork | None = None) -> RemoteBox:
     try:
-        return await RemoteBox.open(wire, digest=digest, end=end)
+        return await RemoteBox.open(wire, digest=digest, end=end, network=network)
     except SandboxError as error:
         wire.close()
         raise EngineFailed(str(error)) from error
@@ -74,41 +78,15 @@ def _listener(path: Path) -> socket.socket:
     return listener
 
 
-def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
-    """The configuration of the server inside: its folders, each process's limits, and the place of its wire.
-
-    That is a socket in the mounted folder where `connected`, else its own input and output.
-    """
-    limits = {"NOFILE": 512, "CORE": 0}
-    if spec.runtime == "runsc":  # Past the container's own limits gVisor itself would end, and the box with it.
-        limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
-    wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
-    config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
-    return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
-
-
-def container_limits(spec: DockerSettings) -> dict[str, Any]:
-    """The container's limits, in the form that the docker package takes."""
-    from docker.types import LogConfig
-
-    gvisor = spec.runtime == "runsc"
-    memory_bytes = spec.memory_mb + (GVISOR_MB if gvisor else 0) << 20
-    memory = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
-    return {
-        "runtime": spec.runtime,
-        "network_mode": spec.network,
-        "read_only": True,
-        "tmpfs": {"/tmp": memory, BRANCHES: memory},
-        "shm_size": spec.disk_mb << 20,
-        "ipc_mode": "private",
-        "mem_limit": memory_bytes,
-        "memswap_limit": memory_bytes,
-        "nano_cpus": int(spec.cpus * 1e9),
-        "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids,
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true", f"seccomp={profile(network=spec.network != 'none')}"],
-        "log_config": LogConfig(type="none"),
-    }
+async def _network(connection: socket.socket, spec: DockerSettings) -> BoxNetwork:
+    """The network of a box whose server has just connected."""
+    said = server_config(spec, connected=True).get("network")
+    try:
+        sockets = await receive(connection, sockets_of(said), START_S) if said is not None else []
+    except BaseException:
+        connection.close()
+        raise
+    return BoxNetwork(sockets, allow_of(spec.network))
 
 
 class Engine:
@@ -131,7 +109,8 @@ class Engine:
         self._folder = new_folder("run")
 
     @functools.cached_property
-    def _client(self) -> "docker.APIClient":
+    def client(self) -> "docker.APIClient":
+        """The client of the engine, opened when it is first needed."""
         return connect(host=self.host)
 
     async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -140,44 +119,76 @@ class Engine:
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: DockerSettings) -> None:
-        """Remove what dead processes left, and look for the image."""
+        """Remove what dead processes left, and look for the images."""
         await self.do(self.sweep)
         await self.digest(spec)
+        await self.do(check_images, self.client, spec.services)
 
     async def digest(self, spec: DockerSettings) -> str:
         """The id of the image that the engine has under its name."""
         if self._digest is None:
-            self._digest = await self.do(lambda: image_digest(self._client, spec.image or default_image()))
+            self._digest = await self.do(lambda: image_digest(self.client, spec.image or default_image()))
         return self._digest
 
     async def start(self, spec: DockerSettings) -> RemoteBox:
-        """Start a box; nothing is left of one that failed to start or was cancelled."""
+        """Start a box, and the services beside it; nothing is left of one that failed to start or was cancelled."""
+        if spec.needs_sockets and not self.is_here:
+            raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine of this machine")
         async with self._starting:
             digest = await self.digest(spec)
             name = f"agentgym-{self._run}-{next(self._numbers)}"
             self._names.add(name)
             self.boxes += 1
             try:
-                if not self.host.startswith("unix://"):
+                if not self.is_here:
                     return await self._start_attached(spec, name, digest)
                 return await self._start_connected(spec, name, digest)
             except BaseException:
                 await self.end(name)
                 raise
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the engine is one of this machine, which shares folders and sockets with its containers."""
+        return self.host.startswith("unix://")
+
     async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
         folder = self.new_folder()
-        end = functools.partial(self.end, name, folder)
         with _listener(folder / "box.sock") as listener:
             try:
                 # The thread cannot be cancelled: a cancelled start is waited for and undone.
                 await finished(asyncio.ensure_future(self.do(self.create, spec, name, folder)))
-                await finished(asyncio.ensure_future(self.do(self._client.start, name)))
+                await finished(asyncio.ensure_future(self.do(self.client.start, name)))
                 connection = await self.connection(listener, name)
-                return await _first_word(await Wire.over(connection), digest, end)
+                return await self._open(connection, spec, name, folder, digest)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
+
+    async def _open(
+        self, connection: socket.socket, spec: DockerSettings, name: str, folder: Path, digest: str
+    ) -> RemoteBox:
+        """The box at the other end of a new connection, with its network and its services."""
+        network = await _network(connection, spec)
+        services = Services(self, name, spec.services, network)
+
+        async def end() -> None:
+            try:
+                await services.remove()
+            finally:
+                await self.end(name, folder)
+
+        try:
+            if services.each:
+                network.services, network.renew_services = services.each, services.renew
+            box = await _first_word(await Wire.over(connection), digest, end, network)
+            await box.begin_surroundings()
+            return box
+        except BaseException:
+            connection.close()
+            await network.close()
+            await services.remove()
+            raise
 
     async def _start_attached(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
         await finished(asyncio.ensure_future(self.do(self.create, spec, name, None)))
@@ -186,7 +197,7 @@ class Engine:
         except (OSError, TimeoutError, WireError) as error:
             raise EngineDown(f"the Docker engine at {self.host} does not attach: {error}") from error
         try:
-            await finished(asyncio.ensure_future(self.do(self._client.start, name)))
+            await finished(asyncio.ensure_future(self.do(self.client.start, name)))
         except BaseException:
             wire.close()
             raise
@@ -201,7 +212,7 @@ class Engine:
 
     def create(self, spec: DockerSettings, name: str, folder: Path | None) -> None:
         """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
-        client = self._client
+        client = self.client
         client.create_container(
             spec.image or default_image(),
             command=[json.dumps(server_config(spec, connected=folder is not None))],
@@ -209,16 +220,25 @@ class Engine:
             stdin_open=folder is None,
             user=NOBODY,
             hostname="box",
-            network_disabled=spec.network == "none",
-            labels={
-                "agentgym.owner": self._owner,
-                "agentgym.run": self._run,
-                "agentgym.created": str(int(time.time())),
-            },
+            network_disabled=spec.network == NONE,
+            environment=proxy_environment(spec.network, list(spec.services)),
+            labels=self.labels(),
             host_config=client.create_host_config(
                 binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"], **container_limits(spec)
             ),
         )
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels by which containers are found and removed."""
+        return {
+            "agentgym.owner": self._owner,
+            "agentgym.run": self._run,
+            "agentgym.created": str(int(time.time())),
+        }
+
+    def claim(self, name: str) -> None:
+        """Note a container as one in use, which no sweep removes."""
+        self._names.add(name)
 
     async def connection(self, listener: socket.socket, container: str) -> socket.socket:
         """The one connection of the server inside; SandboxError as soon as the container has ended instead."""
@@ -237,18 +257,23 @@ class Engine:
 
     async def end(self, name: str, folder: Path | None = None) -> None:
         """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""
+        self.boxes -= name in self._names
+        try:
+            await self.remove(name)
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def remove(self, name: str) -> None:
+        """Remove a container of ours; what cannot be removed is left for a sweep."""
         if name not in self._names:
             return
         self._names.discard(name)
-        self.boxes -= 1
         try:
             await finished(asyncio.ensure_future(self.do(self._remove, name)))
         except SandboxError as error:
             # As text: a log that keeps the error keeps the frames below it, and the sockets in them.
             _log.warning("a container is left for the next sweep: %s", str(error))
-        finally:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
 
     async def close(self) -> None:
         """Remove what this process still has, and end the threads."""
@@ -264,33 +289,34 @@ class Engine:
         for container in self._labelled("agentgym.owner"):
             ours = container["Labels"].get("agentgym.run") == self._run
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            ended = container["State"] in ("exited", "dead")
+            # One that ended beside its box still has its last words to say.
+            ended = container["State"] in ("exited", "dead") and LABEL not in container["Labels"]
             if (ours and (ended or not known)) or is_dead(container["Labels"]["agentgym.owner"]):
                 self._remove(container["Id"])
         sweep_folders()
 
     def _remove_run(self) -> None:
-        if "_client" not in self.__dict__:
+        if "client" not in self.__dict__:
             return
         try:
             for container in self._labelled(f"agentgym.run={self._run}"):
                 self._remove(container["Id"])
         finally:
-            self._client.close()
+            self.client.close()
 
     def _labelled(self, label: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._client.containers(all=True, filters={"label": label})
+        found: list[dict[str, Any]] = self.client.containers(all=True, filters={"label": label})
         return found
 
     def _state(self, container: str) -> dict[str, Any]:
-        state: dict[str, Any] = self._client.inspect_container(container)["State"]
+        state: dict[str, Any] = self.client.inspect_container(container)["State"]
         return state
 
     def _remove(self, container: str) -> None:
         from docker.errors import APIError
 
         try:
-            self._client.remove_container(container, v=True, force=True)
+            self.client.remove_container(container, v=True, force=True)
         except APIError as error:
             if error.status_code not in (404, 409):  # Gone, or being removed.
                 raise
