@@ -137,9 +137,31 @@ def _passed_on(fields: list[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], 
     return tuple((name, value) for name, value in fields if name.lower() not in own)
 
 
-def answer_head(head: bytes) -> bytes:
-    """Return the head of a host's answer as the client gets it: it says that the connection ends with this answer."""
-    status, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The head of a host's answer, as the client gets it: it says that the connection ends with this answer."""
+
+    head: bytes
+    is_interim: bool
+    """Whether another head follows, which is the answer; this one is not passed on."""
+    length: int | None
+    """Bytes of the body; None for all until the host closes the connection."""
+
+
+def parse_answer(head: bytes, method: str) -> Answer:
+    """Read the head of an answer to a request of this method; Malformed where it is no HTTP/1."""
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    status = re.match(rb"HTTP/1\.[01] ([1-5][0-9][0-9])( |$)", first)
+    if status is None:
+        raise Malformed("the host's answer is no HTTP/1")
     hidden = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
-    kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in hidden]
-    return b"\r\n".join([status, *kept, b"Connection: close", b"", b""])
+    named = [(line.partition(b":")[0].strip().lower(), line) for line in lines]
+    kept = [line for name, line in named if name not in hidden]
+    lengths = {line.partition(b":")[2].strip() for name, line in named if name == b"content-length"}
+    length = None
+    if method == "HEAD" or status[1] in (b"204", b"304"):
+        length = 0
+    elif len(lengths) == 1 and re.fullmatch(rb"[0-9]{1,15}", text := lengths.pop()):
+        length = None if b"transfer-encoding" in dict(named) else int(text)
+    sent = b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
+    return Answer(sent, status[1].startswith(b"1"), length)

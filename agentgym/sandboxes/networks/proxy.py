@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agentgym.boxes import NetworkRequest, Verdict
 from agentgym.sandboxes.networks.acceptor import Acceptor
-from agentgym.sandboxes.networks.heads import MAX_HEAD, Malformed, Request, answer_head, parse_request
+from agentgym.sandboxes.networks.heads import MAX_HEAD, Malformed, Request, parse_answer, parse_request
 from agentgym.sandboxes.networks.rules import Address, Allow, Rule
 from agentgym.sandboxes.networks.streams import PIECE, Count, Stream, both_ways, pump
 
@@ -216,7 +216,7 @@ async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter
     meter.sent(len(head))
     host.writer.write(head)
     body = asyncio.ensure_future(_send_body(client, host, request, meter.sent))
-    answer = asyncio.ensure_future(_pass_answer(host, client, meter.received))
+    answer = asyncio.ensure_future(_pass_answer(host, client, request.method, meter.received))
     try:
         await asyncio.wait({body, answer}, return_when=asyncio.FIRST_EXCEPTION)
         if body.done():
@@ -257,12 +257,7 @@ async def _send_body(client: Stream, host: Stream, request: Request, sent: Count
     if request.length is None:
         await _send_chunks(client, host, sent)
         return
-    left = request.length
-    while left and (data := await client.reader.read(min(left, PIECE))):
-        left -= len(data)
-        sent(len(data))
-        host.writer.write(data)
-        await host.writer.drain()
+    await _copy(client, host, request.length, sent)
 
 
 async def _send_chunks(client: Stream, host: Stream, sent: Count) -> None:
@@ -273,17 +268,9 @@ async def _send_chunks(client: Stream, host: Stream, sent: Count) -> None:
             size = int(line, 16) if line and all(digit in b"0123456789abcdefABCDEF" for digit in line) else -1
             if not 0 <= size <= MAX_HEAD << 10:
                 raise Malformed("a chunk without a size")
-            left = size
             host.writer.write(b"%x\r\n" % size)
-            while left:
-                data = await client.reader.read(min(left, PIECE))
-                if not data:
-                    raise Malformed("a chunk that does not end")
-                left -= len(data)
-                sent(len(data))
-                host.writer.write(data)
-                await host.writer.drain()
-            if size and await client.reader.readexactly(2) != b"\r\n":
+            left = await _copy(client, host, size, sent)
+            if left or (size and await client.reader.readexactly(2) != b"\r\n"):
                 raise Malformed("a chunk that does not end")
             host.writer.write(b"\r\n")
             if not size:
@@ -292,14 +279,31 @@ async def _send_chunks(client: Stream, host: Stream, sent: Count) -> None:
             raise Malformed("a body that does not end") from None
 
 
-async def _pass_answer(host: Stream, client: Stream, received: Count) -> None:
-    try:
-        head = await host.reader.readuntil(b"\r\n\r\n")
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        raise Malformed("the host's answer has no end of its head") from None
-    received(len(head))
-    client.writer.write(answer_head(head))
-    await pump(host, client, received)
+async def _pass_answer(host: Stream, client: Stream, method: str, received: Count) -> None:
+    """Pass on one answer: as long as it says, or until the host closes the connection."""
+    answer = None
+    while answer is None or answer.is_interim:
+        try:
+            head = await host.reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            raise Malformed("the host's answer has no end of its head") from None
+        received(len(head))
+        answer = parse_answer(head, method)
+    client.writer.write(answer.head)
+    if answer.length is None:
+        await pump(host, client, received)
+        return
+    await _copy(host, client, answer.length, received)
+
+
+async def _copy(source: Stream, target: Stream, size: int, count: Count) -> int:
+    """Carry at most `size` bytes; return how many are missing because the source ended."""
+    while size and (data := await source.reader.read(min(size, PIECE))):
+        size -= len(data)
+        count(len(data))
+        target.writer.write(data)
+        await target.writer.drain()
+    return size
 
 
 def _refused(status: int, why: str) -> bytes:

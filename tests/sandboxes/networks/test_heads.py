@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.sandboxes.networks.heads import Malformed, answer_head, parse_request
+from agentgym.sandboxes.networks.heads import Malformed, parse_answer, parse_request
 
 
 def head(*lines: bytes) -> bytes:
@@ -95,5 +95,31 @@ def test_no_bytes_make_another_error_than_malformed(body: bytes) -> None:
 
 
 def test_an_answer_says_that_the_connection_ends_with_it() -> None:
-    answer = head(b"HTTP/1.1 200 OK", b"Connection: keep-alive", b"Keep-Alive: timeout=5", b"A: b")
-    assert answer_head(answer) == head(b"HTTP/1.1 200 OK", b"A: b", b"Connection: close")
+    answer = parse_answer(head(b"HTTP/1.1 200 OK", b"Connection: keep-alive", b"Keep-Alive: timeout=5", b"A: b"), "GET")
+    assert answer.head == head(b"HTTP/1.1 200 OK", b"A: b", b"Connection: close")
+    assert not answer.is_interim
+
+
+@pytest.mark.parametrize(
+    ("method", "lines", "length"),
+    [
+        ("GET", [b"HTTP/1.1 200 OK", b"Content-Length: 5"], 5),
+        ("GET", [b"HTTP/1.1 200 OK"], None),
+        ("GET", [b"HTTP/1.1 200 OK", b"Content-Length: 5", b"Content-Length: 6"], None),
+        ("GET", [b"HTTP/1.1 200 OK", b"Content-Length: 5", b"Transfer-Encoding: chunked"], None),
+        ("HEAD", [b"HTTP/1.1 200 OK", b"Content-Length: 5"], 0),
+        ("GET", [b"HTTP/1.0 304 Not Modified", b"Content-Length: 5"], 0),
+    ],
+)
+def test_an_answer_is_as_long_as_it_says(method: str, lines: list[bytes], length: int | None) -> None:
+    assert parse_answer(head(*lines), method).length == length
+
+
+def test_an_interim_answer_is_told_from_the_answer() -> None:
+    assert parse_answer(head(b"HTTP/1.1 103 Early Hints"), "GET").is_interim
+
+
+@pytest.mark.parametrize("wrong", [b"SSH-2.0-x", b"HTTP/2 200", b"HTTP/1.1 20x OK", b""])
+def test_an_answer_that_is_no_http_is_told(wrong: bytes) -> None:
+    with pytest.raises(Malformed):
+        parse_answer(head(wrong), "GET")
