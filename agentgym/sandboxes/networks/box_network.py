@@ -45,25 +45,23 @@ class BoxNetwork:
 
     async def end(self) -> None:
         """End an episode: its requests, those that wait to be accepted, and its forwarded ports."""
-        if self._stock is None:
-            return
-        stops = [each.stop() for each in (*self._forwards, *([self._proxy] if self._proxy else ()))]
+        running: list[Forward | Proxy] = [*self._forwards, *([self._proxy] if self._proxy is not None else [])]
         self._forwards.clear()
-        for stop in stops:
-            await BACKGROUND.complete(stop)
+        if running:
+            await BACKGROUND.complete(_stop(running))
 
     async def close(self) -> None:
         """End everything, and close every socket; closing twice is harmless."""
-        stock, listener = self._stock, self._listener
+        stock, self._stock = self._stock, None
         if stock is None:
             return
         try:
             await self.end()
         finally:
-            self._stock = self._listener = None
+            self._proxy = None
             stock.close()
-            if listener is not None:
-                listener.close()
+            if self._listener is not None:
+                self._listener.close()
             BACKGROUND.release()
 
     def requests(self) -> list[NetworkRequest]:
@@ -82,8 +80,8 @@ class BoxNetwork:
         try:
             yield await BACKGROUND.complete(_start(forward))
         finally:
-            self._forwards.discard(forward)
-            if self._stock is not None:
+            if forward in self._forwards:  # Else its episode has ended, and it too.
+                self._forwards.discard(forward)
                 await BACKGROUND.complete(forward.stop())
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
@@ -107,6 +105,11 @@ class BoxNetwork:
 
 async def _begin(proxy: Proxy) -> None:
     proxy.start()
+
+
+async def _stop(running: Sequence[Forward | Proxy]) -> None:
+    for each in running:
+        await each.stop()
 
 
 async def _start(forward: Forward) -> LocalAddress:
