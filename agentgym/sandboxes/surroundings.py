@@ -58,7 +58,7 @@ class Surroundings:
         """Replace the working folder's content by that of a snapshot, which may come from another box.
 
         It is unpacked inside the box, which follows no link. ValueError for a file that is no snapshot, leads out of
-        the folder or takes over `timeout_s`, OSError where the box has no room; the folder is empty then.
+        the folder, does not fit or takes over `timeout_s`; the folder is empty then.
         """
         with await asyncio.to_thread(Path(path).open, "rb") as file:
 

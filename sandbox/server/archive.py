@@ -53,8 +53,11 @@ def pack_folder(
             entry.type = b"5"
             archive.addfile(entry)
             inner = open_whatever_mode(name, folder, info)
-            pack_folder(archive, inner, f"{prefix}{name}/", linked, depth + 1)
-            os.close(inner)
+            try:
+                pack_folder(archive, inner, f"{prefix}{name}/", linked, depth + 1)
+            finally:
+                os.fchmod(inner, entry.mode)
+                os.close(inner)
 
 
 def entry_of(archive: tarfile.TarFile, path: str, info: os.stat_result) -> tarfile.TarInfo:
@@ -67,7 +70,7 @@ def entry_of(archive: tarfile.TarFile, path: str, info: os.stat_result) -> tarfi
 
 
 def open_whatever_mode(name: str, folder: int, info: os.stat_result) -> int:
-    """A descriptor of a file or folder of ours that may be closed to us; its mode is the same afterwards."""
+    """A descriptor of a file or folder of ours that may be closed to us; a folder stays open until its mode is set."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | (os.O_DIRECTORY if stat.S_ISDIR(info.st_mode) else os.O_NONBLOCK)
     mode = stat.S_IMODE(info.st_mode)
     needed = stat.S_IRUSR | (stat.S_IXUSR if stat.S_ISDIR(info.st_mode) else 0)

@@ -67,12 +67,7 @@ class Snapshots(Sessions):
                 zero(part)
             child.channel.end.shutdown(1)
 
-        empty_folder(session.work)
-        try:
-            return self.aside(session, run, carry, envelope)
-        except BaseException:
-            empty_folder(session.work)
-            raise
+        return self.aside(session, run, carry, envelope, anew=True)
 
     def exchange(self, call: int, number: int, part: memoryview | bytes = b"") -> bytearray:
         """Send one part and return what the host answers; Cancelled where it takes the call back."""
@@ -90,8 +85,13 @@ class Snapshots(Sessions):
         run: Callable[[], None],
         carry: Callable[[Child, float], None],
         envelope: dict[str, Any],
+        *,
+        anew: bool = False,
     ) -> Any:
-        """Run a process of our own beside `carry`; Refused with its words where it fails."""
+        """Run a process of our own beside `carry`; Refused with its words where it fails.
+
+        With `anew` the working folder is emptied before, and again where it fails.
+        """
 
         def guarded() -> None:
             try:
@@ -104,12 +104,16 @@ class Snapshots(Sessions):
         deadline = time.monotonic() + envelope["timeout_s"]
         bystanders = stop_all()
         child = None
-        why = ""
+        why: str | None = None
         try:
+            if anew:
+                empty_folder(session.work)
             child = start(guarded, session.work, self.limits, 0.0, self.host.fd, channel=True, sealed=True)
             try:
                 carry(child, deadline)
-            except (TimeoutError, Cancelled):
+            except Cancelled:
+                why = "the host took the call back"
+            except TimeoutError:
                 why = f"it took over {envelope['timeout_s']:g} s"
             except BrokenPipeError:
                 pass  # It ended early, and says why.
@@ -118,6 +122,8 @@ class Snapshots(Sessions):
             if child is not None:
                 child.close()
             kill_all_but(self.bystanders(bystanders))
+            if anew and why != "":
+                empty_folder(session.work)
             go_on(bystanders)
         if why:
             raise Refused(why)
