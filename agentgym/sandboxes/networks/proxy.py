@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from agentgym.boxes import NetworkRequest, Verdict
 from agentgym.sandboxes.networks.acceptor import Acceptor
 from agentgym.sandboxes.networks.heads import MAX_HEAD, Malformed, Request, parse_answer, parse_request
-from agentgym.sandboxes.networks.rules import Address, Allow, Rule
-from agentgym.sandboxes.networks.streams import PIECE, Count, Stream, both_ways, pump
+from agentgym.sandboxes.networks.hello import HANDSHAKE, RECORD_HEAD, record_size, server_name
+from agentgym.sandboxes.networks.rules import Address, Allow, Rule, parse_address
+from agentgym.sandboxes.networks.streams import PIECE, Count, Stream, first_error, pump
 
 PROXY_PORT = 3128
+TLS_PORT = 443
 CONNECTIONS = 32
 LOOK_UPS = 4
 HEAD_S, CONNECT_S, IDLE_S, LIFE_S = 10.0, 10.0, 60.0, 900.0
@@ -79,6 +81,7 @@ class Proxy:
 
     async def _serve(self, connection: socket.socket) -> None:
         client = await Stream.over(connection, MAX_HEAD)
+        connection.close()  # Its duplicate is enough.
         record = Record()
         try:
             await self._answer(client, record)
@@ -105,6 +108,7 @@ class Proxy:
         try:
             record.verdict, record.why = "allowed", ""
             host = await Stream.over(connection, MAX_HEAD)
+            connection.close()
             try:
                 await self._carry(client, host, request, record)
             finally:
@@ -210,7 +214,7 @@ async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter
     """Carry a tunnel both ways; or one request there, while its answer comes back and ends it."""
     if request.is_tunnel:
         client.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await both_ways(client, host, meter.sent, meter.received)
+        await first_error(_send_tunnel(client, host, request, meter.sent), pump(host, client, meter.received))
         return
     head = request.for_host()
     meter.sent(len(head))
@@ -218,7 +222,7 @@ async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter
     body = asyncio.ensure_future(_send_body(client, host, request, meter.sent))
     answer = asyncio.ensure_future(_pass_answer(host, client, request.method, meter.received))
     try:
-        await asyncio.wait({body, answer}, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait({body, answer}, return_when=asyncio.FIRST_COMPLETED)
         if body.done():
             body.result()
         await answer
@@ -250,6 +254,29 @@ async def _look_up(host: str, port: int) -> list[Address]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return list(dict.fromkeys(ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found))
+
+
+async def _send_tunnel(client: Stream, host: Stream, request: Request, sent: Count) -> None:
+    """Send what the client says; TLS must ask for the host of the tunnel, and port 443 is for TLS.
+
+    Many hosts share addresses, and what a client asks for inside of its tunnel decides which of them answers.
+    """
+    start = await client.reader.read(1)
+    if start == bytes([HANDSHAKE]) and parse_address(request.host) is None:
+        try:
+            start += await client.reader.readexactly(RECORD_HEAD - 1)
+            record = await client.reader.readexactly(record_size(start))
+        except asyncio.IncompleteReadError:
+            raise Malformed("a TLS greeting that ends too early") from None
+        name = server_name(record)
+        if name != request.host:
+            raise Refusal("cut", 0, f"TLS for {name or 'no name'} in a tunnel to {request.host}")
+        start += record
+    elif start and request.port == TLS_PORT and parse_address(request.host) is None:
+        raise Refusal("cut", 0, f"no TLS in a tunnel to {request.host}:{TLS_PORT}")
+    sent(len(start))
+    host.writer.write(start)
+    await pump(client, host, sent)
 
 
 async def _send_body(client: Stream, host: Stream, request: Request, sent: Count) -> None:

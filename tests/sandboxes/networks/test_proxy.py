@@ -2,13 +2,18 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentgym.boxes import NetworkRequest
 from agentgym.sandboxes.networks import proxy as proxies
+from agentgym.sandboxes.networks.heads import Malformed
+from agentgym.sandboxes.networks.hello import server_name
 from agentgym.sandboxes.networks.proxy import Proxy
 from agentgym.sandboxes.networks.rules import Allow
 from tests.sandboxes.networks.conftest import host
@@ -61,12 +66,12 @@ async def test_a_plain_request_reaches_its_host_and_is_written_down() -> None:
 async def test_a_tunnel_carries_bytes_as_they_are_both_ways() -> None:
     async with host() as there, proxy(there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(f"CONNECT {there.address} HTTP/1.1\r\n\r\n\x16\x03".encode())
+        writer.write(f"CONNECT {there.address} HTTP/1.1\r\n\r\n\x00\x01".encode())
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
         writer.write_eof()
         assert (await reader.read()).endswith(b"hello")
         writer.close()
-    assert there.got == [b"\x16\x03"]
+    assert there.got == [b"\x00\x01"]
     assert [(each.method, each.verdict, each.sent) for each in client.log] == [("CONNECT", "allowed", 2)]
 
 
@@ -122,6 +127,59 @@ async def test_chunks_that_two_readers_could_read_differently_end_the_request(ch
             f"POST http://{there.address}/ HTTP/1.1".encode(), b"Transfer-Encoding: chunked", then=chunks + b"\r\n" * 3
         )
     assert [each.verdict for each in client.log] == ["cut"]
+
+
+def greeting(name: str | None) -> bytes:
+    """What a TLS client says first."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    said = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), said, server_hostname=name).do_handshake()
+    return said.read()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (greeting("localhost"), ""),
+        (greeting("LOCALHOST"), ""),
+        (greeting("evil.com"), "TLS for evil.com in a tunnel to localhost"),
+        (greeting(None), "TLS for no name in a tunnel to localhost"),
+        (greeting("localhost")[:100], "a TLS greeting that ends too early"),
+        (b"\x16\x03\x01\xff\xff" + bytes(99), "no TLS greeting"),
+        (b"\x16\x03\x01\x00\x05" + bytes(5), "no TLS greeting"),
+        (b"not tls", "no TLS in a tunnel to localhost:"),
+    ],
+)
+async def test_a_tunnel_of_tls_leads_to_the_host_that_the_client_asks_for(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, why: str
+) -> None:
+    async with host() as there, proxy(f"localhost:{there.port}", there.address) as client:
+        monkeypatch.setattr(proxies, "TLS_PORT", there.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\n\r\n".encode() + said)
+        writer.write_eof()
+        with suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+    (request,) = client.log
+    assert request.verdict == ("cut" if why else "allowed")
+    assert request.why.startswith(why)
+    assert b"".join(there.got) == (b"" if why else said)
+
+
+@given(st.binary(max_size=400))
+def test_no_greeting_makes_another_error_than_malformed(data: bytes) -> None:
+    for record in (data, b"\x01" + len(data).to_bytes(3, "big") + data, greeting("a.org")[5:30] + data):
+        with suppress(Malformed):
+            server_name(record)
+
+
+async def test_an_answer_that_comes_before_the_end_of_the_body_ends_the_request() -> None:
+    async with host() as there, proxy(there.address) as client:
+        said = await client.ask(f"POST http://{there.address}/ HTTP/1.1".encode(), b"Content-Length: 999999", then=b"x")
+    assert said.endswith(b"hello")
 
 
 async def test_a_head_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
