@@ -226,11 +226,11 @@ async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter
         if body.done():
             body.result()
         await answer
-        await client.finish(LINGER_S)
     finally:
         body.cancel()
         answer.cancel()
         await asyncio.gather(body, answer, return_exceptions=True)
+    await client.finish(LINGER_S)
 
 
 async def _request(client: Stream, record: Record) -> Request:

@@ -169,17 +169,27 @@ async def test_a_tunnel_of_tls_leads_to_the_host_that_the_client_asks_for(
     assert b"".join(there.got) == (b"" if why else said)
 
 
+GREETING = greeting("a.org")
+
+
 @given(st.binary(max_size=400))
 def test_no_greeting_makes_another_error_than_malformed(data: bytes) -> None:
-    for record in (data, b"\x01" + len(data).to_bytes(3, "big") + data, greeting("a.org")[5:30] + data):
+    for record in (data, b"\x01" + len(data).to_bytes(3, "big") + data, GREETING[5:30] + data):
         with suppress(Malformed):
             server_name(record)
 
 
-async def test_an_answer_that_comes_before_the_end_of_the_body_ends_the_request() -> None:
+async def test_an_answer_that_comes_before_the_end_of_the_body_ends_the_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with host() as there, proxy(there.address) as client:
-        said = await client.ask(f"POST http://{there.address}/ HTTP/1.1".encode(), b"Content-Length: 999999", then=b"x")
-    assert said.endswith(b"hello")
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(f"POST http://{there.address}/ HTTP/1.1\r\nContent-Length: 999999\r\n\r\nx".encode())
+        assert (await reader.read()).endswith(b"hello")
+        assert (await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())).endswith(b"hello")
+        writer.close()
+    assert [each.verdict for each in client.log] == ["allowed", "allowed"]
+    assert caplog.messages == []
 
 
 async def test_a_head_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
