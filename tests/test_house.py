@@ -40,7 +40,7 @@ SERVER_ORDER = [
     "process_tree",
     "call",
     "files",
-    "archive",
+    "packing",
     "sessions",
     "snapshots",
     "supervisor",

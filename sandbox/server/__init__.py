@@ -18,7 +18,7 @@ it saw.
 Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
 the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
 
-    limits < frames, session_fork, network < children, worker < process_tree, call, files < archive, sessions
+    limits < frames, session_fork, network < children, worker < process_tree, call, files < packing, sessions
            < snapshots < supervisor < start
 
 Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and

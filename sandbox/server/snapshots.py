@@ -6,12 +6,12 @@ import os
 import select
 import time
 
-from .archive import pack, unpack
 from .call import Capture
 from .children import Child, start
 from .files import empty_folder
 from .frames import wait, write_fully, zero
 from .limits import CHANNEL, Refused
+from .packing import pack, unpack
 from .process_tree import go_on, kill_all_but, stop_all
 from .sessions import Session, Sessions
 

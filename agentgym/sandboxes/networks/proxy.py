@@ -90,7 +90,8 @@ class Proxy:
             client.writer.write(_refused(refusal.status, str(refusal)))
             await client.finish(LINGER_S)
         except OSError as error:
-            record.why = record.why or f"the connection ended: {error}"
+            if record.verdict != "allowed":  # Else it was carried, and one end has closed it.
+                record.why = f"the connection ended: {error}"
         finally:
             client.close()
 
