@@ -1,8 +1,11 @@
 """The network of boxes: their loopback, the list of hosts, and ports that lead into them."""
 
 import asyncio
+import http.server
 import threading
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -136,6 +139,39 @@ for each in held[32:]:
             assert len(box.requests()) == 1
         assert there.got == []
         assert boxes.started == 1
+
+
+@contextmanager
+def host_in_a_thread() -> Iterator[tuple[int, threading.Event]]:
+    """A server with a thread of its own: its port, and an event that is set when it is asked."""
+    reached = threading.Event()
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            reached.set()
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield server.server_port, reached
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+async def test_the_proxy_serves_while_the_programs_own_loop_is_held_up(kind: str) -> None:
+    with host_in_a_thread() as (port, reached):
+        address = f"127.0.0.1:{port}"
+        async with sandbox_of(kind, network=Allow(address)).open(1) as boxes, boxes.lease() as box:
+            await text(box, FETCH + "import os, threading\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+            await text(box, f"threading.Thread(target=fetch, args=['http://{address}/']).start()")
+            assert reached.wait(30)
 
 
 async def test_a_port_of_a_box_is_reached_from_this_machine(kind: str) -> None:
