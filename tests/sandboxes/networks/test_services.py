@@ -15,16 +15,17 @@ import pytest
 import agentgym as ag
 from agentgym.cli.gc import gc
 from agentgym.errors import SandboxError
+from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker_client import connect
 from agentgym.sandboxes.docker_image import default_image
 from agentgym.sandboxes.networks.rules import Allow
-from agentgym.sandboxes.networks.services import Service
+from agentgym.sandboxes.networks.services import LABEL, Service
 from agentgym.sandboxes.pool import Pool
 from agentgym.testing import Scripted, call, say
 from tests.sandboxes.networks.conftest import host
 from tests.sandboxes.networks.test_box_networks import FETCH, get, text
-from tests.sandboxes.test_engine import relay
+from tests.sandboxes.test_engine import relay, wait_until_gone
 
 if TYPE_CHECKING:
     import docker
@@ -183,17 +184,29 @@ async def test_a_service_that_ends_or_is_not_ready_is_an_error_with_its_last_wor
     assert containers_of(os.getpid()) == []
 
 
-async def test_a_service_that_ended_in_an_episode_still_says_why_and_is_new_in_the_next() -> None:
+async def test_a_service_that_ended_in_an_episode_still_says_why_and_is_new_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pools, "TEND_S", 0.3)
     async with with_shop().open(1) as boxes:
         async with boxes.lease() as box:
             await asyncio.to_thread(kill_service)
+            await wait_until_gone(await asyncio.to_thread(make_leftover))  # By a sweep.
             assert "the shop is open" in await box.service("shop").logs()
         async with boxes.lease() as box:
             assert await text(box, BUY) == "204"
 
 
+def make_leftover() -> str:
+    """The name of a container of this run that no box knows."""
+    labels = {name: text for name, text in containers_of(os.getpid())[0]["Labels"].items() if name != LABEL}
+    with client() as there:
+        there.create_container(default_image(), ["{}"], name="agentgym-leftover", labels=labels)
+    return "agentgym-leftover"
+
+
 def kill_service() -> None:
-    (found,) = [each for each in containers_of(os.getpid()) if "agentgym.service" in each["Labels"]]
+    (found,) = [each for each in containers_of(os.getpid()) if LABEL in each["Labels"]]
     with client() as there:
         there.kill(found["Id"])
         there.wait(found["Id"])
@@ -221,7 +234,7 @@ async def test_a_service_is_bounded_and_has_no_rights() -> None:
     service = program(code, user="0:0", disk_mb=2, memory_mb=100, cpus=0.5, pids=50)
     async with Docker(network="loopback", services={"db": service}).open(1) as boxes, boxes.lease() as box:
         with client() as there:
-            (found,) = [each for each in containers_of(os.getpid()) if "agentgym.service" in each["Labels"]]
+            (found,) = [each for each in containers_of(os.getpid()) if LABEL in each["Labels"]]
             await asyncio.to_thread(there.wait, found["Id"])
             said = there.inspect_container(found["Id"])["HostConfig"]
         assert (said["Memory"], said["NanoCpus"], said["PidsLimit"]) == (100 << 20, 500_000_000, 50)
