@@ -50,7 +50,7 @@ def desk(**parts: Any) -> type[Desk]:
     return type("Broken", (Desk,), parts)
 
 
-def raising(kind: type[Exception], text: str) -> Callable[..., Any]:
+def raising(kind: type[BaseException], text: str) -> Callable[..., Any]:
     async def fail(*args: Any, **kwargs: Any) -> Any:
         raise kind(text)
 
@@ -244,3 +244,20 @@ async def test_a_close_that_fails_does_not_swallow_a_cancellation(boxes: FakeBox
     with pytest.raises(asyncio.CancelledError):
         await playing
     assert boxes.leased == []
+
+
+@pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, type("Odd", (BaseException,), {})])
+@pytest.mark.parametrize("where", ["setup", "reset", "step", "score", "close"])
+async def test_an_error_that_is_no_exception_fails_its_rollout_alone(kind: type[BaseException], where: str) -> None:
+    sound = getattr(Desk, where)
+
+    async def method(self: Desk, *args: Any, **given: Any) -> Any:
+        if self.task.id == "bad":
+            raise kind("odd")
+        return await sound(self, *args, **given)
+
+    tasks = [TASK.model_copy(update={"id": name}) for name in ("bad", "good")]
+    groups = await ag.run_groups(desk(**{where: method}), tasks, Scripted(SCRIPT), n=1, boxes=FakeBoxes())
+    bad, good = groups.rollouts
+    assert (bad.reward, good.reward) == (None, 1.0)
+    assert (bad.error or "").startswith(f"EnvError: Broken.{where}: {kind.__name__}: odd, at test_rollout_faults.py:")
