@@ -44,6 +44,8 @@ if _TYPE_CHECKING:
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
+    from agentgym.sandboxes.networks.rules import Allow
+    from agentgym.sandboxes.networks.services import Service
     from agentgym.train.config import TrainConfig
     from agentgym.train.trainer import Trainer
 
@@ -51,6 +53,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AgentGymError",
+    "Allow",
     "AnyBox",
     "Box",
     "Bubblewrap",
@@ -88,6 +91,7 @@ __all__ = [
     "SandboxError",
     "Scheduler",
     "Segment",
+    "Service",
     "Split",
     "StepResult",
     "Stop",
@@ -145,6 +149,8 @@ _LAZY = {
         "Bubblewrap",
         "Process",
     ),
+    "agentgym.sandboxes.networks.rules": ("Allow",),
+    "agentgym.sandboxes.networks.services": ("Service",),
     "agentgym.train.config": ("TrainConfig",),
     "agentgym.train.trainer": ("Trainer",),
 }

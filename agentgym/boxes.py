@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
 
 Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol"]
 
@@ -55,6 +55,50 @@ def cut_middle(text: str, limit: int) -> str:
     note = f"\n[... {len(text) - limit} characters cut ...]\n"
     room = max(limit - len(note), 0)
     return (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:limit]
+
+
+Verdict: TypeAlias = Literal["allowed", "refused", "malformed", "failed", "cut"]
+"""What a box's proxy did with a request: "cut" for one that was allowed, and then ended by a limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRequest:
+    """One request of code in a box to the proxy, as far as it has come."""
+
+    at: float
+    """The time of the connection, in seconds since 1970."""
+    method: str
+    """CONNECT for a tunnel such as https uses; "" where no request could be read."""
+    host: str
+    port: int
+    path: str
+    """The path and query of a plain http request."""
+    verdict: Verdict
+    why: str
+    """The reason of every verdict but "allowed"."""
+    sent: int
+    """Bytes from the box to the host."""
+    received: int
+
+
+class LocalAddress(NamedTuple):
+    """An address of this machine that leads to a port inside a box."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The address as the beginning of a URL, without a last slash."""
+        return f"http://{self.host}:{self.port}"
+
+
+class BoxService(Protocol):
+    """A container beside a box, in the same private network."""
+
+    async def logs(self, *, lines: int = 200) -> str:
+        """Return the last lines of what it wrote since the episode began, at most 64 KiB of them."""
+        ...
 
 
 HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
@@ -122,6 +166,35 @@ class Box(Protocol):
         """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.
 
         From now on neither meets what the other does. A branch ends when it is closed, and with its box's episode.
+        """
+        ...
+
+    def requests(self) -> Sequence[NetworkRequest]:
+        """Return every request of this episode to the box's proxy, in order; empty where `network` is no allow-list."""
+        ...
+
+    def port(self, port: int, *, timeout_s: float = 10.0) -> AbstractAsyncContextManager[LocalAddress]:
+        """Lend an address of this machine that leads to 127.0.0.1:port in the box, once something listens there.
+
+        TimeoutError where nothing listens in time, ValueError where the box has no network of its own.
+        """
+        ...
+
+    def service(self, name: str) -> BoxService:
+        """Return the container of that name beside the box; ValueError where there is none."""
+        ...
+
+    async def snapshot(self, path: str | Path, *, limit: int = 1 << 30, timeout_s: float = 120.0) -> None:
+        """Write the working folder to a tar file on this machine: exact modes, times, links and sizes.
+
+        Everything else in the box is stopped meanwhile. ValueError over `limit` bytes; no file is written then.
+        """
+        ...
+
+    async def restore(self, path: str | Path, *, timeout_s: float = 120.0) -> None:
+        """Replace the working folder's content by that of a snapshot, which may come from another box.
+
+        ValueError for a file that is no snapshot or leads out of the folder; the folder is empty then.
         """
         ...
 

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import keyword
 import os
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +13,10 @@ from typing import get_args
 from agentgym.boxes import ExecResult, HostFunction, Status
 from agentgym.errors import SandboxError, WireError
 from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.host_files import MAX_FILES, MAX_TREE, HostFile, is_name, load_tree, store_tree
+from agentgym.sandboxes.host_files import MAX_FILES, MAX_TREE, HostFile, batches, is_name, load_tree, store_tree
 from agentgym.sandboxes.link import MAX_FILE, SANDBOX_LOST, TRUNK, Link, NotAFile
+from agentgym.sandboxes.networks.box_network import BoxNetwork
+from agentgym.sandboxes.surroundings import Surroundings
 from agentgym.sandboxes.wire import Frame, Wire
 
 PROTOCOL = 1
@@ -24,24 +26,36 @@ FILES_S = 30.0
 RESET_S = 10.0
 START_S = 30.0
 MAX_CODE = 1 << 20
-MAX_BATCH = 200
 STATUSES = frozenset(get_args(Status))
 
 
-class RemoteBox:
+class RemoteBox(Surroundings):
     """One session of a box at the other end of a wire; implements `types.Box`, and `types.Branch` where it is forked.
 
     A box makes one call at a time, its branches' calls included: others wait for their turn.
     """
 
-    def __init__(self, link: Link, *, digest: str, end: Callable[[], Awaitable[None]], session: int = TRUNK) -> None:
+    def __init__(
+        self,
+        link: Link,
+        *,
+        digest: str,
+        end: Callable[[], Awaitable[None]],
+        session: int = TRUNK,
+        network: BoxNetwork | None = None,
+    ) -> None:
         self.link = link
+        self.network = network or BoxNetwork()
+        self.reset_s = 0.0
+        """Seconds that the last reset of the box itself took, without that of the services beside it."""
         self._digest = digest
         self._end = end
         self._session = session
 
     @classmethod
-    async def open(cls, wire: Wire, *, digest: str, end: Callable[[], Awaitable[None]]) -> "RemoteBox":
+    async def open(
+        cls, wire: Wire, *, digest: str, end: Callable[[], Awaitable[None]], network: BoxNetwork | None = None
+    ) -> "RemoteBox":
         """Wait for the server's first frame; SandboxError where it is not the expected one."""
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
@@ -49,7 +63,7 @@ class RemoteBox:
             raise SandboxError(f"the box did not start: {error}") from error
         if frame.envelope.get("hello") != PROTOCOL:
             raise SandboxError(f"the box speaks another protocol than {PROTOCOL}; build its image again")
-        return cls(Link(wire), digest=f"{digest}+python{frame.envelope.get('python')}", end=end)
+        return cls(Link(wire), digest=f"{digest}+python{frame.envelope.get('python')}", end=end, network=network)
 
     @property
     def digest(self) -> str:
@@ -170,7 +184,7 @@ class RemoteBox:
             with suppress(SandboxError):  # It ended with its box.
                 await finished(asyncio.ensure_future(self.link.call("end", b"", RESET_S, branch=branch)))
 
-        return RemoteBox(self.link, digest=self._digest, end=end, session=branch)
+        return RemoteBox(self.link, digest=self._digest, end=end, session=branch, network=self.network)
 
     async def reset(self, *, timeout_s: float = RESET_S) -> None:
         """Bring the box back to the state of a new one; SandboxError, and a broken box, where something is left.
@@ -179,6 +193,8 @@ class RemoteBox:
         """
         if self._session != TRUNK:
             raise ValueError("a branch cannot be reset, only closed")
+        await self.network.end()
+        began = asyncio.get_running_loop().time()
         try:
             frame = await self.link.call("reset", b"", timeout_s)
         except (OSError, ValueError) as error:
@@ -188,6 +204,11 @@ class RemoteBox:
             why = frame.envelope.get("why")
             self.link.cut(f"something of the last episode could not be removed{f': {why}' if why else ''}")
             raise SandboxError(f"{SANDBOX_LOST}: {self.broken}")
+        self.reset_s = asyncio.get_running_loop().time() - began
+        try:
+            await self.begin_surroundings()
+        except SandboxError as error:
+            raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
 
     @property
     def broken(self) -> str | None:
@@ -202,7 +223,11 @@ class RemoteBox:
         """End the box and everything in it, or this branch alone; closing twice is harmless."""
         if self._session == TRUNK:
             self.cut()
-        await self._end()
+        try:
+            if self._session == TRUNK:
+                await self.network.close()
+        finally:
+            await self._end()
 
     async def __aenter__(self) -> "RemoteBox":
         return self
@@ -214,7 +239,7 @@ class RemoteBox:
 
     async def _write(self, files: Mapping[str, str | bytes], executable: Container[str], timeout_s: float) -> None:
         deadline = _deadline(timeout_s)
-        for names, body in _batches(files, executable):
+        for names, body in batches(files, executable, MAX_FILE):
             await self._call("write", body, _left(deadline), files=names)
 
     async def _names(self, path: str, timeout_s: float) -> Sequence[str]:
@@ -240,14 +265,20 @@ class RemoteBox:
         self, op: str, body: bytes, timeout_s: float, serve: Mapping[str, HostFunction], **fields: object
     ) -> Frame:
         _check(timeout_s)
-        return await self._call(op, body, timeout_s, serve, **fields)
+        return await self._call(op, body, timeout_s, serve, None, **fields)
 
     async def _call(
-        self, op: str, body: bytes, timeout_s: float, serve: Mapping[str, HostFunction] | None = None, **fields: object
+        self,
+        op: str,
+        body: bytes,
+        timeout_s: float,
+        serve: Mapping[str, HostFunction] | None = None,
+        carry: Callable[[bytes], Awaitable[bytes]] | None = None,
+        **fields: object,
     ) -> Frame:
         if self._session != TRUNK:
             fields["session"] = self._session
-        return await self.link.call(op, body, timeout_s + MARGIN_S, serve, timeout_s=timeout_s, **fields)
+        return await self.link.call(op, body, timeout_s + MARGIN_S, serve, carry, timeout_s=timeout_s, **fields)
 
 
 def _text(text: str, field: str) -> bytes:
@@ -255,27 +286,6 @@ def _text(text: str, field: str) -> bytes:
     if len(body) > MAX_CODE:
         raise ValueError(f"{field}: {len(body)} bytes, the limit is {MAX_CODE}")
     return body
-
-
-def _batches(
-    files: Mapping[str, str | bytes], executable: Container[str] = ()
-) -> Iterator[tuple[list[tuple[str, int, bool]], bytes]]:
-    """Yield the files in groups of at most 16 MiB and 200 files, one for each frame."""
-    names: list[tuple[str, int, bool]] = []
-    parts: list[bytes] = []
-    size = 0
-    for path, content in files.items():
-        data = content.encode() if isinstance(content, str) else content
-        if len(data) > MAX_FILE:
-            raise ValueError(f"{path!r}: {len(data)} bytes, the limit is {MAX_FILE}")
-        if names and (size + len(data) > MAX_FILE or len(names) == MAX_BATCH):
-            yield names, b"".join(parts)
-            names, parts, size = [], [], 0
-        names.append((path, len(data), path in executable))
-        parts.append(data)
-        size += len(data)
-    if names:
-        yield names, b"".join(parts)
 
 
 def _check(timeout_s: float) -> None:

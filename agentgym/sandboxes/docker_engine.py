@@ -21,7 +21,7 @@ from agentgym.process_identity import new_folder, owner, sweep_folders
 from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.docker_attach import attach
 from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, is_podman, podman_ulimits, translated
-from agentgym.sandboxes.docker_settings import DockerSettings
+from agentgym.sandboxes.docker_settings import INSIDE, DockerSettings, container_limits, server_config
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.heartbeat import (
     OWNER_LABEL,
@@ -34,7 +34,9 @@ from agentgym.sandboxes.heartbeat import (
     traces,
 )
 from agentgym.sandboxes.images.ready import ready_image
-from agentgym.sandboxes.local import BRANCHES
+from agentgym.sandboxes.networks.box_network import BoxNetwork, receive
+from agentgym.sandboxes.networks.modes import NONE, allow_of, proxy_environment, sockets_of
+from agentgym.sandboxes.networks.services import LABEL, Services, check_images
 from agentgym.sandboxes.seccomp import profile
 from agentgym.sandboxes.volumes import read_only_mounts
 from agentgym.sandboxes.wire import Wire
@@ -45,16 +47,14 @@ if TYPE_CHECKING:
 
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
-INSIDE = "/run/agentgym"
-GVISOR_MB, GVISOR_PIDS = 256, 1024
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> RemoteBox:
+async def _first_word(wire: Wire, digest: str, end: Callable[[], Any], network: BoxNetwork | None = None) -> RemoteBox:
     try:
-        return await RemoteBox.open(wire, digest=digest, end=end)
+        return await RemoteBox.open(wire, digest=digest, end=end, network=network)
     except SandboxError as error:
         wire.close()
         raise EngineFailed(str(error)) from error
@@ -85,41 +85,15 @@ def _listener(path: Path) -> socket.socket:
     return listener
 
 
-def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
-    """The configuration of the server inside: its folders, each process's limits, and the place of its wire.
-
-    That is a socket in the mounted folder where `connected`, else its own input and output.
-    """
-    limits = {"NOFILE": 512, "CORE": 0}
-    if spec.runtime == "runsc":  # Past the container's own limits gVisor itself would end, and the box with it.
-        limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
-    wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
-    config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
-    return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
-
-
-def container_limits(spec: DockerSettings) -> dict[str, Any]:
-    """The container's limits, in the form that the docker package takes."""
-    from docker.types import LogConfig
-
-    gvisor = spec.runtime == "runsc"
-    memory_bytes = spec.memory_mb + (GVISOR_MB if gvisor else 0) << 20
-    memory = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
-    return {
-        "runtime": spec.runtime,
-        "network_mode": spec.network,
-        "read_only": True,
-        "tmpfs": {"/tmp": memory, BRANCHES: memory},
-        "shm_size": spec.disk_mb << 20,
-        "ipc_mode": "private",
-        "mem_limit": memory_bytes,
-        "memswap_limit": memory_bytes,
-        "nano_cpus": int(spec.cpus * 1e9),
-        "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids,
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true", f"seccomp={profile(network=spec.network != 'none')}"],
-        "log_config": LogConfig(type="none"),
-    }
+async def _network(connection: socket.socket, spec: DockerSettings) -> BoxNetwork:
+    """The network of a box whose server has just connected."""
+    said = server_config(spec, connected=True).get("network")
+    try:
+        sockets = await receive(connection, sockets_of(said), START_S) if said is not None else []
+    except BaseException:
+        connection.close()
+        raise
+    return BoxNetwork(sockets, allow_of(spec.network))
 
 
 class Engine:
@@ -137,7 +111,7 @@ class Engine:
         self._starting = asyncio.Semaphore(OPERATIONS_AT_ONCE)
         self._owner = owner()
         self._run = secrets.token_hex(6)
-        self._heart = Heart(self._run, lambda: self._client, self._missed)
+        self._heart = Heart(self._run, lambda: self.client, self._missed)
         self._lookout = Lookout()
         self._numbers = itertools.count()
         self._names: set[str] = set()
@@ -145,7 +119,8 @@ class Engine:
         self._folder = new_folder("run")
 
     @functools.cached_property
-    def _client(self) -> "docker.APIClient":
+    def client(self) -> "docker.APIClient":
+        """The client of the engine, opened when it is first needed."""
         return connect(host=self.host)
 
     async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -154,10 +129,11 @@ class Engine:
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: DockerSettings) -> None:
-        """Begin the heartbeat, remove what ended clients left, and look for the image."""
+        """Begin the heartbeat, remove what ended clients left, and look for the images."""
         await self.do(self._heart.start)
         await self.do(self.sweep)
         await self.digest(spec)
+        await self.do(check_images, self.client, spec.services)
 
     async def digest(self, spec: DockerSettings) -> str:
         """The id of the spec's image; what the engine does not have is built there first."""
@@ -166,33 +142,64 @@ class Engine:
         return self._digest
 
     async def start(self, spec: DockerSettings) -> RemoteBox:
-        """Start a box; nothing is left of one that failed to start or was cancelled."""
+        """Start a box, and the services beside it; nothing is left of one that failed to start or was cancelled."""
+        if spec.needs_sockets and not self.is_here:
+            raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine of this machine")
         async with self._starting:
             digest = await self.digest(spec)
             name = f"agentgym-{self._run}-{next(self._numbers)}"
             self._names.add(name)
             self.boxes += 1
             try:
-                if not self.host.startswith("unix://"):
+                if not self.is_here:
                     return await self._start_attached(spec, name, digest)
                 return await self._start_connected(spec, name, digest)
             except BaseException:
                 await self.end(name)
                 raise
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the engine is one of this machine, which shares folders and sockets with its containers."""
+        return self.host.startswith("unix://")
+
     async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
         folder = self.new_folder()
-        end = functools.partial(self.end, name, folder)
         with _listener(folder / "box.sock") as listener:
             try:
                 # The thread cannot be cancelled: a cancelled start is waited for and undone.
                 await finished(asyncio.ensure_future(self.do(self.create, spec, name, folder)))
-                await finished(asyncio.ensure_future(self.do(self._client.start, name)))
+                await finished(asyncio.ensure_future(self.do(self.client.start, name)))
                 connection = await self.connection(listener, name)
-                return await _first_word(await Wire.over(connection), digest, end)
+                return await self._open(connection, spec, name, folder, digest)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
+
+    async def _open(
+        self, connection: socket.socket, spec: DockerSettings, name: str, folder: Path, digest: str
+    ) -> RemoteBox:
+        """The box at the other end of a new connection, with its network and its services."""
+        network = await _network(connection, spec)
+        services = Services(self, name, spec.services, network)
+
+        async def end() -> None:
+            try:
+                await services.remove()
+            finally:
+                await self.end(name, folder)
+
+        try:
+            if services.each:
+                network.services, network.renew_services = services.each, services.renew
+            box = await _first_word(await Wire.over(connection), digest, end, network)
+            await box.begin_surroundings()
+            return box
+        except BaseException:
+            connection.close()
+            await network.close()
+            await services.remove()
+            raise
 
     async def _start_attached(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
         await finished(asyncio.ensure_future(self.do(self.create, spec, name, None)))
@@ -201,7 +208,7 @@ class Engine:
         except (OSError, TimeoutError, WireError) as error:
             raise EngineDown(f"the Docker engine at {self.host} does not attach: {error}") from error
         try:
-            await finished(asyncio.ensure_future(self.do(self._client.start, name)))
+            await finished(asyncio.ensure_future(self.do(self.client.start, name)))
         except BaseException:
             wire.close()
             raise
@@ -216,7 +223,7 @@ class Engine:
 
     def create(self, spec: DockerSettings, name: str, folder: Path | None) -> None:
         """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
-        client = self._client
+        client = self.client
         client.create_container(
             self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
@@ -225,12 +232,9 @@ class Engine:
             user=NOBODY,
             hostname="box",
             use_config_proxy=False,  # Else the user's proxies, with their passwords, are put into the environment.
-            network_disabled=spec.network == "none",
-            labels={
-                OWNER_LABEL: self._owner,
-                RUN_LABEL: self._run,
-                "agentgym.created": str(int(time.time())),
-            },
+            network_disabled=spec.network == NONE,
+            environment=proxy_environment(spec.network, list(spec.services)),
+            labels=self.labels(),
             host_config=client.create_host_config(
                 binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"],
                 mounts=read_only_mounts(spec.volumes),
@@ -245,13 +249,25 @@ class Engine:
         for outside in spec.volumes.values():
             if not Path(outside).exists():  # Docker refuses it; podman goes on without.
                 raise SandboxError(f"volumes: {outside!r} does not exist on this machine")
-        path = self._folder / f"seccomp-{spec.network != 'none'}.json"
-        path.write_text(profile(network=spec.network != "none"))
+        path = self._folder / f"seccomp-{spec.network != NONE}.json"
+        path.write_text(profile(network=spec.network != NONE))
         return {"security_opt": ["no-new-privileges:true", f"seccomp={path}"], "ulimits": podman_ulimits()}
 
     @functools.cached_property
     def _is_podman(self) -> bool:
-        return is_podman(self._client)
+        return is_podman(self.client)
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels by which containers are found and removed."""
+        return {
+            OWNER_LABEL: self._owner,
+            RUN_LABEL: self._run,
+            "agentgym.created": str(int(time.time())),
+        }
+
+    def claim(self, name: str) -> None:
+        """Note a container as one in use, which no sweep removes."""
+        self._names.add(name)
 
     async def connection(self, listener: socket.socket, container: str) -> socket.socket:
         """The one connection of the server inside; SandboxError as soon as the container has ended instead."""
@@ -270,18 +286,23 @@ class Engine:
 
     async def end(self, name: str, folder: Path | None = None) -> None:
         """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""
+        self.boxes -= name in self._names
+        try:
+            await self.remove(name)
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def remove(self, name: str) -> None:
+        """Remove a container of ours; what cannot be removed is left for a sweep."""
         if name not in self._names:
             return
         self._names.discard(name)
-        self.boxes -= 1
         try:
             await finished(asyncio.ensure_future(self.do(self._remove, name)))
         except SandboxError as error:
             # As text: a log that keeps the error keeps the frames below it, and the sockets in them.
             _log.warning("a container is left for the next sweep: %s", str(error))
-        finally:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
 
     async def close(self) -> None:
         """Remove what this process still has, and end the threads."""
@@ -294,17 +315,19 @@ class Engine:
 
     def sweep(self) -> None:
         """Remove containers and folders of ended clients, and what is left of this one's own."""
-        found = traces(self._client)
+        found = traces(self.client)
         mine = found.pop(self._run, None)
         for container in mine.containers if mine is not None else ():
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            if container["State"] in ("exited", "dead") or not known:
+            # One that ended beside its box still has its last words to say.
+            ended = container["State"] in ("exited", "dead") and LABEL not in container["Labels"]
+            if ended or not known:
                 self._remove(container["Id"])
-        for token in self._lookout.ended(found, engine_time(self._client)):
+        for token in self._lookout.ended(found, engine_time(self.client)):
             for container in found[token].containers:
                 self._remove(container["Id"])
             for volume in found[token].volumes:
-                remove_volume(self._client, volume)
+                remove_volume(self.client, volume)
         sweep_folders()
 
     def _missed(self, error: Exception) -> None:
@@ -313,19 +336,19 @@ class Engine:
     def _remove_run(self) -> None:
         """Containers first: what cannot be removed now is found by its heartbeat's end."""
         try:
-            if "_client" in self.__dict__:
-                for container in self._client.containers(all=True, filters={"label": f"{RUN_LABEL}={self._run}"}):
+            if "client" in self.__dict__:
+                for container in self.client.containers(all=True, filters={"label": f"{RUN_LABEL}={self._run}"}):
                     self._remove(container["Id"])
         finally:
             try:
                 self._heart.stop()
             finally:
-                if "_client" in self.__dict__:
-                    self._client.close()
+                if "client" in self.__dict__:
+                    self.client.close()
 
     def _state(self, container: str) -> dict[str, Any]:
-        state: dict[str, Any] = self._client.inspect_container(container)["State"]
+        state: dict[str, Any] = self.client.inspect_container(container)["State"]
         return state
 
     def _remove(self, container: str) -> None:
-        remove_container(self._client, container)
+        remove_container(self.client, container)

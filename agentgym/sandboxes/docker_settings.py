@@ -1,9 +1,20 @@
-"""Settings of boxes in Docker containers."""
+"""Settings of boxes in Docker containers, and what the engine and the server inside are told of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from agentgym.sandboxes.local import BRANCHES
+from agentgym.sandboxes.networks.modes import NONE, engine_network, server_network
+from agentgym.sandboxes.networks.rules import Allow
+from agentgym.sandboxes.networks.services import Service, check_names
+from agentgym.sandboxes.seccomp import profile
 from agentgym.sandboxes.volumes import check_volumes
+
+GVISOR = "runsc"
+GVISOR_MB, GVISOR_PIDS = 256, 1024
+INSIDE = "/run/agentgym"
+"""The folder inside a container that holds the socket of its wire."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +39,11 @@ class DockerSettings:
     disk_mb: int = 64
     cpus: float = 1.0
     pids: int = 128
-    network: str = "none"
-    """The engine's network that the box may use; "none" gives it no network."""
+    network: str | Allow = NONE
+    """What the box may reach: "none" for no internet socket at all, "loopback" for itself alone, `Allow(...)` for the
+    hosts listed there through a logging proxy, or the name of one of the engine's networks."""
+    services: Mapping[str, Service] = field(default_factory=dict, hash=False)
+    """Containers beside the box by their names: they share its loopback, end with it, and are new in every episode."""
     hosts: tuple[str, ...] = ()
     """The engines of one pool, in the form of DOCKER_HOST; empty takes DOCKER_HOST, else the local engine."""
     runtime: str | None = None
@@ -43,3 +57,53 @@ class DockerSettings:
                 raise ValueError(f"{name}: a tuple of texts, such as ({getattr(self, name)!r},)")
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_volumes(self.volumes)
+        check_names(self.services)
+        if self.services and self.network == NONE:
+            raise ValueError('services: the box reaches them over its loopback; say network="loopback"')
+        if self.needs_sockets and self.runtime == GVISOR:
+            raise ValueError(f"runtime: {GVISOR!r} hands no sockets to this machine: no services and no Allow(...)")
+
+    @property
+    def needs_sockets(self) -> bool:
+        """Whether the box is of no use without sockets that its server hands to this machine."""
+        return bool(self.services) or isinstance(self.network, Allow)
+
+
+def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
+    """The configuration of the server inside: its folders, each process's limits, and the place of its wire.
+
+    That is a socket in the mounted folder where `connected`, else its own input and output.
+    """
+    limits = {"NOFILE": 512, "CORE": 0}
+    if spec.runtime == GVISOR:  # Past the container's own limits gVisor itself would end, and the box with it.
+        limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
+    wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
+    config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+    if connected and spec.network != NONE and spec.runtime != GVISOR:
+        config["network"] = server_network(spec.network)
+    return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
+
+
+def container_limits(spec: DockerSettings) -> dict[str, Any]:
+    """The container's limits, in the form that the docker package takes."""
+    from docker.types import LogConfig
+
+    gvisor = spec.runtime == GVISOR
+    memory_bytes = spec.memory_mb + (GVISOR_MB if gvisor else 0) << 20
+    memory = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
+    return {
+        "runtime": spec.runtime,
+        "network_mode": engine_network(spec.network),
+        "extra_hosts": dict.fromkeys(spec.services, "127.0.0.1"),
+        "read_only": True,
+        "tmpfs": {"/tmp": memory, BRANCHES: memory},
+        "shm_size": spec.disk_mb << 20,
+        "ipc_mode": "private",
+        "mem_limit": memory_bytes,
+        "memswap_limit": memory_bytes,
+        "nano_cpus": int(spec.cpus * 1e9),
+        "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", f"seccomp={profile(network=spec.network != NONE)}"],
+        "log_config": LogConfig(type="none"),
+    }

@@ -3,14 +3,16 @@
 import ast
 import asyncio
 import copy
+import io
+import tarfile
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from agentgym.boxes import Box, ExecResult, HostFunction
+from agentgym.boxes import Box, BoxService, ExecResult, HostFunction, LocalAddress, NetworkRequest
 
 Shell: TypeAlias = Mapping[str, str | ExecResult] | Callable[[str], str | ExecResult]
 
@@ -88,6 +90,30 @@ class FakeBox:
             raise FileNotFoundError(source)
         _store({Path(target, below): self.files[name] for below, name in inside.items()})
         return []
+
+    def requests(self) -> Sequence[NetworkRequest]:
+        return []
+
+    def port(self, port: int, *, timeout_s: float = 10.0) -> AbstractAsyncContextManager[LocalAddress]:
+        """Refuse: a fake box has no network."""
+        raise ValueError("port: a FakeBox has no network")
+
+    def service(self, name: str) -> BoxService:
+        """Refuse: a fake box has no services."""
+        raise ValueError(f"service: a FakeBox has none named {name!r}")
+
+    async def snapshot(self, path: str | Path, *, limit: int = 1 << 30, timeout_s: float = 120.0) -> None:
+        """Write the files to a tar file; modes and times are those of no real file."""
+        with tarfile.open(path, "w") as archive:
+            for name, data in self.files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+
+    async def restore(self, path: str | Path, *, timeout_s: float = 120.0) -> None:
+        with tarfile.open(path) as archive:
+            contents = {entry.name: archive.extractfile(entry) for entry in archive if entry.isfile()}
+            self.files = {name: file.read() for name, file in contents.items() if file is not None}
 
     async def fork(self, *, timeout_s: float = 30.0) -> "FakeBox":
         """Return a box with copies of the files and of every name that can be copied; other names are shared."""

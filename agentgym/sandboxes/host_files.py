@@ -2,13 +2,14 @@
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 MAX_FILES = 10_000
 MAX_TREE = 64 << 20
+MAX_BATCH = 200
 
 
 class HostFile(NamedTuple):
@@ -114,3 +115,24 @@ def _enter(folder: int, name: str) -> int:
         raise FileExistsError(f"a link or a file is in the way of the folder {name!r}") from error
     os.close(folder)
     return inner
+
+
+def batches(
+    files: Mapping[str, str | bytes], executable: Container[str], max_bytes: int
+) -> Iterator[tuple[list[tuple[str, int, bool]], bytes]]:
+    """Yield the files in groups of at most `max_bytes` and 200 files, one for each frame."""
+    names: list[tuple[str, int, bool]] = []
+    parts: list[bytes] = []
+    size = 0
+    for path, content in files.items():
+        data = content.encode() if isinstance(content, str) else content
+        if len(data) > max_bytes:
+            raise ValueError(f"{path!r}: {len(data)} bytes, the limit is {max_bytes}")
+        if names and (size + len(data) > max_bytes or len(names) == MAX_BATCH):
+            yield names, b"".join(parts)
+            names, parts, size = [], [], 0
+        names.append((path, len(data), path in executable))
+        parts.append(data)
+        size += len(data)
+    if names:
+        yield names, b"".join(parts)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from inspect import isawaitable
@@ -54,11 +54,18 @@ class Link:
         self._wire.close()
 
     async def call(
-        self, op: str, body: bytes, patience_s: float, serve: Mapping[str, HostFunction] | None = None, **fields: object
+        self,
+        op: str,
+        body: bytes,
+        patience_s: float,
+        serve: Mapping[str, HostFunction] | None = None,
+        carry: Callable[[bytes], Awaitable[bytes]] | None = None,
+        **fields: object,
     ) -> Frame:
         """Make one call and return its answer; SandboxError where the box does not give one.
 
-        A call that is cancelled is ended inside the box too.
+        A call that is cancelled is ended inside the box too. `carry` gets each part of a stream and returns the bytes
+        to answer it with, before which the box sends no other part.
         """
         if id(self) in _serving.get():
             raise RuntimeError("a host function cannot call the box whose code waits for it")
@@ -72,7 +79,7 @@ class Link:
                 call = next(self._ids)
                 self._wire.send({"id": call, "op": op, **fields}, body)
                 now = self.used = asyncio.get_running_loop().time()
-                frame = await self._answer(call, now + patience_s, serve)
+                frame = await self._answer(call, now + patience_s, serve, carry)
             except (WireError, TimeoutError) as error:
                 self.cut(str(error))
                 raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
@@ -98,10 +105,19 @@ class Link:
         while self._ending:
             self._wire.send({"id": next(self._ids), "op": "end", "branch": self._ending.pop()})
 
-    async def _answer(self, call: int, deadline: float, serve: Mapping[str, HostFunction] | None) -> Frame:
-        """Return the frame that ends the call; calls of host functions before it are answered."""
+    async def _answer(
+        self,
+        call: int,
+        deadline: float,
+        serve: Mapping[str, HostFunction] | None,
+        carry: Callable[[bytes], Awaitable[bytes]] | None,
+    ) -> Frame:
+        """Return the frame that ends the call; parts of a stream and calls of host functions before it are answered."""
         asked = 0
         frame = await self._next(call, deadline)
+        while carry is not None and "part" in frame.envelope:
+            self._wire.send({"id": call, "answer": frame.envelope["part"]}, await carry(frame.body))
+            frame = await self._next(call, deadline)
         while "ask" in frame.envelope:
             asked += 1
             frame = await self._serve(frame, call, deadline, serve or {} if asked <= MAX_ASKS else None)

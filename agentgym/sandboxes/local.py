@@ -19,9 +19,19 @@ from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
 from agentgym.process_identity import new_folder, remove_folder, sweep_folders
 from agentgym.sandboxes import seccomp
-from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.images.package_folder import package_binds, volume_binds
+from agentgym.sandboxes.networks.box_network import BoxNetwork, receive
+from agentgym.sandboxes.networks.modes import (
+    LOOPBACK,
+    NONE,
+    allow_of,
+    proxy_environment,
+    server_network,
+    sockets_of,
+)
+from agentgym.sandboxes.networks.rules import Allow
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.server_files import SERVER, image_folder, server_digest, server_files
 from agentgym.sandboxes.volumes import check_volumes
@@ -51,8 +61,13 @@ class Bubblewrap:
     """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Folders and files of this machine by their path in the box; code in the box can only read them."""
+    network: str | Allow = NONE
+    """What the box may reach: "none" for no internet socket at all, "loopback" for itself alone, or `Allow(...)` for
+    the hosts listed there through a logging proxy."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.network, Allow) and self.network not in (NONE, LOOPBACK):
+            raise ValueError(f'network: {self.network!r} is none of "none", "loopback" and Allow(...)')
         if isinstance(self.pip, str):
             raise ValueError(f"pip: a tuple of texts, such as ({self.pip!r},)")
         object.__setattr__(self, "pip", tuple(self.pip))
@@ -78,22 +93,31 @@ class Bubblewrap:
             "CORE": 0,
         }
         wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
-        config = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+        config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+        if self.network != NONE:
+            config["network"] = server_network(self.network)
         with ExitStack() as stack:
             server = {name: stack.enter_context(memory_file(text)).fileno() for name, text in server_files().items()}
-            calls = stack.enter_context(memory_file(seccomp.program())).fileno()
+            calls = stack.enter_context(memory_file(seccomp.program(network=self.network != NONE))).fileno()
             return await start_server(
                 [*self._command(server, calls), *_interpreter(self.python), SERVER],
                 config,
                 digest=f"bubblewrap:{server_digest()}",
                 keep=[*server.values(), calls],
                 held=stack,
+                allow=allow_of(self.network),
             )
 
     def _command(self, server: Mapping[str, int], calls: int) -> list[str]:
         interpreter = _interpreter(self.python)[0]
         extra = [*package_binds(self.pip, interpreter), *volume_binds(self.volumes)]
-        return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, server, calls, extra)]
+        variables = proxy_environment(self.network).items()
+        return [
+            *_drop_root(),
+            *_bwrap(interpreter, self.disk_mb << 20, server, calls, extra),
+            *(word for name, value in variables for word in ("--setenv", name, value)),
+            "--",
+        ]
 
 
 @functools.cache
@@ -153,7 +177,7 @@ def _bwrap(interpreter: str, disk_bytes: int, server: Mapping[str, int], calls: 
         *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", BRANCHES, "--seccomp", str(calls)),
         # As data: the user that the box runs as may not be able to reach the folder of this package.
         *(word for name, fd in server.items() for word in ("--ro-bind-data", str(fd), f"{SERVER}/{name}")),
-        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"),
     ]
 
 
@@ -242,13 +266,14 @@ def memory_file(content: bytes) -> Any:
 
 async def start_server(
     command: Sequence[str],
-    config: Mapping[str, object],
+    config: Mapping[str, Any],
     *,
     digest: str,
     environment: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
     held: ExitStack | None = None,
     scratch: Sequence[str] = (),
+    allow: Allow | None = None,
 ) -> RemoteBox:
     """Start a server with one end of a socket pair as its wire; SandboxError with its error output where it fails.
 
@@ -277,11 +302,16 @@ async def start_server(
             if held is not None:
                 held.close()
         ending = functools.partial(_end, process, scratch)
+        network = BoxNetwork()
         try:
-            wire = await Wire.over(ours)
-            return await _first_word(wire, digest, ending)
+            if "network" in config:
+                network = BoxNetwork(await receive(ours, sockets_of(config["network"]), START_S), allow)
+            box = await _first_word(await Wire.over(ours), digest, ending, network)
+            await box.begin_surroundings()
+            return box
         except BaseException as error:
             ours.close()
+            await network.close()
             await ending()
             if isinstance(error, SandboxError):
                 errors.seek(0)
@@ -290,9 +320,9 @@ async def start_server(
             raise
 
 
-async def _first_word(wire: Wire, digest: str, ending: Any) -> RemoteBox:
+async def _first_word(wire: Wire, digest: str, ending: Any, network: BoxNetwork) -> RemoteBox:
     try:
-        return await RemoteBox.open(wire, digest=digest, end=ending)
+        return await RemoteBox.open(wire, digest=digest, end=ending, network=network)
     except BaseException:
         wire.close()
         raise

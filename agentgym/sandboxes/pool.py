@@ -144,8 +144,7 @@ class Pool:
             return False
         self._episodes[box] += 1
         clock = asyncio.get_running_loop().time
-        began = clock()
-        if self._episodes[box] >= EPISODES_PER_BOX or began - box.link.created_at > LIFE_S:
+        if self._episodes[box] >= EPISODES_PER_BOX or clock() - box.link.created_at > LIFE_S:
             return False
         try:
             await box.reset()
@@ -154,7 +153,7 @@ class Pool:
                 self.unclean += 1
                 _log.warning("a box is ended, because no reset made it clean: %s", error)
             return False
-        return clock() - began < SLOW_RESET_S and not self._closed
+        return box.reset_s < SLOW_RESET_S and not self._closed
 
     async def _drop(self, box: RemoteBox) -> None:
         """End the box; only then may another one take its place."""

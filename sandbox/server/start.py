@@ -15,6 +15,7 @@ import types
 from .children import QUIET, Exits, close_from
 from .frames import Wire
 from .limits import ALONE, FOLDER, PACKAGE, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, WIRE_IN, WIRE_OUT, libc
+from .network import hand_over
 from .supervisor import Supervisor
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
@@ -83,6 +84,8 @@ def main() -> NoReturn:
             if not os.path.basename(path).startswith("agentgym-"):
                 raise SystemExit(f"{path!r} is not a folder of ours to wipe")
     host = connect(config)
+    if "network" in config:
+        hand_over(WIRE_IN, config["network"])
     prepare()
     os.chdir("/")
     supervisor = Supervisor(host, config)

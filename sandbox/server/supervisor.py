@@ -12,7 +12,8 @@ from .files import list_folder, read_file, write_file
 from .frames import Wire, zero
 from .limits import MAX_BODY, PROTOCOL, TRUNK, NotAFile, Refused
 from .process_tree import descendants, go_on, kill_all_but, reap, stop_all
-from .sessions import Session, Sessions
+from .sessions import Session
+from .snapshots import Snapshots
 from .worker import own_folder
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Supervisor(Sessions):
+class Supervisor(Snapshots):
     """Answers the host's calls one by one; the only process here that the host listens to."""
 
     def __init__(self, host: Wire, config: dict[str, Any]) -> None:
@@ -36,6 +37,8 @@ class Supervisor(Sessions):
             "list": self.list,
             "fork": self.fork,
             "end": self.end,
+            "snapshot": self.snapshot,
+            "restore": self.restore,
             "reset": self.reset,
         }
 

@@ -1,0 +1,74 @@
+"""A listener whose connections are served a few at a time, and which is emptied when it stops."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+PAUSE_S = 0.2
+"""Seconds without accepting where this process can open no more files."""
+_log = logging.getLogger("agentgym.sandboxes")
+
+
+class Acceptor:
+    """Accepts from a listener and serves at most `limit` connections at once; more wait, and hold no file here.
+
+    All of it runs in one event loop.
+    """
+
+    def __init__(self, listener: socket.socket, serve: Callable[[socket.socket], Awaitable[None]], limit: int) -> None:
+        self._listener, self._serve, self._limit = listener, serve, limit
+        self._connections: dict[asyncio.Task[None], socket.socket] = {}
+        self._listening = self._stopped = False
+        listener.setblocking(False)
+
+    def start(self) -> None:
+        """Begin to accept, in the loop that runs."""
+        if not self._listening and not self._stopped:
+            self._listening = True
+            asyncio.get_running_loop().add_reader(self._listener, self._ready)
+
+    async def stop(self) -> None:
+        """End every connection, and those that wait to be accepted; the listener stays open."""
+        self._stopped = True
+        self._pause()
+        tasks = list(self._connections)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        try:
+            while True:
+                self._listener.accept()[0].close()
+        except OSError:
+            return  # None waits.
+
+    def _pause(self) -> None:
+        if self._listening:
+            self._listening = False
+            asyncio.get_running_loop().remove_reader(self._listener)
+
+    def _ready(self) -> None:
+        try:
+            connection = self._listener.accept()[0]
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            _log.warning("connections of a box wait: %s", error)
+            self._pause()
+            asyncio.get_running_loop().call_later(PAUSE_S, self.start)
+            return
+        connection.setblocking(False)
+        task = asyncio.ensure_future(self._serve(connection))
+        self._connections[task] = connection
+        task.add_done_callback(self._ended)
+        if len(self._connections) >= self._limit:
+            self._pause()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        # Here and not in the task: one that is cancelled before its first step runs no code of its own.
+        self._connections.pop(task).close()
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a connection of a box was given up", exc_info=task.exception())
+        if not self._stopped:
+            self.start()

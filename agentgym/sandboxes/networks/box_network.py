@@ -1,0 +1,148 @@
+"""The network of one box, as its client holds it: the proxy's log, forwarded ports, and the services beside it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import SplitResult
+
+from agentgym.boxes import BoxService, LocalAddress, NetworkRequest
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.networks.background import BACKGROUND
+from agentgym.sandboxes.networks.forward import Forward
+from agentgym.sandboxes.networks.proxy import Proxy
+from agentgym.sandboxes.networks.rules import Allow
+from agentgym.sandboxes.networks.stock import Stock
+
+NO_NETWORK = (
+    'this box has no sockets of its network here; Docker(network="loopback") and Bubblewrap(network="loopback")'
+)
+
+
+class BoxNetwork:
+    """What a client can do with a box's network; without sockets of it, nothing.
+
+    `sockets` are those that the box's server made, the proxy's listener first where `allow` is given. It owns them.
+    """
+
+    def __init__(self, sockets: Sequence[socket.socket] = (), allow: Allow | None = None) -> None:
+        self._allow = allow
+        self._listener = sockets[0] if allow is not None else None
+        self._stock = Stock(sockets[1:] if allow is not None else sockets) if sockets else None
+        self._proxy: Proxy | None = None
+        self._forwards: set[Forward] = set()
+        self.services: Mapping[str, BoxService] = {}
+        self.renew_services: Callable[[], Awaitable[None]] | None = None
+        """Starts every service anew from its image, where there are services."""
+        if self._stock is not None:
+            BACKGROUND.hold()
+
+    async def begin(self) -> None:
+        """Begin an episode: a proxy with an empty log."""
+        if self._listener is not None and self._allow is not None:
+            self._proxy = Proxy(self._listener, self._allow)
+            await BACKGROUND.complete(_begin(self._proxy))
+
+    async def end(self) -> None:
+        """End an episode: its requests, those that wait to be accepted, and its forwarded ports."""
+        running: list[Forward | Proxy] = [*self._forwards, *([self._proxy] if self._proxy is not None else [])]
+        self._forwards.clear()
+        if running:
+            await BACKGROUND.complete(_stop(running))
+
+    async def close(self) -> None:
+        """End everything, and close every socket; closing twice is harmless."""
+        stock, self._stock = self._stock, None
+        if stock is None:
+            return
+        try:
+            await self.end()
+        finally:
+            self._proxy = None
+            stock.close()
+            if self._listener is not None:
+                self._listener.close()
+            BACKGROUND.release()
+
+    def requests(self) -> list[NetworkRequest]:
+        """Return every request of this episode to the proxy, in the order of their beginning."""
+        return [record.view() for record in self._proxy.records] if self._proxy is not None else []
+
+    @asynccontextmanager
+    async def port(self, port: int, timeout_s: float) -> AsyncIterator[LocalAddress]:
+        """Yield an address of this machine that leads to the port, once something listens there."""
+        if not 1 <= port <= 65535:
+            raise ValueError(f"port: {port} is not within 1..65535")
+        stock = self._usable("port")
+        await BACKGROUND.run(stock.wait_for(port, timeout_s))
+        forward = Forward(stock, port)
+        self._forwards.add(forward)
+        try:
+            yield await BACKGROUND.complete(_start(forward))
+        finally:
+            if forward in self._forwards:  # Else its episode has ended, and it too.
+                self._forwards.discard(forward)
+                await BACKGROUND.complete(forward.stop())
+
+    async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
+        """Return when something in the box's network listens at the port, and answers the URL with a status below 400.
+
+        TimeoutError where nothing does in time.
+        """
+        await BACKGROUND.run(self._usable("port").wait_for(port, timeout_s, url))
+
+    def service(self, name: str) -> BoxService:
+        """Return the service; ValueError where the box has none of that name."""
+        if name not in self.services:
+            raise ValueError(f"service: the box has none named {name!r}; it has {sorted(self.services)}")
+        return self.services[name]
+
+    def _usable(self, call: str) -> Stock:
+        if self._stock is None:
+            raise ValueError(f"{call}: {NO_NETWORK} have")
+        return self._stock
+
+
+async def _begin(proxy: Proxy) -> None:
+    proxy.start()
+
+
+async def _stop(running: Sequence[Forward | Proxy]) -> None:
+    for each in running:
+        await each.stop()
+
+
+async def _start(forward: Forward) -> LocalAddress:
+    return forward.start()
+
+
+async def receive(connection: socket.socket, count: int, timeout_s: float) -> list[socket.socket]:
+    """Return the sockets that a box's server sends before its first frame; SandboxError where they do not come.
+
+    Nothing is taken from the connection but the one byte that they come with.
+    """
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    connection.setblocking(False)
+    loop.add_reader(connection, _settle, readable)
+    try:
+        await asyncio.wait_for(readable, timeout_s)
+    except TimeoutError:
+        raise SandboxError(f"the box did not start: it made no sockets within {timeout_s:.0f} s") from None
+    finally:
+        loop.remove_reader(connection)
+    try:
+        said, numbers, _, _ = socket.recv_fds(connection, 1, count, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise SandboxError(f"the box did not start: {error}") from error
+    made = [socket.socket(fileno=number) for number in numbers]
+    if said and len(made) == count:
+        return made
+    for each in made:
+        each.close()
+    raise SandboxError("the box did not start: it ended, or sent other sockets than those that were asked for")
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

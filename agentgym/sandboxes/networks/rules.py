@@ -1,0 +1,161 @@
+"""The rule of what code in a box may reach: a list of hosts and ports, and the addresses that no name may lead to."""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+WEB_PORTS = (80, 443)
+MAX_HOST = 253
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+_PORT = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_METADATA = (ipaddress.IPv4Network("168.63.129.16/32"), ipaddress.IPv4Network("192.0.0.0/24"))
+"""Addresses at which clouds answer their own machines, and which Python may take for public ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One host of the list: a name, `*.` and a name, or an address; and the ports that may be reached there."""
+
+    host: str
+    ports: tuple[int, ...]
+
+    def covers(self, host: str, port: int) -> bool:
+        """Whether the entry names this host and port; `*.a.org` names all below a.org, and not a.org itself."""
+        if port not in self.ports:
+            return False
+        return host.endswith(self.host[1:]) if self.host.startswith("*.") else host == self.host
+
+
+@dataclass(frozen=True, init=False)
+class Allow:
+    """The hosts that code in a box may reach through the logging proxy, and nothing else: `Allow("pypi.org")`.
+
+    A host is a name, `*.` and a name for all names below it, or an address; `:port` behind it takes the place of the
+    ports 80 and 443. A name that leads to a private, local or metadata address is refused, unless that address is
+    listed too. `mb` bounds what one episode sends and receives together, and `requests` how many requests it makes.
+    """
+
+    hosts: tuple[str, ...]
+    mb: int
+    requests: int
+
+    def __init__(self, *hosts: str, mb: int = 1024, requests: int = 10_000) -> None:
+        if mb < 1 or requests < 1:
+            raise ValueError(f"mb, requests: must be at least 1, got {mb} and {requests}")
+        object.__setattr__(self, "hosts", hosts)
+        object.__setattr__(self, "mb", mb)
+        object.__setattr__(self, "requests", requests)
+        self.entries()
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return the hosts as entries; ValueError for one that is no host."""
+        return tuple(map(_entry, self.hosts))
+
+    def __str__(self) -> str:
+        return ", ".join(self.hosts) or "no host"
+
+
+def _entry(text: str) -> Entry:
+    wildcard, rest = ("*.", text[2:]) if text.startswith("*.") else ("", text)
+    try:
+        host, colon, port = (rest, "", "") if parse_address(rest) is not None else _split(rest)
+        known = parse_host(host if host.isascii() else host.encode("idna").decode())
+        ports = (parse_port(port),) if colon else WEB_PORTS
+    except ValueError as error:
+        raise ValueError(f"hosts: {text!r} is no host, '*.' and a name, or an address: {error}") from error
+    if wildcard and parse_address(known) is not None:
+        raise ValueError(f"hosts: {text!r} is no host: '*.' stands before a name, not an address")
+    return Entry(wildcard + known, ports)
+
+
+def parse_authority(text: str, default_port: int | None = None) -> tuple[str, int]:
+    """Return the host and the port in `host:port`, an IPv6 address in brackets; ValueError for anything else."""
+    host, colon, port = _split(text)
+    if not colon and default_port is None:
+        raise ValueError("no port")
+    return parse_host(host), parse_port(port) if colon else default_port or 0
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    if not text.startswith("["):
+        host, colon, port = text.partition(":")
+        return host, colon, port
+    host, end, port = text[1:].partition("]")
+    if not end or (port and not port.startswith(":")) or ":" not in host:
+        raise ValueError("brackets that do not hold an IPv6 address")
+    return host, port[:1], port[1:]
+
+
+def parse_port(text: str) -> int:
+    """Return a port in plain digits; ValueError for anything else."""
+    if not _PORT.fullmatch(text) or int(text) > 65535:
+        raise ValueError(f"{text!r} is no port")
+    return int(text)
+
+
+def parse_host(text: str) -> str:
+    """Return a host in the one form that is compared: lower case, no last dot, an address as it is usually written.
+
+    ValueError for what is no name, such as an address in hexadecimal: a resolver could take it for another host.
+    """
+    address = parse_address(text)
+    if address is not None:
+        return str(address)
+    name = text.lower().removesuffix(".")
+    labels = name.split(".")
+    if len(name) > MAX_HOST or not all(map(_LABEL.fullmatch, labels)):
+        raise ValueError(f"{text[:80]!r} is no host name")
+    if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1], re.ASCII):
+        raise ValueError(f"{text[:80]!r} is an address in an unusual form")
+    return name
+
+
+def parse_address(text: str) -> Address | None:
+    """Return the address that the text is; None where it is none. An IPv6 address with a zone is none."""
+    try:
+        return None if "%" in text else ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the internet: not private, local, shared, multicast, reserved or a cloud's own.
+
+    An IPv6 address that carries an IPv4 address is judged by that one.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.teredo is not None:
+            return False
+        inner = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+    if (
+        any(address in network for network in _METADATA)
+        or address.is_multicast
+        or address.is_reserved
+        or address.is_unspecified
+    ):
+        return False
+    return address.is_global
+
+
+class Rule:
+    """The list of an `Allow`, as the proxy asks it."""
+
+    def __init__(self, allow: Allow) -> None:
+        self.allow = allow
+        self.entries = allow.entries()
+
+    def lists(self, host: str, port: int) -> bool:
+        """Whether the list names this host and port."""
+        return any(entry.covers(host, port) for entry in self.entries)
+
+    def may_connect(self, address: Address, port: int) -> bool:
+        """Whether a listed host may be reached at this address of its own."""
+        return is_public(address) or self.lists(str(address), port)

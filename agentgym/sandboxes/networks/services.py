@@ -1,0 +1,220 @@
+"""Containers beside a box, which share its loopback: made with it, new in every episode, removed with it."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.networks.box_network import BoxNetwork
+from agentgym.sandboxes.seccomp import profile
+
+if TYPE_CHECKING:
+    import docker
+
+LABEL = "agentgym.service"
+MAX_LOGS = 64 << 10
+LOG_ON_DISK = "1m"
+SAID_LINES = 20
+STEP_S = 0.5
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A container beside a box: an application or a database that code in the box talks to by the service's name.
+
+    The names of all services lead to the one loopback that they share with the box: two cannot listen on the same port,
+    and nothing of it leads out. Its root is read-only; it writes to the folders in `writable`, which are in memory.
+    """
+
+    image: str
+    command: Sequence[str] = ()
+    """The words behind the image's entrypoint; empty takes the image's own."""
+    entrypoint: Sequence[str] | None = None
+    """The program in place of the image's entrypoint."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    ready: int | str | None = None
+    """The port that it listens on, or the URL that answers with a status below 400, when it is ready."""
+    ready_s: float = 30.0
+    user: str | None = None
+    """The user in the container; None takes the image's. No user of it has a capability, root neither."""
+    writable: Sequence[str] = ("/tmp", "/run")
+    memory_mb: int = 512
+    """Memory of the container in MB, its files in memory included."""
+    disk_mb: int = 128
+    cpus: float = 1.0
+    pids: int = 256
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ready, str):
+            url = urlsplit(self.ready)
+            if url.scheme != "http" or not url.hostname:
+                raise ValueError(f"ready: {self.ready!r} is neither a port nor a URL such as 'http://db:8000/health'")
+
+    @property
+    def ready_port(self) -> int | None:
+        """The port that has to be listened on; None where the service counts as ready when it has started."""
+        return (urlsplit(self.ready).port or 80) if isinstance(self.ready, str) else self.ready
+
+
+def check_names(services: Mapping[str, Service]) -> None:
+    """Raise ValueError for a service whose name cannot be a host's."""
+    for name in services:
+        if not _NAME.fullmatch(name) or name in ("localhost", "box"):
+            raise ValueError(f"services: {name!r} is no name; use lower-case letters, digits and '-'")
+
+
+def check_images(client: "docker.APIClient", services: Mapping[str, Service]) -> None:
+    """Raise SandboxError for a service whose image the engine does not have."""
+    from docker.errors import ImageNotFound
+
+    for name, service in services.items():
+        try:
+            client.inspect_image(service.image)  # type: ignore[no-untyped-call]
+        except ImageNotFound as error:
+            raise SandboxError(
+                f"services: the Docker engine has no image {service.image!r} for {name!r}: docker pull {service.image}"
+            ) from error
+
+
+class ServiceEngine(Protocol):
+    """What the services need of the engine that their box runs on."""
+
+    @property
+    def client(self) -> "docker.APIClient": ...
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels by which containers are found and removed."""
+        ...
+
+    def claim(self, name: str) -> None:
+        """Note a container as one in use, which no sweep removes."""
+        ...
+
+    async def do(self, operation: Callable[..., Any], *args: Any) -> Any:
+        """Run a blocking operation in the engine's threads."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove a container; what is gone is no error."""
+        ...
+
+
+class Services:
+    """The services of one box."""
+
+    def __init__(self, engine: ServiceEngine, box: str, settings: Mapping[str, Service], network: BoxNetwork) -> None:
+        self._box = box
+        self._network = network
+        self.each = {name: RunningService(engine, box, name, service) for name, service in settings.items()}
+
+    async def renew(self) -> None:
+        """Start each anew from its image and wait until it is ready; SandboxError with its last words if it is not."""
+        await self.remove()
+        await _all(each.start() for each in self.each.values())
+        await _all(each.wait_until_ready(self._network) for each in self.each.values())
+
+    async def remove(self) -> None:
+        """Remove every container of them."""
+        await _all(each.remove() for each in self.each.values())
+
+
+async def _all(works: Any) -> None:
+    """Await all to their end; raise the first error."""
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+class RunningService:
+    """One service; implements `boxes.BoxService`."""
+
+    def __init__(self, engine: ServiceEngine, box: str, name: str, service: Service) -> None:
+        self._engine, self._box, self._name, self._service = engine, box, name, service
+        self._container = f"{box}-{name}"
+
+    async def start(self) -> None:
+        """Create and start the container."""
+        self._engine.claim(self._container)
+        await finished(asyncio.ensure_future(self._engine.do(self._create)))
+        await finished(asyncio.ensure_future(self._engine.do(self._start)))
+
+    async def remove(self) -> None:
+        """Remove the container."""
+        await self._engine.remove(self._container)
+
+    async def logs(self, *, lines: int = 200) -> str:
+        """Return the last lines of what it wrote since the episode began, at most 64 KiB of them."""
+        if lines < 1:
+            raise ValueError(f"lines: must be at least 1, got {lines}")
+        said: bytes = await self._engine.do(
+            lambda: self._engine.client.logs(self._container, stdout=True, stderr=True, tail=lines)
+        )
+        return said[-MAX_LOGS:].decode("utf-8", "replace")
+
+    async def wait_until_ready(self, network: BoxNetwork) -> None:
+        """Return when it is ready; SandboxError with its last output where it ends first, or takes too long."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._service.ready_s
+        while not await self._is_ready(network):
+            state = await self._engine.do(lambda: self._engine.client.inspect_container(self._container)["State"])
+            if not state["Running"]:
+                raise SandboxError(await self._failed(f"ended with exit code {state['ExitCode']} {state['Error']}"))
+            if loop.time() >= deadline:
+                ready, seconds = self._service.ready, self._service.ready_s
+                raise SandboxError(await self._failed(f"was not ready within {seconds:g} s (ready={ready!r})"))
+
+    async def _is_ready(self, network: BoxNetwork) -> bool:
+        ready, port = self._service.ready, self._service.ready_port
+        if port is None:
+            return True
+        with suppress(TimeoutError):
+            await network.wait_for(port, STEP_S, urlsplit(ready) if isinstance(ready, str) else None)
+            return True
+        return False
+
+    async def _failed(self, how: str) -> str:
+        said = (await self.logs(lines=SAID_LINES)).strip()
+        return f"the service {self._name!r} {how.strip()}; its last output: {said or 'none'}"
+
+    def _start(self) -> None:
+        self._engine.client.start(self._container)
+
+    def _create(self) -> None:
+        client, service = self._engine.client, self._service
+        client.create_container(
+            service.image,
+            command=list(service.command) or None,
+            entrypoint=None if service.entrypoint is None else list(service.entrypoint),
+            name=self._container,
+            user=service.user,
+            environment=dict(service.env),
+            labels={**self._engine.labels(), LABEL: self._name},
+            host_config=client.create_host_config(**_limits(service, self._box)),
+        )
+
+
+def _limits(service: Service, box: str) -> dict[str, Any]:
+    from docker.types import LogConfig, Ulimit
+
+    memory = f"rw,exec,nosuid,nodev,mode=1777,size={service.disk_mb}m"
+    return {
+        "network_mode": f"container:{box}",
+        "read_only": True,
+        "tmpfs": dict.fromkeys(service.writable, memory),
+        "shm_size": service.disk_mb << 20,
+        "ipc_mode": "private",
+        "mem_limit": service.memory_mb << 20,
+        "memswap_limit": service.memory_mb << 20,
+        "nano_cpus": int(service.cpus * 1e9),
+        "pids_limit": service.pids,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", f"seccomp={profile(network=True)}"],
+        "ulimits": [Ulimit(name="nofile", soft=4096, hard=4096), Ulimit(name="core", soft=0, hard=0)],
+        "log_config": LogConfig(type="json-file", config={"max-size": LOG_ON_DISK, "max-file": "1"}),
+    }

@@ -1,0 +1,115 @@
+"""The calls of a box that reach beyond it: its network, forwarded ports, the services beside it, and snapshots."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentgym.boxes import BoxService, HostFunction, LocalAddress, NetworkRequest
+from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.link import Link
+from agentgym.sandboxes.networks.box_network import BoxNetwork
+from agentgym.sandboxes.wire import Frame
+
+PART = 1 << 20
+SNAPSHOT_S = 120.0
+
+
+class Surroundings:
+    """What a box and its branches share: one network, one log of requests, the same services."""
+
+    link: Link
+    network: BoxNetwork
+
+    def requests(self) -> Sequence[NetworkRequest]:
+        """Return every request of this episode to the box's proxy, in order; empty where `network` is no allow-list."""
+        return self.network.requests()
+
+    @asynccontextmanager
+    async def port(self, port: int, *, timeout_s: float = 10.0) -> AsyncIterator[LocalAddress]:
+        """Lend an address of this machine that leads to 127.0.0.1:port in the box, once something listens there.
+
+        At most 32 connections at once, more wait. TimeoutError where nothing listens in time, ValueError where the box
+        has no network of its own.
+        """
+        async with self.network.port(port, timeout_s) as address:
+            yield address
+
+    def service(self, name: str) -> BoxService:
+        """Return the container of that name beside the box; ValueError where there is none."""
+        return self.network.service(name)
+
+    async def snapshot(self, path: str | Path, *, limit: int = 1 << 30, timeout_s: float = SNAPSHOT_S) -> None:
+        """Write the working folder to a tar file on this machine: exact modes, times, links, hard links and sizes.
+
+        Everything else in the box is stopped meanwhile; pipes and sockets are left out. ValueError over `limit` bytes,
+        over `timeout_s`, and where the folder is over 100 folders deep; no file is written then.
+        """
+        writer = await asyncio.to_thread(_Writer, Path(path), limit)
+        try:
+            await self._call("snapshot", b"", timeout_s, carry=writer.take)
+            await finished(asyncio.ensure_future(asyncio.to_thread(writer.keep)))
+        finally:
+            writer.drop()
+
+    async def restore(self, path: str | Path, *, timeout_s: float = SNAPSHOT_S) -> None:
+        """Replace the working folder's content by that of a snapshot, which may come from another box.
+
+        It is unpacked inside the box, which follows no link. ValueError for a file that is no snapshot, leads out of
+        the folder, does not fit or takes over `timeout_s`; the folder is empty then.
+        """
+        with await asyncio.to_thread(Path(path).open, "rb") as file:
+
+            async def give(_: bytes) -> bytes:
+                return await asyncio.to_thread(file.read, PART)
+
+            await self._call("restore", b"", timeout_s, carry=give)
+
+    async def _call(
+        self,
+        op: str,
+        body: bytes,
+        timeout_s: float,
+        serve: Mapping[str, HostFunction] | None = None,
+        carry: Callable[[bytes], Awaitable[bytes]] | None = None,
+        **fields: object,
+    ) -> Frame:
+        raise NotImplementedError
+
+    async def begin_surroundings(self) -> None:
+        """Begin an episode beside a clean box; SandboxError, and a broken box, where a service does not start."""
+        try:
+            if self.network.renew_services is not None:
+                await self.network.renew_services()
+            await self.network.begin()
+        except BaseException as error:
+            self.link.cut(f"what stands beside it could not be started anew: {error}")
+            raise
+
+
+class _Writer:
+    """Appends parts to a file that gets its name when it is whole."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._path, self._limit, self._left = path, limit, limit
+        self._file = tempfile.NamedTemporaryFile(dir=path.parent, prefix=".snapshot-")  # noqa: SIM115
+
+    async def take(self, part: bytes) -> bytes:
+        """Append one part; ValueError where it is one too many."""
+        self._left -= len(part)
+        if self._left < 0:
+            raise ValueError(f"the snapshot has over {self._limit} bytes")
+        await finished(asyncio.ensure_future(asyncio.to_thread(self._file.write, part)))
+        return b""
+
+    def keep(self) -> None:
+        """Give the file its name."""
+        self._file.flush()
+        os.link(self._file.name, f"{self._file.name}-whole")
+        Path(f"{self._file.name}-whole").replace(self._path)
+
+    def drop(self) -> None:
+        """Close the file, which has its own name by now or is removed."""
+        self._file.close()

@@ -1,0 +1,163 @@
+"""A working folder as a tar file: written from below a descriptor, and read back below one."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .files import open_below
+from .limits import MAX_DEPTH, Refused
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    import tarfile
+    from typing import IO
+
+TIME = "mtime"
+
+
+def pack(work: str, stream: IO[bytes]) -> None:
+    """Write the folder's content: files, folders, links and hard links, with exact modes and times.
+
+    Pipes, sockets and devices are left out.
+    """
+    import tarfile  # Here: only the process that packs pays for it.
+
+    top = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
+        pack_folder(archive, top, "", {}, 0)
+
+
+def pack_folder(
+    archive: tarfile.TarFile, folder: int, prefix: str, linked: dict[tuple[int, int], str], depth: int
+) -> None:
+    """Write what is in a folder; `linked` has the first name of each file that has several."""
+    if depth > MAX_DEPTH:
+        raise Refused(f"it is over {MAX_DEPTH} folders deep")
+    for name in sorted(os.listdir(folder)):
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        entry = entry_of(archive, prefix + name, info)
+        if stat.S_ISLNK(info.st_mode):
+            entry.type, entry.linkname = b"2", os.readlink(name, dir_fd=folder)
+            archive.addfile(entry)
+        elif stat.S_ISREG(info.st_mode) and (info.st_dev, info.st_ino) in linked:
+            entry.type, entry.linkname = b"1", linked[info.st_dev, info.st_ino]
+            archive.addfile(entry)
+        elif stat.S_ISREG(info.st_mode):
+            if info.st_nlink > 1:
+                linked[info.st_dev, info.st_ino] = prefix + name
+            entry.size = info.st_size
+            with os.fdopen(open_whatever_mode(name, folder, info), "rb") as file:
+                archive.addfile(entry, file)
+        elif stat.S_ISDIR(info.st_mode):
+            entry.type = b"5"
+            archive.addfile(entry)
+            inner = open_whatever_mode(name, folder, info)
+            try:
+                pack_folder(archive, inner, f"{prefix}{name}/", linked, depth + 1)
+            finally:
+                os.fchmod(inner, entry.mode)
+                os.close(inner)
+
+
+def entry_of(archive: tarfile.TarFile, path: str, info: os.stat_result) -> tarfile.TarInfo:
+    entry = archive.tarinfo(path)
+    entry.mode = stat.S_IMODE(info.st_mode)
+    seconds, rest = divmod(info.st_mtime_ns, 10**9)
+    entry.mtime = seconds
+    entry.pax_headers = {TIME: f"{seconds}.{rest:09d}"}  # A float would not hold the nanoseconds.
+    return entry
+
+
+def open_whatever_mode(name: str, folder: int, info: os.stat_result) -> int:
+    """A descriptor of a file or folder of ours that may be closed to us; a folder stays open until its mode is set."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | (os.O_DIRECTORY if stat.S_ISDIR(info.st_mode) else os.O_NONBLOCK)
+    mode = stat.S_IMODE(info.st_mode)
+    needed = stat.S_IRUSR | (stat.S_IXUSR if stat.S_ISDIR(info.st_mode) else 0)
+    if mode & needed == needed:
+        return os.open(name, flags, dir_fd=folder)
+    os.chmod(name, mode | stat.S_IRWXU, dir_fd=folder)
+    fd = os.open(name, flags, dir_fd=folder)
+    if not stat.S_ISDIR(info.st_mode):
+        os.fchmod(fd, mode)
+    return fd
+
+
+def unpack(work: str, stream: IO[bytes]) -> None:
+    """Make what the tar file holds below the folder: no link is followed, and no name leads out.
+
+    Refused for a name that does, and for anything but files, folders and links.
+    """
+    import tarfile
+
+    folders: list[tuple[list[str], int, int]] = []
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8") as archive:
+            for entry in archive:
+                parts = parts_below(entry.name)
+                if entry.isdir():
+                    os.close(open_below(work, parts, make=True))
+                    folders.append((parts, entry.mode & 0o7777, time_of(entry)))
+                else:
+                    unpack_entry(archive, work, parts, entry)
+                archive.members.clear()  # type: ignore[attr-defined]  # Else it would hold every name until its end.
+    except (tarfile.TarError, EOFError) as error:
+        raise Refused(f"it is no snapshot: {error}") from None
+    for parts, mode, time in reversed(folders):  # The inner ones first: a mode may close its folder.
+        fd = open_below(work, parts)
+        os.fchmod(fd, mode)
+        os.utime(fd, ns=(time, time))
+        os.close(fd)
+
+
+def unpack_entry(archive: tarfile.TarFile, work: str, parts: list[str], entry: tarfile.TarInfo) -> None:
+    folder = open_below(work, parts[:-1], make=True)
+    name, time = parts[-1], time_of(entry)
+    try:
+        if entry.issym():
+            os.symlink(entry.linkname, name, dir_fd=folder)
+            os.utime(name, ns=(time, time), dir_fd=folder, follow_symlinks=False)
+        elif entry.islnk():
+            first = parts_below(entry.linkname)
+            source = open_below(work, first[:-1])
+            try:
+                os.link(first[-1], name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+            finally:
+                os.close(source)
+        elif entry.isreg():
+            unpack_file(archive, folder, name, entry, time)
+        else:
+            raise Refused(f"{entry.name!r} is no file, no folder and no link")
+    finally:
+        os.close(folder)
+
+
+def unpack_file(archive: tarfile.TarFile, folder: int, name: str, entry: tarfile.TarInfo, time: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    content = archive.extractfile(entry)
+    assert content is not None
+    with os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
+        while data := content.read(1 << 20):
+            file.write(data)
+        file.flush()
+        if os.fstat(file.fileno()).st_size != entry.size:
+            raise Refused(f"it is no snapshot: {entry.name!r} is cut off")
+        os.fchmod(file.fileno(), entry.mode & 0o7777)
+        os.utime(file.fileno(), ns=(time, time))
+
+
+def parts_below(path: str) -> list[str]:
+    """The names of a path in the tar file; Refused where it leads out of the folder."""
+    parts = path.rstrip("/").split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts) or len(parts) > MAX_DEPTH + 1:
+        raise Refused(f"{path!r} leads out of the folder, or is no path of a snapshot")
+    return parts
+
+
+def time_of(entry: tarfile.TarInfo) -> int:
+    """The time of the last change in nanoseconds."""
+    seconds, _, rest = str(entry.pax_headers.get(TIME, int(entry.mtime))).partition(".")
+    try:
+        return int(seconds) * 10**9 + int(f"{rest:0<9.9}")
+    except ValueError:
+        raise Refused(f"{entry.name!r} has a time that is none") from None

@@ -1,0 +1,163 @@
+"""The calls that carry a whole working folder to the host and back, in parts."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from .call import Capture
+from .children import Child, start
+from .files import empty_folder
+from .frames import wait, write_fully, zero
+from .limits import CHANNEL, Refused
+from .packing import pack, unpack
+from .process_tree import go_on, kill_all_but, stop_all
+from .sessions import Session, Sessions
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PART = 1 << 20
+
+
+class Cancelled(Exception):
+    """The host takes the call back."""
+
+
+class Snapshots(Sessions):
+    """A process under the box's limits packs or unpacks, while everything else in the box is stopped."""
+
+    def snapshot(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        """Send the folder as a tar file in parts; the host acknowledges each."""
+
+        def run() -> None:
+            with os.fdopen(1, "wb", closefd=False) as stream:
+                pack(session.work, stream)
+
+        def carry(child: Child, deadline: float) -> None:
+            part = bytearray(PART)
+            for number in range(1 << 40):
+                size = read_part(child.out, part, self.host.fd, deadline)
+                if not size:
+                    return
+                self.exchange(envelope["id"], number, memoryview(part)[:size])
+                zero(part)
+
+        return self.aside(session, run, carry, envelope)
+
+    def restore(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        """Empty the folder, ask for a tar file in parts, and unpack it; on any fault the folder is left empty."""
+
+        def run() -> None:
+            with os.fdopen(CHANNEL, "rb", closefd=False) as stream:
+                unpack(session.work, stream)
+                while stream.read(PART):
+                    pass
+
+        def carry(child: Child, deadline: float) -> None:
+            assert child.channel is not None
+            for number in range(1 << 40):
+                part = self.exchange(envelope["id"], number)
+                if not part:
+                    break
+                write_fully(child.channel.fd, [part], deadline)
+                zero(part)
+            child.channel.end.shutdown(1)
+
+        return self.aside(session, run, carry, envelope, anew=True)
+
+    def exchange(self, call: int, number: int, part: memoryview | bytes = b"") -> bytearray:
+        """Send one part and return what the host answers; Cancelled where it takes the call back."""
+        self.host.write({"id": call, "part": number}, [part])
+        while True:
+            envelope, body = self.host.read(None)
+            if envelope.get("id") == call and envelope.get("op") == "cancel":
+                raise Cancelled
+            if envelope.get("id") == call and envelope.get("answer") == number:
+                return body
+
+    def aside(
+        self,
+        session: Session,
+        run: Callable[[], None],
+        carry: Callable[[Child, float], None],
+        envelope: dict[str, Any],
+        *,
+        anew: bool = False,
+    ) -> Any:
+        """Run a process of our own beside `carry`; Refused with its words where it fails.
+
+        With `anew` the working folder is emptied before, and again where it fails.
+        """
+
+        def guarded() -> None:
+            try:
+                run()
+            except (OSError, Refused, MemoryError, RecursionError) as error:
+                os.write(2, (str(error) or type(error).__name__).encode("utf-8", "replace")[:1000])
+                os._exit(1)
+            os._exit(0)
+
+        deadline = time.monotonic() + envelope["timeout_s"]
+        bystanders = stop_all()
+        child = None
+        why: str | None = None
+        try:
+            if anew:
+                empty_folder(session.work)
+            child = start(guarded, session.work, self.limits, 0.0, self.host.fd, channel=True, sealed=True)
+            try:
+                carry(child, deadline)
+            except Cancelled:
+                why = "the host took the call back"
+            except TimeoutError:
+                why = f"it took over {envelope['timeout_s']:g} s"
+            except BrokenPipeError:
+                pass  # It ended early, and says why.
+            why = why or words_of(child, deadline)
+        finally:
+            if child is not None:
+                child.close()
+            kill_all_but(self.bystanders(bystanders))
+            if anew and why != "":
+                empty_folder(session.work)
+            go_on(bystanders)
+        if why:
+            raise Refused(why)
+        return {}, []
+
+
+def read_part(fd: int, part: bytearray, host: int, deadline: float) -> int:
+    """Fill the part from a pipe; 0 at its end. TimeoutError at the deadline, or where the host has something to say."""
+    size = 0
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.register(host, select.POLLIN)
+    while size < len(part):
+        ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        if fd not in ready:
+            raise TimeoutError
+        count = os.readv(fd, [memoryview(part)[size:]])
+        if not count:
+            break
+        size += count
+    return size
+
+
+def words_of(child: Child, deadline: float) -> str:
+    """Why the process failed; "" where it did not."""
+    try:
+        wait(child.exit, select.POLLIN, deadline)
+    except TimeoutError:
+        return "it took too long"
+    code = child.exited()
+    said = Capture()
+    try:
+        said.read(child.err)
+    except BlockingIOError:
+        pass
+    words = b"".join(map(bytes, said.parts())).decode("utf-8", "replace")
+    return "" if code == 0 else words or f"its process ended with {code}"

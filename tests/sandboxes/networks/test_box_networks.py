@@ -1,0 +1,270 @@
+"""The network of boxes: their loopback, the list of hosts, and ports that lead into them."""
+
+import asyncio
+import http.server
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agentgym.boxes import Box, LocalAddress
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker import Docker
+from agentgym.sandboxes.local import Bubblewrap
+from agentgym.sandboxes.networks.rules import Allow
+from tests.sandboxes.conftest import make
+from tests.sandboxes.networks.conftest import host, sandbox_of
+
+SERVE = """
+import http.server, threading
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"from the box " + self.path.encode())
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Answer)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+"""
+FETCH = """
+import urllib.error, urllib.request
+def fetch(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).read()
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read().decode()}"
+    except OSError as error:
+        return f"{type(error).__name__} {error}"
+"""
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def get(url: str) -> bytes:
+    """What this machine reads there."""
+    with DIRECT.open(url, timeout=10) as answer:
+        return bytes(answer.read())
+
+
+async def fetched(address: LocalAddress, path: str = "/") -> bytes:
+    return await asyncio.to_thread(get, address.url + path)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def text(box: Box, code: str) -> str:
+    done = await box.python(code, timeout_s=20)
+    assert done.ok, done.text()
+    return done.stdout.rstrip("\n")
+
+
+async def test_a_server_in_a_box_is_reached_over_its_loopback_and_nothing_else_is(kind: str) -> None:
+    async with host() as there, sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
+        await text(box, SERVE + FETCH)
+        assert await text(box, "fetch('http://127.0.0.1:8000/a')") == "b'from the box /a'"
+        assert "refused" in await text(box, f"fetch('http://{there.address}/')")
+        for away in ("http://1.1.1.1/", "http://169.254.169.254/", "http://172.17.0.1/", "http://10.0.0.1/"):
+            assert "unreachable" in await text(box, f"fetch({away!r})")
+        assert "name resolution" in await text(box, "fetch('http://example.org/')")
+        assert there.got == []
+
+
+async def test_code_in_a_box_reaches_listed_hosts_and_the_log_says_what_it_tried(kind: str) -> None:
+    async with host() as there:
+        async with sandbox_of(kind, network=Allow(there.address)).open(1) as boxes:
+            for _ in range(2):
+                async with boxes.lease() as box:
+                    assert box.requests() == []
+                    await text(box, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+                    assert await text(box, f"fetch('http://{there.address}/x')") == "b'hello'"
+                    assert "403 agentgym proxy: example.org:80" in await text(box, "fetch('http://example.org/')")
+                    assert "403" in await text(box, "fetch('https://example.org/')")
+                    assert [(each.method, each.host, each.verdict) for each in box.requests()] == [
+                        ("GET", "127.0.0.1", "allowed"),
+                        ("GET", "example.org", "refused"),
+                        ("CONNECT", "example.org", "refused"),
+                    ]
+                    async with await box.fork() as branch:
+                        assert branch.requests() == box.requests()
+        assert len(there.got) == 2
+
+
+async def test_the_proxy_stands_where_code_cannot_stop_it_or_take_its_place(kind: str) -> None:
+    code = """
+import os, signal, socket
+taken = []
+for place in ("127.0.0.1", "0.0.0.0"):
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, option, 1)
+            try:
+                one.bind((place, 3128))
+                one.listen()
+                taken.append(place)
+            except OSError:
+                pass
+print(taken)
+if os.fork() == 0:
+    os.kill(-1, signal.SIGKILL)
+os.wait()
+"""
+    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as boxes, boxes.lease() as box:
+        assert (await box.python(code)).stdout in ("[]\n", "")
+        assert await text(box, code.partition("if os.fork")[0]) == "[]"
+        await text(box, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+        assert await text(box, f"fetch('http://{there.address}/x')") == "b'hello'"
+
+
+async def test_a_request_that_waits_at_the_end_of_an_episode_is_not_made_in_the_next(kind: str) -> None:
+    code = """
+import socket
+held = [socket.create_connection(("127.0.0.1", 3128)) for _ in range(60)]
+for each in held[32:]:
+    each.sendall(b"GET http://%s/late HTTP/1.1\\r\\n\\r\\n")
+"""
+    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as boxes:
+        async with boxes.lease() as box:
+            await text(box, code.replace("%s", there.address))
+            while len(box.requests()) < 32:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        async with boxes.lease() as box:
+            await text(box, FETCH)
+            assert await text(box, "fetch('http://example.org/')")
+            assert len(box.requests()) == 1
+        assert there.got == []
+
+
+@contextmanager
+def host_in_a_thread() -> Iterator[tuple[int, threading.Event]]:
+    """A server with a thread of its own: its port, and an event that is set when it is asked."""
+    reached = threading.Event()
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            reached.set()
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield server.server_port, reached
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+async def test_the_proxy_serves_while_the_programs_own_loop_is_held_up(kind: str) -> None:
+    with host_in_a_thread() as (port, reached):
+        address = f"127.0.0.1:{port}"
+        async with sandbox_of(kind, network=Allow(address)).open(1) as boxes, boxes.lease() as box:
+            await text(box, FETCH + "import os, threading\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+            await text(box, f"threading.Thread(target=fetch, args=['http://{address}/']).start()")
+            assert reached.wait(30)
+
+
+async def test_a_port_of_a_box_is_reached_from_this_machine(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes:
+        for _ in range(2):
+            async with boxes.lease() as box:
+                await text(box, SERVE)
+                async with box.port(8000) as address, box.port(8000) as other:
+                    assert await fetched(address, "/a") == b"from the box /a"
+                    assert await fetched(other, "/b") == b"from the box /b"
+                    many = [fetched(address, f"/{number}") for number in range(100)]
+                    assert await asyncio.gather(*many) == [b"from the box /%d" % number for number in range(100)]
+                with pytest.raises(OSError, match="refused"):
+                    await fetched(address)
+
+
+async def test_a_port_ends_with_the_episode_that_lent_it(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
+        await text(box, SERVE)
+        async with box.port(8000) as address:
+            assert await fetched(address) == b"from the box /"
+            await box.reset()
+            with pytest.raises(OSError, match="refused"):
+                await fetched(address)
+
+
+async def test_a_port_is_lent_once_something_listens_there(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
+        with pytest.raises(TimeoutError, match=r"nothing listens on port 8000 of the box after 0\.2 s"):
+            async with box.port(8000, timeout_s=0.2):
+                pass
+        with pytest.raises(ValueError, match="port: 0"):
+            async with box.port(0):
+                pass
+
+        async def lend() -> bytes:
+            async with box.port(8000) as address:
+                return await fetched(address)
+
+        lending = asyncio.create_task(lend())
+        await text(box, SERVE)
+        assert await lending == b"from the box /"
+
+
+async def test_a_box_without_a_network_lends_no_port(kind: str) -> None:
+    async with sandbox_of(kind).open(1) as boxes, boxes.lease() as box:
+        with pytest.raises(ValueError, match=r'port: .*network="loopback"'):
+            async with box.port(8000):
+                pass
+        assert box.requests() == []
+        with pytest.raises(ValueError, match="service: the box has none named 'db'"):
+            box.service("db")
+
+
+async def test_networks_leave_no_file_and_no_thread_behind(kind: str) -> None:
+    async with sandbox_of(kind, network=Allow("a.org")).open(1) as boxes, boxes.lease():
+        pass
+    before = descriptors()
+    async with sandbox_of(kind, network=Allow("a.org")).open(2) as boxes, boxes.lease() as box, boxes.lease():
+        await text(box, SERVE + FETCH)
+        async with box.port(8000) as address:
+            assert await fetched(address)
+        await text(box, "fetch('http://b.org/')")
+    assert descriptors() == before
+    assert "agentgym-network" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_a_box_that_dies_ends_its_network(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes:
+        async with boxes.lease() as box:
+            await text(box, SERVE)
+            async with box.port(8000) as address:
+                assert await fetched(address)
+                box.cut()  # type: ignore[attr-defined]
+                with pytest.raises(SandboxError, match="sandbox_lost"):
+                    await box.python("1")
+        async with boxes.lease() as box:
+            await text(box, SERVE)
+            async with box.port(8000) as address:
+                assert await fetched(address)
+
+
+@pytest.mark.docker
+async def test_gvisor_has_a_loopback_and_hands_out_no_port() -> None:
+    make("runsc")
+    async with Docker(network="loopback", runtime="runsc").open(1) as boxes, boxes.lease() as box:
+        await text(box, SERVE + FETCH)
+        assert await text(box, "fetch('http://127.0.0.1:8000/a')") == "b'from the box /a'"
+        with pytest.raises(ValueError, match="port: "):
+            async with box.port(8000):
+                pass
+
+
+async def test_a_plain_box_has_no_internet_sockets() -> None:
+    make("bubblewrap")
+    async with Bubblewrap().open(1) as boxes, boxes.lease() as box:
+        done = await box.python("import socket\nsocket.socket()")
+        assert "PermissionError" in done.stderr
