@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol"]
 
@@ -48,6 +48,38 @@ class ExecResult:
         return cut_middle(text, limit)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The verdict of hidden tests, case by case."""
+
+    cases: Mapping[str, str | None]
+    """By the name of a case: None where it passed, else the reason why not."""
+    output: str
+    """What the cases printed."""
+    result: ExecResult
+    """The result of the program that ran the cases."""
+
+    @property
+    def passed(self) -> int:
+        """The number of cases that passed."""
+        return sum(why is None for why in self.cases.values())
+
+    @property
+    def total(self) -> int:
+        """The number of cases."""
+        return len(self.cases)
+
+    @property
+    def fraction(self) -> float:
+        """The share of the cases that passed, from 0 to 1."""
+        return self.passed / self.total
+
+    @property
+    def ok(self) -> bool:
+        """Whether every case passed."""
+        return self.passed == self.total
+
+
 def cut_middle(text: str, limit: int) -> str:
     """Return at most `limit` characters of a text: its head and tail, with a note of the cut between them."""
     if len(text) <= limit:
@@ -57,7 +89,7 @@ def cut_middle(text: str, limit: int) -> str:
     return (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:limit]
 
 
-Verdict: TypeAlias = Literal["allowed", "refused", "malformed", "failed", "cut"]
+RequestOutcome: TypeAlias = Literal["allowed", "refused", "malformed", "failed", "cut"]
 """What a box's proxy did with a request: "cut" for one that was allowed, and then ended by a limit."""
 
 
@@ -73,7 +105,7 @@ class NetworkRequest:
     port: int
     path: str
     """The path and query of a plain http request."""
-    verdict: Verdict
+    outcome: RequestOutcome
     why: str
     """The reason of every verdict but "allowed"."""
     sent: int
@@ -103,6 +135,8 @@ class BoxService(Protocol):
 
 HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
 """A function of the host that code in the box may call: it takes and returns plain JSON."""
+Expected: TypeAlias = object | Callable[[Any], bool]
+"""The right value of a hidden case, or a function of the host that says whether a value is right."""
 
 
 class Box(Protocol):
@@ -134,6 +168,28 @@ class Box(Protocol):
         `functions` are callable from the code by name and run on the host, in this event loop: the way to
         give code access to a secret or a counter without putting it into the box. `fresh` runs in a new
         namespace and process that the earlier code never touched, for verifiers; the session goes on after it.
+        """
+        ...
+
+    async def verify(
+        self,
+        *,
+        code: str | None = None,
+        command: str | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        expect: Mapping[str, Expected] | None = None,
+        timeout_s: float = 10.0,
+    ) -> Verdict:
+        """Run hidden tests over a copy of the working folder, in processes that the episode never touched.
+
+        `code` is Python: each function whose name begins with `test` is a case, in a process of its own. With
+        `expect` the cases are expressions instead, and their values are compared on the host, which alone knows the
+        right ones. `command` is a command that runs tests: plain commands of Python (a file, `-m unittest`,
+        `-m pytest`) count as passed where the tests came to their end; of any other one the exit code counts.
+        With `expect` it runs once for each text, given on stdin, and its output is compared on the host.
+        `files` are hidden files, by path; they take the place of what could stand in for them. The cases share
+        `timeout_s` evenly. Nothing is left in the box. What ends early, by `os._exit(0)` for instance, has failed.
+        ValueError names the argument that makes no sense.
         """
         ...
 

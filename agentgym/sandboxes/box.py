@@ -10,13 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import get_args
 
-from agentgym.boxes import ExecResult, HostFunction, Status
+from agentgym.boxes import ExecResult, Expected, HostFunction, Status, Verdict
 from agentgym.errors import SandboxError, WireError
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.host_files import MAX_FILES, MAX_TREE, HostFile, batches, is_name, load_tree, store_tree
 from agentgym.sandboxes.link import MAX_FILE, SANDBOX_LOST, TRUNK, Link, NotAFile
 from agentgym.sandboxes.networks.box_network import BoxNetwork
 from agentgym.sandboxes.surroundings import Surroundings
+from agentgym.sandboxes.verification.verify import verify
 from agentgym.sandboxes.wire import Frame, Wire
 
 PROTOCOL = 1
@@ -96,6 +97,23 @@ class RemoteBox(Surroundings):
         body = _text(code, "code")
         frame = await self._program("python", body, timeout_s, functions, functions=sorted(functions), fresh=fresh)
         return _result(frame, self)
+
+    async def verify(
+        self,
+        *,
+        code: str | None = None,
+        command: str | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        expect: Mapping[str, Expected] | None = None,
+        timeout_s: float = 10.0,
+    ) -> Verdict:
+        """Run hidden tests over a copy of the working folder; see `types.Box.verify`."""
+
+        async def run(cell: str, functions: Mapping[str, HostFunction], limit_s: float) -> ExecResult:
+            return await self.python(cell, functions=functions, fresh=True, timeout_s=limit_s)
+
+        _check(timeout_s)
+        return await verify(run, code=code, command=command, files=files, expect=expect, timeout_s=timeout_s)
 
     async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = FILES_S) -> None:
         """Write whole files of at most 16 MiB by path, making folders; no link is followed.

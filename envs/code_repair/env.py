@@ -129,32 +129,29 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
         """Whether the repository was submitted and every hidden case of every module is right."""
         if not self.submitted:
             return 0.0
-        for name in self.task.modules:
-            if not await self._is_right(name):
-                return 0.0
-        return 1.0
+        try:
+            sources = {name: await self._text(f"{name}.py") for name in self.task.modules}
+        except ag.ToolError:
+            return 0.0
+        changed = {name: source for name, source in sources.items() if source != original(name)}
+        return float(not changed or await self._are_right(changed))
 
     @ag.reward(weight=-0.1)
     def malformed(self) -> float:
         """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
         return self.metrics["malformed_calls"]
 
-    async def _is_right(self, name: str) -> bool:
-        """Whether the module, alone and in a fresh process, answers its hidden cases as the sound one does.
+    async def _are_right(self, sources: dict[str, str]) -> bool:
+        """Whether each module, alone and in a fresh process, answers its hidden cases as the sound one does.
 
         Its code can say anything it likes there. It is never told what is right, so nothing but the right
-        values helps it, and those compare as plain JSON.
+        values helps it.
         """
-        try:
-            source = await self._text(f"{name}.py")
-        except ag.ToolError:
-            return False
-        if source == original(name):
-            return True
-        said: list[object] = []
-        code = f"{_probe()}\n\nreport(outcomes({source!r}, {list(CASES[name].hidden)!r}))"
-        await self.box.python(code, functions={"report": said.append}, fresh=True, timeout_s=HIDDEN_S)
-        return len(said) == 1 and same(said[0], answers(name, hidden=True))
+        expect = {
+            f"outcomes({source!r}, {list(CASES[name].hidden)!r})": partial(same, answers(name, hidden=True))
+            for name, source in sources.items()
+        }
+        return (await self.box.verify(code=_probe(), expect=expect, timeout_s=HIDDEN_S * len(sources))).ok
 
     async def _text(self, path: str) -> str:
         try:

@@ -6,7 +6,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from agentgym.boxes import NetworkRequest, Verdict
+from agentgym.boxes import NetworkRequest, RequestOutcome
 from agentgym.sandboxes.networks.acceptor import Acceptor
 from agentgym.sandboxes.networks.heads import MAX_HEAD, Malformed, Request, parse_answer, parse_request
 from agentgym.sandboxes.networks.hello import HANDSHAKE, RECORD_HEAD, record_size, server_name
@@ -24,11 +24,11 @@ REASONS = {400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 429: "T
 
 
 class Refusal(Exception):
-    """The end of a request that is answered by the proxy itself: the verdict, the status of the answer, and why."""
+    """The end of a request that is answered by the proxy itself: the outcome, the status of the answer, and why."""
 
-    def __init__(self, verdict: Verdict, status: int, why: str) -> None:
+    def __init__(self, outcome: RequestOutcome, status: int, why: str) -> None:
         super().__init__(why)
-        self.verdict, self.status = verdict, status
+        self.outcome, self.status = verdict, status
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Record:
     host: str = ""
     port: int = 0
     path: str = ""
-    verdict: Verdict = "failed"
+    outcome: RequestOutcome = "failed"
     why: str = "it has not ended its head"
     sent: int = 0
     received: int = 0
@@ -53,7 +53,7 @@ class Record:
             host=self.host,
             port=self.port,
             path=self.path,
-            verdict=self.verdict,
+            outcome=self.outcome,
             why=self.why,
             sent=self.sent,
             received=self.received,
@@ -86,11 +86,11 @@ class Proxy:
         try:
             await self._answer(client, record)
         except Refusal as refusal:
-            record.verdict, record.why = refusal.verdict, str(refusal)
+            record.outcome, record.why = refusal.outcome, str(refusal)
             client.writer.write(_refused(refusal.status, str(refusal)))
             await client.finish(LINGER_S)
         except OSError as error:
-            if record.verdict != "allowed":  # Else it was carried, and one end has closed it.
+            if record.outcome != "allowed":  # Else it was carried, and one end has closed it.
                 record.why = f"the connection ended: {error}"
         finally:
             client.close()
@@ -107,7 +107,7 @@ class Proxy:
             )
         connection = await self._connect(request.host, request.port)
         try:
-            record.verdict, record.why = "allowed", ""
+            record.outcome, record.why = "allowed", ""
             host = await Stream.over(connection, MAX_HEAD)
             connection.close()
             try:
@@ -125,12 +125,12 @@ class Proxy:
             while not work.done():
                 why = meter.over()
                 if why is not None:
-                    record.verdict, record.why = "cut", why
+                    record.outcome, record.why = "cut", why
                     return
                 await asyncio.wait({work}, timeout=meter.left())
             work.result()
         except (Refusal, Malformed) as refusal:
-            record.verdict, record.why = "cut", str(refusal)
+            record.outcome, record.why = "cut", str(refusal)
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
@@ -244,7 +244,7 @@ async def _request(client: Stream, record: Record) -> Request:
     except asyncio.LimitOverrunError:
         raise Refusal("malformed", 400, f"a head of over {MAX_HEAD} bytes") from None
     except asyncio.IncompleteReadError as error:
-        record.verdict = "malformed"
+        record.outcome = "malformed"
         raise ConnectionError("the client closed the connection") from error
     except Malformed as error:
         raise Refusal("malformed", 400, str(error)) from None

@@ -84,7 +84,7 @@ async def test_code_in_a_box_reaches_listed_hosts_and_the_log_says_what_it_tried
                     assert await text(box, f"fetch('http://{there.address}/x')") == "b'hello'"
                     assert "403 agentgym proxy: example.org:80" in await text(box, "fetch('http://example.org/')")
                     assert "403" in await text(box, "fetch('https://example.org/')")
-                    assert [(each.method, each.host, each.verdict) for each in box.requests()] == [
+                    assert [(each.method, each.host, each.outcome) for each in box.requests()] == [
                         ("GET", "127.0.0.1", "allowed"),
                         ("GET", "example.org", "refused"),
                         ("CONNECT", "example.org", "refused"),

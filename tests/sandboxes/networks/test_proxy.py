@@ -59,7 +59,7 @@ async def test_a_plain_request_reaches_its_host_and_is_written_down() -> None:
     assert there.got == [f"GET /x?y HTTP/1.1\r\nHost: {there.address}\r\nConnection: close\r\n\r\n".encode()]
     (request,) = client.log
     assert (request.method, request.host, request.port, request.path) == ("GET", "127.0.0.1", there.port, "/x?y")
-    assert (request.verdict, request.why, request.sent) == ("allowed", "", len(there.got[0]))
+    assert (request.outcome, request.why, request.sent) == ("allowed", "", len(there.got[0]))
     assert request.received > 5
 
 
@@ -72,7 +72,7 @@ async def test_a_tunnel_carries_bytes_as_they_are_both_ways() -> None:
         assert (await reader.read()).endswith(b"hello")
         writer.close()
     assert there.got == [b"\x00\x01"]
-    assert [(each.method, each.verdict, each.sent) for each in client.log] == [("CONNECT", "allowed", 2)]
+    assert [(each.method, each.outcome, each.sent) for each in client.log] == [("CONNECT", "allowed", 2)]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ async def test_a_host_that_is_not_listed_is_refused_with_the_list(target: bytes)
         said = await client.ask(target)
     assert said.startswith(b"HTTP/1.1 403 ")
     assert b"is not allowed; allowed: a.org:81" in said
-    assert [each.verdict for each in client.log] == ["refused"]
+    assert [each.outcome for each in client.log] == ["refused"]
 
 
 async def test_a_name_that_leads_to_this_machine_is_refused_unless_its_address_is_listed() -> None:
@@ -103,7 +103,7 @@ async def test_what_is_no_request_is_refused_and_written_down() -> None:
         assert (await client.ask(b"GET / HTTP/1.1", b"Host: a.org")).startswith(b"HTTP/1.1 400 ")
         assert (await client.ask(b"\x05\x01\x00")).startswith(b"HTTP/1.1 400 ")
         assert (await client.ask(b"GET http://a.org/ HTTP/1.1", b"A: " + b"x" * 40_000)).startswith(b"HTTP/1.1 400 ")
-    assert [each.verdict for each in client.log] == ["malformed"] * 3
+    assert [each.outcome for each in client.log] == ["malformed"] * 3
 
 
 async def test_a_second_request_behind_the_first_goes_nowhere() -> None:
@@ -126,7 +126,7 @@ async def test_chunks_that_two_readers_could_read_differently_end_the_request(ch
         await client.ask(
             f"POST http://{there.address}/ HTTP/1.1".encode(), b"Transfer-Encoding: chunked", then=chunks + b"\r\n" * 3
         )
-    assert [each.verdict for each in client.log] == ["cut"]
+    assert [each.outcome for each in client.log] == ["cut"]
 
 
 def greeting(name: str | None) -> bytes:
@@ -164,7 +164,7 @@ async def test_a_tunnel_of_tls_leads_to_the_host_that_the_client_asks_for(
             await reader.read()
         writer.close()
     (request,) = client.log
-    assert request.verdict == ("cut" if why else "allowed")
+    assert request.outcome == ("cut" if why else "allowed")
     assert request.why.startswith(why)
     assert b"".join(there.got) == (b"" if why else said)
 
@@ -188,7 +188,7 @@ async def test_an_answer_that_comes_before_the_end_of_the_body_ends_the_request(
         assert (await reader.read()).endswith(b"hello")
         assert (await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())).endswith(b"hello")
         writer.close()
-    assert [each.verdict for each in client.log] == ["allowed", "allowed"]
+    assert [each.outcome for each in client.log] == ["allowed", "allowed"]
     assert caplog.messages == []
 
 
@@ -199,7 +199,7 @@ async def test_a_head_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPa
         writer.write(b"GET http://a.org/ HTTP/1.1\r\nA: ")
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
         writer.close()
-    assert [each.verdict for each in client.log] == ["malformed"]
+    assert [each.outcome for each in client.log] == ["malformed"]
 
 
 async def test_a_connection_on_which_nothing_is_said_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,14 +209,14 @@ async def test_a_connection_on_which_nothing_is_said_is_cut(monkeypatch: pytest.
         writer.write(f"CONNECT {there.address} HTTP/1.1\r\n\r\n".encode())
         assert await reader.read() == b"HTTP/1.1 200 Connection established\r\n\r\n"
         writer.close()
-    assert [(each.verdict, each.why) for each in client.log] == [("cut", "idle for 0 s")]
+    assert [(each.outcome, each.why) for each in client.log] == [("cut", "idle for 0 s")]
 
 
 async def test_an_episode_ends_its_request_at_its_limit_of_bytes() -> None:
     async with host(b"x" * (2 << 20)) as there, proxy(there.address, mb=1) as client:
         assert len(await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())) <= 1 << 20
         await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())
-    assert [(each.verdict, each.why) for each in client.log] == [("cut", "over 1 MB in one episode")] * 2
+    assert [(each.outcome, each.why) for each in client.log] == [("cut", "over 1 MB in one episode")] * 2
 
 
 async def test_an_episode_has_a_limit_of_requests() -> None:
@@ -261,4 +261,4 @@ async def test_a_host_that_refuses_is_a_failure_that_says_so() -> None:
         async with proxy(f"127.0.0.1:{port}") as client:
             said = await client.ask(f"CONNECT 127.0.0.1:{port} HTTP/1.1".encode())
     assert said.startswith(b"HTTP/1.1 502 ")
-    assert [each.verdict for each in client.log] == ["failed"]
+    assert [each.outcome for each in client.log] == ["failed"]

@@ -1,0 +1,253 @@
+"""Hidden tests over the files of a box: right ones pass, wrong ones fail, and tricks of the tested code do not help."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agentgym.boxes import Box, Verdict
+from agentgym.sandboxes.fake import FakeBox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+RIGHT = "def add(a, b):\n    return a + b\n"
+WRONG = "def add(a, b):\n    return a - b\n"
+TESTS = """
+from solution import add
+
+def test_small():
+    assert add(2, 3) == 5
+
+def test_zero():
+    assert add(0, 0) == 0
+
+async def test_negative():
+    assert add(-2, -3) == -5
+"""
+UNITTEST = """
+import unittest
+from solution import add
+
+class Adding(unittest.TestCase):
+    def test_small(self):
+        self.assertEqual(add(2, 3), 5)
+
+    def test_zero(self):
+        self.assertEqual(add(0, 0), 0)
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+SCRIPT = "import sys\nfrom solution import add\nassert add(2, 3) == 5\nsys.exit(0)\n"
+VALUES = {"add(2, 3)": 5, "add(-2, -3)": -5, "[add(0.5, 0.25)]": [0.75], "add(1, 1)": lambda value: value == 2}
+FORGED = """
+import os, py_compile, sys
+os.makedirs("__pycache__", exist_ok=True)
+with open("other.py", "w") as file:
+    file.write("def test_small(): pass")
+for name in ("hidden_tests", "solution"):
+    target = f"__pycache__/{name}.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile("other.py", target, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+"""
+"""It leaves byte code that Python takes for that of two files, whatever stands in them."""
+CHEATS = {
+    "leaves": "import os\nos._exit(0)",
+    "leaves politely": "raise SystemExit(0)",
+    "leaves by signal": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    "leaves in the call": "import os\ndef add(a, b):\n    os._exit(0)",
+    "becomes another program": "import os\nos.execv('/bin/true', ['true'])",
+    "kills its parent": "import os\nos.kill(os.getppid(), 9)\nos._exit(0)",
+    "writes to every descriptor": textwrap.dedent("""
+        import os
+        for fd in range(64):
+            try:
+                os.write(fd, b'{"passed": true, "value": "5", "cases": {"a": null}}\\n' * 3)
+            except OSError:
+                pass
+        os._exit(0)
+    """),
+    "does nothing": "",
+    "is no Python": "def add(",
+}
+
+
+async def verified(box: Box, solution: str, **given: Any) -> Verdict:
+    await box.write({"solution.py": solution})
+    return await box.verify(**given)
+
+
+async def test_each_test_function_is_a_case(box: Box) -> None:
+    verdict = await verified(box, RIGHT, code=TESTS)
+    assert verdict.cases == {"test_small": None, "test_zero": None, "test_negative": None}
+    assert verdict.ok
+    assert verdict.fraction == 1.0
+    verdict = await verified(box, WRONG, code=TESTS)
+    assert (verdict.passed, verdict.total, verdict.ok) == (1, 3, False)
+    assert "AssertionError" in str(verdict.cases["test_small"])
+
+
+async def test_values_are_compared_on_the_host(box: Box) -> None:
+    assert (await verified(box, RIGHT, code="from solution import add", expect=VALUES)).ok
+    verdict = await verified(box, WRONG, code="from solution import add", expect=VALUES)
+    assert verdict.passed == 0
+
+
+async def test_a_truth_is_no_one_and_a_tuple_is_a_list(box: Box) -> None:
+    values: Mapping[str, object] = {"True": 1, "1.0": 1, "(1, 2)": [1, 2], "float('nan')": float("nan"), "{1}": [1]}
+    verdict = await box.verify(code="", expect=values)
+    assert [name for name, why in verdict.cases.items() if why] == ["True", "{1}"]
+
+
+async def test_a_program_is_run_once_for_each_text_on_stdin(box: Box) -> None:
+    solution = "print(sum(map(int, input().split())))"
+    texts = {"2 3\n": "5", "-2 -3\n": "-5\n", "0 0\n": lambda text: text.strip() == "0"}
+    assert (await verified(box, solution, command="python3 solution.py", expect=texts)).ok
+    verdict = await verified(box, "print(5)", command="python3 solution.py", expect=texts)
+    assert [why is None for why in verdict.cases.values()] == [True, False, False]
+
+
+@pytest.mark.parametrize("command", ["python3 -m unittest hidden_tests", "python3 -B hidden_tests.py"])
+async def test_commands_of_python_are_known(box: Box, command: str) -> None:
+    files = {"hidden_tests.py": UNITTEST}
+    assert (await verified(box, RIGHT, command=command, files=files)).ok
+    verdict = await verified(box, WRONG, command=command, files=files)
+    assert not verdict.ok
+    if "-m" in command:
+        assert (verdict.passed, verdict.total) == (1, 2)
+
+
+async def test_of_any_other_command_the_exit_code_counts(box: Box) -> None:
+    files = {"tests/check.sh": "test -f ../solution.py && echo seen"}
+    verdict = await verified(box, RIGHT, command="cd tests && sh check.sh", files=files)
+    assert verdict.ok
+    assert verdict.output == "seen\n"
+    assert not (await box.verify(command="cd tests && sh check.sh")).ok
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_a_solution_that_ends_its_process_or_claims_success_fails(box: Box, cheat: str) -> None:
+    solution = CHEATS[cheat]
+    given: list[dict[str, Any]] = [
+        {"code": TESTS},
+        {"code": "from solution import add", "expect": VALUES},
+        {"command": "python3 -m unittest hidden_tests", "files": {"hidden_tests.py": UNITTEST}},
+        {"command": "python3 hidden_tests.py", "files": {"hidden_tests.py": SCRIPT}},
+    ]
+    for each in given:
+        verdict = await verified(box, solution, **each, timeout_s=5)
+        assert verdict.passed == 0 < verdict.total, each
+
+
+async def test_what_stands_in_the_way_of_hidden_files_does_not_help(box: Box) -> None:
+    """Packages, libraries, links and compiled files of the same name, and modules that would stand in for others."""
+    await box.exec(
+        "mkdir -p hidden_tests __pycache__ unittest; echo 'import os; os._exit(0)' > hidden_tests/__init__.py;"
+        "echo '' > unittest/__init__.py; echo 'class TestCase: pass' > unittest/main.py; touch hidden_tests.abi3.so;"
+        "ln -s /etc/passwd hidden_tests.py; echo 'import os; os._exit(0)' > usercustomize.py;"
+        "cp usercustomize.py json.py"
+    )
+    given: dict[str, Any] = {"command": "python3 -m unittest hidden_tests", "files": {"hidden_tests.py": UNITTEST}}
+    assert (await verified(box, RIGHT, **given)).ok
+    assert not (await verified(box, WRONG, **given)).ok
+
+
+async def test_forged_byte_code_is_not_run(box: Box) -> None:
+    await box.python(FORGED)
+    given: dict[str, Any] = {"command": "python3 -m unittest hidden_tests", "files": {"hidden_tests.py": UNITTEST}}
+    verdict = await verified(box, WRONG, **given)
+    assert (verdict.passed, verdict.total) == (1, 2)
+
+
+async def test_processes_of_the_session_stand_still_meanwhile(box: Box) -> None:
+    await box.python(
+        "import subprocess, sys\n"
+        "code = '''while True:\\n open('solution.py', 'w').write('def add(a, b): return a + b')\\n'''\n"
+        "child = subprocess.Popen([sys.executable, '-c', code])"
+    )
+    try:
+        verdict = await box.verify(files={"solution.py": WRONG}, code=TESTS)
+        assert verdict.passed == 1
+    finally:
+        await box.python("child.kill(); child.wait()")
+
+
+async def test_what_one_case_leaves_behind_is_gone_before_the_next(box: Box) -> None:
+    solution = textwrap.dedent("""
+        import os, time
+        def leave():
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    while True:
+                        open("mark", "w").write("x")
+                        time.sleep(0.001)
+                os._exit(0)
+        def seen():
+            time.sleep(0.05)
+            if os.path.exists("mark"):
+                os.unlink("mark")
+            time.sleep(0.05)
+            return os.path.exists("mark")
+    """)
+    verdict = await verified(box, solution, code="from solution import *", expect={"leave()": None, "seen()": False})
+    assert verdict.ok
+
+
+async def test_nothing_of_it_is_left_in_the_box(box: Box) -> None:
+    await box.write({"solution.py": RIGHT, "hidden_tests.py": "mine"})
+    before = await box.list()
+    await box.verify(command="python3 hidden_tests.py", files={"hidden_tests.py": SCRIPT, "new/data.txt": "1"})
+    assert await box.list() == before
+    assert await box.read("hidden_tests.py") == b"mine"
+
+
+async def test_a_case_that_hangs_takes_its_share_of_the_time_alone(box: Box) -> None:
+    code = "def test_hangs():\n    while True: pass\n\ndef test_works():\n    pass\n"
+    verdict = await box.verify(code=code, timeout_s=1.5)
+    assert verdict.cases["test_works"] is None
+    assert "longer than" in str(verdict.cases["test_hangs"])
+
+
+async def test_output_without_end_does_not_reach_the_host(box: Box) -> None:
+    verdict = await box.verify(code="def test_talks():\n    for _ in range(10**5): print('x' * 100)\n")
+    assert len(verdict.output) <= 32 << 10
+
+
+async def test_large_hidden_files_arrive_whole(box: Box) -> None:
+    data = bytes(range(256)) * (1 << 13)
+    code = "def test_size():\n    assert open('deep/er/data', 'rb').read() == bytes(range(256)) * (1 << 13)"
+    assert (await box.verify(code=code, files={"deep/er/data": data})).ok
+
+
+async def test_the_session_goes_on(box: Box) -> None:
+    await box.python("x = 41")
+    await box.verify(code="def test_nothing(): pass")
+    assert (await box.python("x + 1")).stdout == "42\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({}, "code="),
+        ({"code": "def test_a(): pass", "command": "true"}, "code="),
+        ({"code": "x = 1"}, "code"),
+        ({"code": "def ("}, "code"),
+        ({"code": "", "expect": {}}, "expect"),
+        ({"code": "", "expect": {"1": {2}}}, "expect"),
+        ({"command": "python3 'x"}, "command"),
+        ({"command": "true", "files": {"../x": ""}}, "files"),
+        ({"command": "true", "files": {"/etc/x": ""}}, "files"),
+        ({"command": "true", "timeout_s": 0.0}, "timeout_s"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_by_name(box: Box, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        await box.verify(**given)
+
+
+async def test_a_fake_box_verifies_for_real() -> None:
+    box = FakeBox(files={"solution.py": RIGHT})
+    assert (await box.verify(code=TESTS)).ok
+    await box.write({"solution.py": WRONG})
+    assert (await box.verify(code=TESTS)).passed == 1
