@@ -28,7 +28,7 @@ class Refusal(Exception):
 
     def __init__(self, outcome: RequestOutcome, status: int, why: str) -> None:
         super().__init__(why)
-        self.outcome, self.status = verdict, status
+        self.outcome, self.status = outcome, status
 
 
 @dataclass(slots=True)
