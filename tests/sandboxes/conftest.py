@@ -79,6 +79,12 @@ async def box(boxes: Boxes) -> AsyncIterator[Box]:
         yield leased
 
 
+@pytest.fixture
+def kind_of_box(sandbox: Sandbox) -> str:
+    """The class of the kind that `box` is."""
+    return type(sandbox).__name__
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def isolated_box(isolated_boxes: Boxes) -> AsyncIterator[Box]:
     """A clean box of each kind that holds against intent."""
