@@ -101,11 +101,16 @@ async def test_what_a_program_writes_arrives_while_another_call_runs(box: Box) -
     assert (await box.exec("echo on")).stdout == "on\n"
 
 
+async def reaches(box: Box, size: int) -> None:
+    """Wait until the file has that many bytes."""
+    assert (await box.exec(f"touch wrote; while [ $(wc -c < wrote) -lt {size} ]; do sleep 0.01; done")).ok
+
+
 async def test_a_program_that_writes_without_end_waits_for_its_reader(box: Box) -> None:
     line = f"echo {'x' * 1023}"
     async with box.start(f"while :; do echo >> wrote; {line}; done") as process:
         most = (WINDOW + (64 << 10)) // 1024 + 4
-        await box.exec(f"while [ $(stat -c %s wrote || echo 0) -lt {WINDOW // 1024} ]; do sleep 0.01; done")
+        await reaches(box, WINDOW // 1024)
         assert len(await box.read("wrote")) <= most
         got = 0
         async for piece in process.stdout:
@@ -208,11 +213,11 @@ async def test_a_program_goes_on_when_a_cell_loses_its_state_and_ends_with_the_e
 
 async def test_a_verifier_runs_while_programs_stand_still(box: Box) -> None:
     async with box.start("while :; do echo x >> wrote; done") as process:
-        await box.exec("while [ ! -e wrote ]; do sleep 0.01; done")
+        await reaches(box, 1)
         code = "import os, time\na = os.path.getsize('wrote'); time.sleep(.1); os.path.getsize('wrote') - a"
         assert (await box.python(code, fresh=True)).stdout == "0\n"
         size = len(await box.read("wrote", limit=1 << 26))
-        await box.exec(f"while [ $(stat -c %s wrote) -le {size} ]; do sleep 0.01; done")
+        await reaches(box, size + 1)
         assert process.exit_code is None
 
 
