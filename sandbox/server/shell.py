@@ -8,7 +8,7 @@ import signal
 
 from .background import BACKGROUND
 from .call import Call
-from .children import start
+from .children import ENDED, start
 from .frames import Wire, discard, wait, write_fully
 from .limits import GRACE_S, Refused
 from .process_tree import kill_family
@@ -100,7 +100,7 @@ class Shell:
 
     def close(self) -> None:
         """End it, and all that it started."""
-        if not self.child.ended():
+        if ENDED.get(self.child.pid) is None:  # Else its number may be another's by now.
             kill_family(self.child.pid)
         self.leave()
 

@@ -31,7 +31,7 @@ class Supervisor(Sessions):
     def __init__(self, host: Wire, config: dict[str, Any]) -> None:
         self.oom = OomCounter()
         self.transfers = Transfers()
-        self.shells: dict[int, tuple[Shell, Program]] = {}
+        self.shells: dict[int, tuple[Shell | None, Program]] = {}
         super().__init__(host, config)
         self.operations = {
             "python": self.python,
@@ -189,11 +189,14 @@ class Supervisor(Sessions):
     def open_shell(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
             raise Refused(f"over {MAX_BACKGROUND} programs in the background")
-        # A copy, for the shell that begins anew where this one is lost; it is zeroed with it.
+        # A copy, for the shell that begins anew where this one is lost; it is zeroed when that is closed.
         self.begin_shell(session, envelope["shell"], Program(envelope, bytearray(body)))
         return {}, []
 
     def begin_shell(self, session: Session, number: int, program: Program) -> Shell:
+        """A new shell under that number; there is none where it cannot begin, until the next run."""
+        self.shells[number] = None, program
+
         def begin(patience_s: float) -> Shell:
             return Shell(program, session.work, self.limits, self.host, patience_s)
 
@@ -213,9 +216,10 @@ class Supervisor(Sessions):
         if number not in self.shells:
             raise Refused("the shell was closed")
         shell, program = self.shells[number]
-        lost = not shell.ready()
-        if lost:
-            shell.close()
+        lost = shell is not None and not shell.ready()
+        if shell is None or lost:
+            if shell is not None:
+                shell.close()
             shell = self.begin_shell(session, number, program)
         shell.give(body)
         killed = self.oom.read()
@@ -224,21 +228,23 @@ class Supervisor(Sessions):
         self.note_oom(call, killed)
         if call.lost:
             shell.close()
-            self.begin_shell(session, number, program)
+            self.shells[number] = None, program
         call.lost |= lost
         return call.answer()
 
     def end_shell(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         if envelope["shell"] in self.shells:
             shell, program = self.shells.pop(envelope["shell"])
-            shell.close()
+            if shell is not None:
+                shell.close()
             program.forget()
         return {}, []
 
     def forget_background(self) -> None:
         super().forget_background()
         for shell, program in self.shells.values():
-            shell.leave()
+            if shell is not None:
+                shell.leave()
             program.forget()
         self.shells.clear()
         self.transfers.end_all()

@@ -308,6 +308,12 @@ async def test_jobs_of_a_shell_go_on_between_its_runs_and_end_with_it(box: Box) 
     assert (await box.exec(f"kill -0 {pid} 2>/dev/null && echo runs")).stdout == ""
 
 
+async def test_jobs_of_a_shell_that_ends_itself_end_with_it(box: Box) -> None:
+    async with box.shell() as shell:
+        pid = int((await shell.run("sleep 600 & echo $!; exit")).stdout)
+        assert (await box.exec(f"kill -0 {pid} 2>/dev/null && echo runs")).stdout == ""
+
+
 async def test_a_large_command_and_large_output_pass_through_a_shell(box: Box) -> None:
     async with box.shell() as shell:
         assert (await shell.run(f"A={'x' * 500_000}; echo ${{#A}}")).stdout == "500000\n"
