@@ -105,14 +105,24 @@ def reap() -> None:
 
 
 def kill_family(root: int) -> None:
-    """Kill a child of ours and what it started, as far as one kill after the other can."""
+    """Kill a child of ours and what it started; all of them stand still first, so that none is born meanwhile."""
     me = os.getpid()
     end = time.monotonic() + KILL_S
-    while True:
+    known, stopped = {root}, {0}
+    while time.monotonic() < end:
+        tree = descendants(me)
+        known |= family(tree, known)
+        moving = known.intersection(tree) - stopped
+        if not moving:
+            break
+        for pid in moving:
+            send_signal(pid, tree[pid], signal.SIGSTOP)
+        stopped |= moving
+    while time.monotonic() < end:
         reap()
         tree = descendants(me)
-        victims = family(tree, (root,))
-        if not victims or time.monotonic() > end:
+        victims = [pid for pid in reversed([*tree]) if pid in known]  # Children before their parents.
+        if not victims:
             return
         for pid in victims:
             send_signal(pid, tree[pid], signal.SIGKILL)
