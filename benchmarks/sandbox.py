@@ -23,9 +23,9 @@ from typing import Any
 
 from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.process_identity import owner
+from agentgym.sandboxes.containers.client import connect
+from agentgym.sandboxes.containers.image import default_image
 from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.docker_client import connect
-from agentgym.sandboxes.docker_image import default_image
 from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
 from benchmarks.harness import Goal, at_least, at_most, report
 

@@ -173,8 +173,8 @@ def _built_for() -> str:
 
 
 def _docker() -> Iterator[Finding]:
-    from agentgym.sandboxes.docker_client import NoDockerPackage, address, connect
-    from agentgym.sandboxes.docker_image import default_image, image_digest
+    from agentgym.sandboxes.containers.client import NoDockerPackage, address, connect
+    from agentgym.sandboxes.containers.image import default_image, image_digest
 
     engine = Finding(name="docker engine", ok=False, detail="", get=START_DOCKER)
     try:
@@ -227,7 +227,7 @@ def _runsc() -> Finding:
 
 def _runtimes() -> set[str]:
     """Give the names that a box's `runtime` may have; none where no engine answers."""
-    from agentgym.sandboxes.docker_client import connect
+    from agentgym.sandboxes.containers.client import connect
 
     try:
         client = connect(timeout_s=5)

@@ -10,7 +10,7 @@ from agentgym.errors import SandboxError
 from agentgym.process_identity import dead_folders, remove_folder
 
 if TYPE_CHECKING:
-    from agentgym.sandboxes.heartbeat import Traces
+    from agentgym.sandboxes.containers.heartbeat import Traces
 
 
 def gc(dry_run: bool = False) -> int:
@@ -38,8 +38,8 @@ def gc(dry_run: bool = False) -> int:
 
 def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
     """Name what ended clients left in the engine, and how to remove it; nothing where no engine runs."""
-    from agentgym.sandboxes.docker_client import connect
-    from agentgym.sandboxes.heartbeat import remove_container, remove_volume
+    from agentgym.sandboxes.containers.client import connect
+    from agentgym.sandboxes.containers.heartbeat import remove_container, remove_volume
 
     try:
         client = connect(timeout_s=30)
@@ -59,7 +59,7 @@ def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _ended_clients(client: Any) -> "list[Traces]":
     """Look once; where a client is silent, whose process cannot be seen from here, look again after a while."""
-    from agentgym.sandboxes.heartbeat import LOOKS_S, Lookout, engine_time, traces
+    from agentgym.sandboxes.containers.heartbeat import LOOKS_S, Lookout, engine_time, traces
 
     lookout = Lookout()
     ended = lookout.ended(found := traces(client), engine_time(client))

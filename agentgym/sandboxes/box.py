@@ -1,40 +1,26 @@
 """A box over a wire, with the same calls for every kind of box."""
 
 import asyncio
-import errno
-import keyword
-import os
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import get_args
 
-from agentgym.boxes import ExecResult, Expected, HostFunction, Status, Verdict
+from agentgym.boxes import ExecResult, Expected, HostFunction, Verdict
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.host_files import MAX_FILES, MAX_TREE, HostFile, batches, is_name, load_tree, store_tree
-from agentgym.sandboxes.link import MAX_FILE, SANDBOX_LOST, TRUNK, Link, NotAFile
+from agentgym.sandboxes.link import SANDBOX_LOST, TRUNK, Link
 from agentgym.sandboxes.networks.box_network import BoxNetwork
-from agentgym.sandboxes.surroundings import Surroundings
+from agentgym.sandboxes.remote.calls import check_timeout
+from agentgym.sandboxes.remote.files import FILES_S, Files
+from agentgym.sandboxes.remote.surroundings import Surroundings
 from agentgym.sandboxes.verification.verify import verify
-from agentgym.sandboxes.wire import Frame, Wire
+from agentgym.sandboxes.wire import Wire
 
-PROTOCOL = 1
-MARGIN_S = 3.0
-"""Seconds beyond a call's own limit after which the host gives the box up."""
-FILES_S = 30.0
+PROTOCOL = 2
 RESET_S = 10.0
 START_S = 30.0
-MAX_CODE = 1 << 20
-STATUSES = frozenset(get_args(Status))
 
 
-class RemoteBox(Surroundings):
-    """One session of a box at the other end of a wire; implements `types.Box`, and `types.Branch` where it is forked.
-
-    A box makes one call at a time, its branches' calls included: others wait for their turn.
-    """
+class RemoteBox(Files, Surroundings):
+    """One session of a box at the end of a wire; implements `boxes.Box`, and `boxes.Branch` where it is a fork."""
 
     def __init__(
         self,
@@ -45,13 +31,12 @@ class RemoteBox(Surroundings):
         session: int = TRUNK,
         network: BoxNetwork | None = None,
     ) -> None:
-        self.link = link
+        super().__init__(link, session)
         self.network = network or BoxNetwork()
         self.reset_s = 0.0
         """Seconds that the last reset of the box itself took, without that of the services beside it."""
         self._digest = digest
         self._end = end
-        self._session = session
 
     @classmethod
     async def open(
@@ -71,33 +56,6 @@ class RemoteBox(Surroundings):
         """The image's digest, or the kind of the box and the version of its Python."""
         return self._digest
 
-    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
-        """Run a shell command in a process of its own; nothing it starts outlives the call."""
-        body = _text(command, "command")
-        return _result(await self._program("exec", body, timeout_s, {}), self)
-
-    async def python(
-        self,
-        code: str,
-        *,
-        timeout_s: float = 10.0,
-        functions: Mapping[str, HostFunction] | None = None,
-        fresh: bool = False,
-    ) -> ExecResult:
-        """Run Python as a REPL cell; see `types.Box.python`.
-
-        At most 1000 calls of `functions` are answered in one cell. An async function is awaited while the
-        box waits; a plain one runs in the event loop and holds it up. An error of theirs is raised in the
-        code as RuntimeError; errors of infrastructure (`SandboxError`, `EngineError`) end the call here.
-        """
-        functions = dict(functions or {})
-        for name in functions:
-            if not name.isidentifier() or keyword.iskeyword(name):
-                raise ValueError(f"functions: {name!r} is not a name")
-        body = _text(code, "code")
-        frame = await self._program("python", body, timeout_s, functions, functions=sorted(functions), fresh=fresh)
-        return _result(frame, self)
-
     async def verify(
         self,
         *,
@@ -107,82 +65,13 @@ class RemoteBox(Surroundings):
         expect: Mapping[str, Expected] | None = None,
         timeout_s: float = 10.0,
     ) -> Verdict:
-        """Run hidden tests over a copy of the working folder; see `types.Box.verify`."""
+        """Run hidden tests over a copy of the working folder; see `boxes.Box.verify`."""
 
         async def run(cell: str, functions: Mapping[str, HostFunction], limit_s: float) -> ExecResult:
             return await self.python(cell, functions=functions, fresh=True, timeout_s=limit_s)
 
-        _check(timeout_s)
+        check_timeout(timeout_s)
         return await verify(run, code=code, command=command, files=files, expect=expect, timeout_s=timeout_s)
-
-    async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = FILES_S) -> None:
-        """Write whole files of at most 16 MiB by path, making folders; no link is followed.
-
-        ValueError for a path that leads out of the working folder; OSError where the box cannot, such as a full disk.
-        """
-        await self._write(files, (), timeout_s)
-
-    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = FILES_S) -> bytes:
-        """Return the file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes.
-
-        Also ValueError for a link, a pipe, a path that leads out, and a `limit` over 16 MiB.
-        """
-        if not 0 <= limit <= MAX_FILE:
-            raise ValueError(f"limit: {limit} is not within 0..{MAX_FILE}")
-        return (await self._call("read", b"", timeout_s, path=path, limit=limit)).body
-
-    async def list(self, path: str = ".", *, timeout_s: float = FILES_S) -> list[str]:
-        """Return the sorted names in a folder, those of folders with a trailing slash."""
-        return [os.fsencode(name).decode("utf-8", "replace") for name in await self._names(path, timeout_s)]
-
-    async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = FILES_S) -> None:
-        """Copy a file of this machine to `target`, or what is in a folder into the folder `target`.
-
-        ValueError for a link, over 16 MiB in one file, 64 MiB or 10,000 files in all; nothing is written then.
-        """
-        deadline = _deadline(timeout_s)
-        files = await asyncio.to_thread(load_tree, Path(source), target, MAX_FILE)
-        contents = {file.path: file.content for file in files}
-        await self._write(contents, {file.path for file in files if file.executable}, _left(deadline))
-
-    async def get(
-        self, source: str, target: str | Path, *, limit: int = MAX_TREE, timeout_s: float = FILES_S
-    ) -> Sequence[str]:
-        """Copy a file of the box to `target`, or a folder's content into the folder `target`; return what was left out.
-
-        Links, pipes and devices are left out, and named. ValueError over `limit` bytes, 16 MiB in one file or
-        10,000 files, FileExistsError where a link of this machine is in the way.
-        """
-        deadline = _deadline(timeout_s)
-        files: list[HostFile] = []
-        left_out: list[str] = []
-        folders = [""]
-        while folders:
-            below = folders.pop()
-            try:
-                names = await self._names(f"{source}/{below}", _left(deadline))
-            except NotADirectoryError:
-                if below:
-                    raise
-                files = [await self._fetch(source, "", limit, deadline)]
-                break
-            for name in names:
-                path = f"{below}{name}"
-                if name.endswith("/"):
-                    folders.append(path)
-                    continue
-                if len(files) + len(folders) >= MAX_FILES:
-                    raise ValueError(f"{source!r} holds over {MAX_FILES} files")
-                try:
-                    files.append(await self._fetch(f"{source}/{path}", path, limit, deadline))
-                except (NotAFile, OSError) as error:
-                    if isinstance(error, OSError) and error.errno != errno.ENXIO:  # A socket cannot be opened.
-                        raise
-                    left_out.append(path)
-                else:
-                    limit -= len(files[-1].content)
-        await finished(asyncio.ensure_future(asyncio.to_thread(store_tree, Path(target), files)))
-        return left_out
 
     async def fork(self, *, timeout_s: float = FILES_S) -> "RemoteBox":
         """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.
@@ -191,16 +80,15 @@ class RemoteBox(Surroundings):
         another path, which is the branch's current folder: use relative paths. Close it, or use `async with`.
         ValueError where the folder or the session cannot be copied.
         """
-        branch = self.link.new_session()
+        branch = self.link.new_number()
         try:
             await self._call("fork", b"", timeout_s, branch=branch)
         except asyncio.CancelledError:
-            self.link.end_later(branch)
+            self.link.end_later("end", branch=branch)
             raise
 
         async def end() -> None:
-            with suppress(SandboxError):  # It ended with its box.
-                await finished(asyncio.ensure_future(self.link.call("end", b"", RESET_S, branch=branch)))
+            await self.link.finish("end", RESET_S, branch=branch)
 
         return RemoteBox(self.link, digest=self._digest, end=end, session=branch, network=self.network)
 
@@ -212,6 +100,7 @@ class RemoteBox(Surroundings):
         if self._session != TRUNK:
             raise ValueError("a branch cannot be reset, only closed")
         await self.network.end()
+        self.link.lose_processes()
         began = asyncio.get_running_loop().time()
         try:
             frame = await self.link.call("reset", b"", timeout_s)
@@ -254,105 +143,3 @@ class RemoteBox(Surroundings):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    async def _write(self, files: Mapping[str, str | bytes], executable: Container[str], timeout_s: float) -> None:
-        deadline = _deadline(timeout_s)
-        for names, body in batches(files, executable, MAX_FILE):
-            await self._call("write", body, _left(deadline), files=names)
-
-    async def _names(self, path: str, timeout_s: float) -> Sequence[str]:
-        """Read a folder's names, those of folders with a slash behind them; names that are not text keep their bytes.
-
-        A box that answers anything else, such as a path, is cut: its names become paths of this machine.
-        """
-        body = (await self._call("list", b"", timeout_s, path=path)).body
-        names = [os.fsdecode(name) for name in body.split(b"\0")] if body else []
-        for name in names:
-            if not is_name(name.removesuffix("/")):
-                self.cut()
-                raise SandboxError(
-                    f"{SANDBOX_LOST}: the box gave an answer that makes no sense: {name!r} is not a name"
-                )
-        return names
-
-    async def _fetch(self, path: str, name: str, limit: int, deadline: float) -> HostFile:
-        frame = await self._call("read", b"", _left(deadline), path=path, limit=min(limit, MAX_FILE))
-        return HostFile(name, frame.body, frame.envelope.get("executable") is True)
-
-    async def _program(
-        self, op: str, body: bytes, timeout_s: float, serve: Mapping[str, HostFunction], **fields: object
-    ) -> Frame:
-        _check(timeout_s)
-        return await self._call(op, body, timeout_s, serve, None, **fields)
-
-    async def _call(
-        self,
-        op: str,
-        body: bytes,
-        timeout_s: float,
-        serve: Mapping[str, HostFunction] | None = None,
-        carry: Callable[[bytes], Awaitable[bytes]] | None = None,
-        **fields: object,
-    ) -> Frame:
-        if self._session != TRUNK:
-            fields["session"] = self._session
-        return await self.link.call(op, body, timeout_s + MARGIN_S, serve, carry, timeout_s=timeout_s, **fields)
-
-
-def _text(text: str, field: str) -> bytes:
-    body = text.encode("utf-8", "surrogatepass")
-    if len(body) > MAX_CODE:
-        raise ValueError(f"{field}: {len(body)} bytes, the limit is {MAX_CODE}")
-    return body
-
-
-def _check(timeout_s: float) -> None:
-    if not 0 < timeout_s < float("inf"):
-        raise ValueError(f"timeout_s: {timeout_s} is not a positive number of seconds")
-
-
-def _deadline(timeout_s: float) -> float:
-    _check(timeout_s)
-    return asyncio.get_running_loop().time() + timeout_s
-
-
-def _left(deadline: float) -> float:
-    left = deadline - asyncio.get_running_loop().time()
-    if left <= 0:
-        raise TimeoutError("the files could not all be copied in time")
-    return left
-
-
-def _result(frame: Frame, box: RemoteBox) -> ExecResult:
-    """Return the result in an answer; types and sizes are checked."""
-    try:
-        result = _parse(frame)
-    except (KeyError, TypeError, WireError) as error:
-        box.cut()
-        raise SandboxError(f"{SANDBOX_LOST}: the box gave an answer that makes no sense: {error!r}") from error
-    box.link.needs_replacement |= result.status in ("oom", "protocol")
-    return result
-
-
-def _parse(frame: Frame) -> ExecResult:
-    said = frame.envelope
-    out, err = said["stdout"], said["stderr"]
-    checks = {
-        "status": said["status"] in STATUSES,
-        "exit_code": type(said["exit_code"]) is int,
-        "sizes": type(out) is int and type(err) is int and out >= 0 and err >= 0 and out + err == len(frame.body),
-        "flags": type(said["truncated"]) is bool and type(said["state_lost"]) is bool,
-        "seconds": isinstance(said["seconds"], (int, float)),
-    }
-    wrong = [name for name, right in checks.items() if not right]
-    if wrong:
-        raise WireError(f"wrong {', '.join(wrong)}")
-    return ExecResult(
-        status=said["status"],
-        exit_code=said["exit_code"],
-        stdout=frame.body[:out].decode("utf-8", "replace"),
-        stderr=frame.body[out:].decode("utf-8", "replace"),
-        truncated=said["truncated"],
-        state_lost=said["state_lost"],
-        seconds=float(said["seconds"]),
-    )

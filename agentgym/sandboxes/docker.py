@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, address, connect, translated
-from agentgym.sandboxes.docker_engine import Engine
-from agentgym.sandboxes.docker_image import default_image, image_digest
-from agentgym.sandboxes.docker_settings import DockerSettings
+from agentgym.sandboxes.containers.client import EngineDown, EngineFailed, address, connect, translated
+from agentgym.sandboxes.containers.engine import Engine
+from agentgym.sandboxes.containers.image import default_image, image_digest
+from agentgym.sandboxes.containers.settings import DockerSettings
 from agentgym.sandboxes.pool import open_pool
 
 RETRIES = 2

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import copy
 import io
+import shlex
 import tarfile
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -12,7 +13,22 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from agentgym.boxes import Box, BoxService, ExecResult, Expected, HostFunction, LocalAddress, NetworkRequest, Verdict
+from agentgym.boxes import (
+    FILE_LIMIT,
+    OUTPUT_LIMIT,
+    Box,
+    BoxProcess,
+    BoxService,
+    BoxShell,
+    ExecResult,
+    Expected,
+    HostFunction,
+    LocalAddress,
+    NetworkRequest,
+    Progress,
+    Verdict,
+)
+from agentgym.sandboxes.fake_programs import FakeProcess, FakeShell
 from agentgym.sandboxes.local import Process
 
 Shell: TypeAlias = Mapping[str, str | ExecResult] | Callable[[str], str | ExecResult]
@@ -27,7 +43,7 @@ class FakeBox:
     digest = "fake"
 
     def __init__(self, shell: Shell | None = None, files: Mapping[str, str | bytes] | None = None) -> None:
-        self.shell, self.initial = shell, dict(files or {})
+        self.answers, self.initial = shell, dict(files or {})
         self.files: dict[str, bytes] = {}
         self.log: list[str] = []
         self._start()
@@ -36,15 +52,27 @@ class FakeBox:
         self.files = {_path(path): _bytes(data) for path, data in self.initial.items()}
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
 
-    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float = 10.0,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        user: str | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Answer from the shell; a program and its arguments are looked up as the command line that means them."""
+        command = command if isinstance(command, str) else shlex.join(command)
         self.log.append(command)
-        if self.shell is None:
+        if self.answers is None:
             raise AssertionError(f"FakeBox: the env ran {command!r}; give FakeBox(shell=...) an answer for it")
-        if not callable(self.shell) and command not in self.shell:
+        if not callable(self.answers) and command not in self.answers:
             raise AssertionError(
-                f"FakeBox: no answer for {command!r}; add it to the shell, which knows {sorted(self.shell)}"
+                f"FakeBox: no answer for {command!r}; add it to the shell, which knows {sorted(self.answers)}"
             )
-        answer = self.shell(command) if callable(self.shell) else self.shell[command]
+        answer = self.answers(command) if callable(self.answers) else self.answers[command]
         return answer if isinstance(answer, ExecResult) else _ok(answer)
 
     async def python(
@@ -54,6 +82,7 @@ class FakeBox:
         timeout_s: float = 10.0,
         functions: Mapping[str, HostFunction] | None = None,
         fresh: bool = False,
+        output_limit: int = OUTPUT_LIMIT,
     ) -> ExecResult:
         self.log.append(code)
         namespace = {"__name__": "__main__"} if fresh else self.namespace
@@ -76,6 +105,25 @@ class FakeBox:
             await box.write(self.files)
             return await box.verify(code=code, command=command, files=files, expect=expect, timeout_s=timeout_s)
 
+    @asynccontextmanager
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> AsyncIterator[BoxProcess]:
+        """Yield a program that has ended already, with the shell's answer."""
+        yield FakeProcess(await self.exec(command))
+
+    @asynccontextmanager
+    async def shell(
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    ) -> AsyncIterator[BoxShell]:
+        """Yield a shell whose commands are answered as those of `exec`."""
+        yield FakeShell(self)
+
     async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
         self.files |= {_path(path): _bytes(data) for path, data in files.items()}
 
@@ -92,20 +140,73 @@ class FakeBox:
         inside = [PurePosixPath(name).relative_to(folder) for name in self.files if _is_in(name, folder)]
         return sorted({p.parts[0] + ("/" if len(p.parts) > 1 else "") for p in inside})
 
-    async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0) -> None:
-        self.files |= _load(Path(source), target)
+    async def put(
+        self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0, progress: Progress | None = None
+    ) -> None:
+        loaded = _load(Path(source), target)
+        self.files |= loaded
+        if progress is not None:
+            progress(sum(map(len, loaded.values())))
 
     async def get(
-        self, source: str, target: str | Path, *, limit: int = 64 << 20, timeout_s: float = 30.0
+        self,
+        source: str,
+        target: str | Path,
+        *,
+        limit: int = FILE_LIMIT,
+        timeout_s: float = 30.0,
+        progress: Progress | None = None,
     ) -> Sequence[str]:
+        inside = self._inside(source)
+        size = sum(len(self.files[name]) for name in inside.values())
+        if size > limit:
+            raise ValueError(f"{source}: {size} bytes, the limit is {limit}")
+        _store({Path(target, below): self.files[name] for below, name in inside.items()})
+        if progress is not None:
+            progress(size)
+        return []
+
+    def _inside(self, source: str) -> dict[PurePosixPath, str]:
+        """The names of a file, or of those in a folder, by the paths below it."""
         folder = PurePosixPath(_path(source))
         inside = {PurePosixPath(name).relative_to(folder): name for name in self.files if _is_in(name, folder)}
         if str(folder) in self.files:
             inside[PurePosixPath()] = str(folder)
         if not inside:
             raise FileNotFoundError(source)
-        _store({Path(target, below): self.files[name] for below, name in inside.items()})
-        return []
+        return inside
+
+    async def archive(
+        self,
+        path: str = ".",
+        target: str | Path | None = None,
+        *,
+        limit: int = FILE_LIMIT,
+        timeout_s: float = 30.0,
+    ) -> bytes:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for below, name in sorted(self._inside(path).items()):
+                member = tarfile.TarInfo(str(below) if below.parts else PurePosixPath(name).name)
+                member.size = len(self.files[name])
+                tar.addfile(member, io.BytesIO(self.files[name]))
+        if len(packed.getvalue()) > limit:
+            raise ValueError(f"{path}: the archive has over {limit} bytes, which is the limit")
+        if target is None:
+            return packed.getvalue()
+        _store({Path(target): packed.getvalue()})
+        return b""
+
+    async def unpack(self, archive: bytes | str | Path, path: str = ".", *, timeout_s: float = 30.0) -> None:
+        data = await asyncio.to_thread(Path(archive).read_bytes) if isinstance(archive, (str, Path)) else archive
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                for member in tar:
+                    content = tar.extractfile(member)
+                    if content is not None:
+                        self.files[_path(f"{path}/{member.name}")] = content.read()
+        except tarfile.TarError as error:
+            raise ValueError(f"this is no tar archive, or not all of it: {error}") from None
 
     def requests(self) -> Sequence[NetworkRequest]:
         return []
@@ -133,7 +234,7 @@ class FakeBox:
 
     async def fork(self, *, timeout_s: float = 30.0) -> "FakeBox":
         """Return a box with copies of the files and of every name that can be copied; other names are shared."""
-        branch = FakeBox(self.shell, self.initial)
+        branch = FakeBox(self.answers, self.initial)
         branch.files = dict(self.files)
         branch.namespace = {name: _copy(value) for name, value in self.namespace.items()}
         return branch

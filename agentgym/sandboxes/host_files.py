@@ -1,43 +1,127 @@
 """Files of this machine on their way into a box and out of it: bounded, and no link is followed."""
 
 import os
+import secrets
 import stat
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self
 
 MAX_FILES = 10_000
-MAX_TREE = 64 << 20
-MAX_BATCH = 200
+IN_MEMORY = 16 << 20
+"""Bytes of a copy that stay in memory before they go to the disk."""
+PIECE = 1 << 20
 
 
-class HostFile(NamedTuple):
-    """A file and its path: below the target folder, or "" for the target itself."""
+class HostSource(NamedTuple):
+    """A file of this machine, and its path in a box."""
 
     path: str
-    content: bytes
+    source: Path
+    size: int
     executable: bool
 
 
-def load_tree(source: Path, target: str, max_file: int) -> list[HostFile]:
-    """Return the file, or each file in the folder, by its path below `target`; ValueError for links and over limits."""
-    found: list[HostFile] = []
-    room = MAX_TREE
+class HostFile(NamedTuple):
+    """A file in a spool, and its path: below the target folder, or "" for the target itself."""
+
+    path: str
+    start: int
+    size: int
+    executable: bool
+
+
+class Spool:
+    """Files of a box until all of them are there: in memory, or in a file without a name beside the target."""
+
+    def __init__(self, target: Path) -> None:
+        beside = next(folder for folder in [*target.absolute().parents] if folder.is_dir())
+        self._content = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(beside))  # noqa: SIM115  # Closed at the end.
+        self.files: list[HostFile] = []
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        """Put bytes behind those that are there."""
+        self._content.write(data)
+        self.size += len(data)
+
+    def add(self, path: str, content: bytes, *, executable: bool = False) -> None:
+        """Put a whole file into it."""
+        self.files.append(HostFile(path, self.size, len(content), executable))
+        self.write(content)
+
+    def copy(self, file: HostFile, out: BinaryIO) -> None:
+        """Write one of its files to `out`."""
+        self._content.seek(file.start)
+        left = file.size
+        while piece := self._content.read(min(left, PIECE)):
+            out.write(piece)
+            left -= len(piece)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._content.close()
+
+
+def find_files(source: Path, target: str) -> list[HostSource]:
+    """Return the file, or each file in the folder, by its path below `target`; ValueError for links and too many."""
+    found: list[HostSource] = []
     for path in _files(source):
         if len(found) == MAX_FILES:
             raise ValueError(f"{str(source)!r} holds over {MAX_FILES} files")
-        content, executable = _load(path, min(room, max_file))
-        room -= len(content)
+        info = path.lstat()
         below = path.relative_to(source)
         inside = PurePosixPath(target, below) if below.parts else PurePosixPath(_file_target(source, target))
-        found.append(HostFile(str(inside), content, executable))
+        found.append(HostSource(str(inside), path, info.st_size, bool(info.st_mode & stat.S_IXUSR)))
     return found
 
 
-def _file_target(source: Path, target: str) -> str:
-    """The target of a single file: the given path, or its own name in the working folder."""
-    return source.name if target in ("", ".") else target
+def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list[HostSource]]:
+    """Yield groups of at most `most` files and four times `large` bytes; a file over `large` bytes is one alone."""
+    group: list[HostSource] = []
+    size = 0
+    for file in files:
+        if group and (file.size > large or len(group) == most or size > 3 * large):
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.size
+    if group:
+        yield group
+
+
+def load(files: Sequence[HostSource]) -> dict[str, bytes]:
+    """Return the contents by the paths in the box; a file that grew meanwhile is cut."""
+    contents = {}
+    for file in files:
+        with open_file(file.source) as content:
+            contents[file.path] = content.read(file.size)
+    return contents
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read it; OSError for a link."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `target` when the block ends well; else nothing is left of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    hidden = target.with_name(f".{secrets.token_hex(16)}")
+    try:
+        with hidden.open("xb") as file:
+            yield file
+        hidden.replace(target)
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -51,28 +135,24 @@ def _files(path: Path) -> Iterator[Path]:
         raise ValueError(f"{str(path)!r} is a link, a pipe or a device")
 
 
-def _load(path: Path, limit: int) -> tuple[bytes, bool]:
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        content = file.read(limit + 1)
-        mode = os.fstat(file.fileno()).st_mode
-    if len(content) > limit:
-        raise ValueError(f"{str(path)!r}: over the limit of {limit} bytes")
-    return content, bool(mode & stat.S_IXUSR)
+def _file_target(source: Path, target: str) -> str:
+    """The target of a single file: the given path, or its own name in the working folder."""
+    return source.name if target in ("", ".") else target
 
 
-def store_tree(target: Path, files: Sequence[HostFile]) -> None:
-    """Write the files below `target`, and nowhere else; nothing is written where one of the paths leads out of it.
+def store_tree(target: Path, spool: Spool) -> None:
+    """Write the files of a spool below `target`, and nowhere else; nothing is written where a path leads out of it.
 
     FileExistsError where a link is in the way, ValueError for a path that is not names between slashes.
     """
     # A target without a name of its own, such as "." or "..", is a folder that the caller means as it stands.
     top, first = (target.parent, [target.name]) if is_name(target.name) else (target, [])
-    paths = [[*first, *_names(file.path, target)] for file in files]
+    paths = [[*first, *_names(file.path, target)] for file in spool.files]
     if not all(paths):
         raise ValueError(f"{str(target)!r} is a folder, and a file's content was to be written there")
-    for parts, file in zip(paths, files, strict=True):
+    for parts, file in zip(paths, spool.files, strict=True):
         top.mkdir(parents=True, exist_ok=True)
-        _store(top, parts, file)
+        _store(top, parts, spool, file)
 
 
 def is_name(name: str) -> bool:
@@ -88,7 +168,7 @@ def _names(path: str, target: Path) -> list[str]:
     return names
 
 
-def _store(top: Path, parts: Sequence[str], file: HostFile) -> None:
+def _store(top: Path, parts: Sequence[str], spool: Spool, file: HostFile) -> None:
     folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
@@ -100,7 +180,7 @@ def _store(top: Path, parts: Sequence[str], file: HostFile) -> None:
         except OSError as error:
             raise FileExistsError(f"a link or a folder is in the way of {file.path!r}") from error
         with os.fdopen(fd, "wb") as stored:
-            stored.write(file.content)
+            spool.copy(file, stored)
     finally:
         os.close(folder)
 
@@ -115,24 +195,3 @@ def _enter(folder: int, name: str) -> int:
         raise FileExistsError(f"a link or a file is in the way of the folder {name!r}") from error
     os.close(folder)
     return inner
-
-
-def batches(
-    files: Mapping[str, str | bytes], executable: Container[str], max_bytes: int
-) -> Iterator[tuple[list[tuple[str, int, bool]], bytes]]:
-    """Yield the files in groups of at most `max_bytes` and 200 files, one for each frame."""
-    names: list[tuple[str, int, bool]] = []
-    parts: list[bytes] = []
-    size = 0
-    for path, content in files.items():
-        data = content.encode() if isinstance(content, str) else content
-        if len(data) > max_bytes:
-            raise ValueError(f"{path!r}: {len(data)} bytes, the limit is {max_bytes}")
-        if names and (size + len(data) > max_bytes or len(names) == MAX_BATCH):
-            yield names, b"".join(parts)
-            names, parts, size = [], [], 0
-        names.append((path, len(data), path in executable))
-        parts.append(data)
-        size += len(data)
-    if names:
-        yield names, b"".join(parts)

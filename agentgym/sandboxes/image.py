@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker_client import address, connect, engine_errors
-from agentgym.sandboxes.docker_image import IMAGE, default_image
+from agentgym.sandboxes.containers.client import address, connect, engine_errors
+from agentgym.sandboxes.containers.image import IMAGE, default_image
 from agentgym.sandboxes.images.build_log import announce
 from agentgym.sandboxes.images.folder import build_folder
 from agentgym.sandboxes.images.ready import find, forget, ready_image

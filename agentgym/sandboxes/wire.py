@@ -5,13 +5,14 @@ import json
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from agentgym.errors import WireError
 
 MAX_ENVELOPE = 1 << 20
-MAX_BODY = 17 << 20
+MAX_BODY = 18 << 20
 _LENGTH = struct.Struct(">I")
 
 
@@ -94,6 +95,10 @@ class Wire(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._error: WireError | None = None
+        self.aside: Callable[[Frame], None] | None = None
+        """Takes the frames of programs in the background, which come at any time; WireError closes the wire."""
+        self.lost: Callable[[], None] | None = None
+        """Called when no more frame can come."""
 
     @classmethod
     async def over(cls, connection: socket.socket) -> "Wire":
@@ -152,7 +157,11 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._frames.extend(self._decoder.feed(data))
+            for frame in self._decoder.feed(data):
+                if self.aside is not None and "process" in frame.envelope:
+                    self.aside(frame)
+                else:
+                    self._frames.append(frame)
         except WireError as error:
             self._fail(error)
             self.close()
@@ -164,6 +173,8 @@ class Wire(asyncio.Protocol):
     def _fail(self, error: WireError) -> None:
         if self._error is None:
             self._error = error
+            if self.lost is not None:
+                self.lost()
         self._wake()
 
     def _wake(self) -> None:

@@ -7,10 +7,15 @@
 
     frame    4-byte big-endian length | JSON envelope | as many raw bytes as the envelope's "body" says
     host     {"id", "session", "op", ...}                               a call, one at a time; `op` is one of
-             python exec write read list fork end snapshot restore reset
+             python exec start shell run end_shell write write_on read read_on end_transfer list fork end
+             snapshot restore reset
              {"id", "answer": k} + JSON body, {"id", "op": "cancel"}    inside a running call
+             {"process": n, "op", ...}                                  at any time, without an answer; `op` is one of
+             input + bytes, credit, signal, close
     here     {"hello", "python"} once;  {"id", "ask": k} + JSON body;  {"id", ...} ends the call
              {"id", "part": k} + bytes, which the host answers by {"id", "answer": k} + bytes
+             {"process": n, ...}                                        at any time, of what `start` started:
+             "of": stream + bytes, "closed": stream, "took": input bytes, "exit": code
 
 Session 0 is the trunk. `fork` makes another that goes on from where a session stands: its own process, its own copy of
 the working folder. The supervisor alone says what happened: limits, signals, cut output and lost state are facts that
@@ -18,8 +23,8 @@ it saw.
 Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
 the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
 
-    limits < frames, session_fork, network < children, worker < process_tree, call, files < packing, sessions
-           < snapshots < supervisor < start
+    limits < frames, session_fork, network < children, worker < process_tree, program < background < call < shell
+    files < transfer, packing < archive;  call, files < sessions < snapshots < supervisor < start
 
 Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and
 Python 3.9 or newer; nothing here is imported by the host.

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import time
 
-from .children import Child
+from .background import BACKGROUND
+from .children import Child, Exits
 from .frames import Channel, Wire, zero
-from .limits import CHANNEL_LOST, GRACE_S, HARD_OUTPUT, KEEP, MAX_ASKS, OUTPUT_LATER_S, PATIENCE_S, ZEROS, Broken
+from .limits import (
+    CHANNEL_LOST,
+    GRACE_S,
+    HARD_OUTPUT,
+    KEEP,
+    MAX_ASKS,
+    MAX_OPEN_ASKS,
+    OUTPUT_LATER_S,
+    PATIENCE_S,
+    SCRATCH,
+    ZEROS,
+    Broken,
+)
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
@@ -19,47 +34,59 @@ class Capture:
     """The head and the tail of a stream, however long it is."""
 
     def __init__(self) -> None:
-        # Views, because assigning a view to a slice of a bytearray makes a copy that nobody zeroes.
-        self.head, self.tail = memoryview(bytearray(KEEP)), memoryview(bytearray(KEEP))
         self.total = 0
+        self.keep(2 * KEEP)
+
+    def keep(self, size: int) -> None:
+        """Have room for so many bytes of head and tail together; what was kept before is gone."""
+        self.half = size // 2
+        # Views, because assigning a view to a slice of a bytearray makes a copy that nobody zeroes.
+        self.head, self.tail = memoryview(bytearray(self.half)), memoryview(bytearray(self.half))
 
     def read(self, fd: int) -> int:
         """Take what one read gives; 0 at the end of the stream, BlockingIOError when there is nothing yet."""
         count = os.readv(fd, [SCRATCH])
         view = SCRATCH[:count]
-        room = max(0, KEEP - self.total)
+        room = max(0, self.half - self.total)
         self.head[self.total : self.total + len(view[:room])] = view[:room]
         rest = view[room:]
         if rest:
-            at = max(0, self.total - KEEP) % KEEP
-            first = rest[: KEEP - at]
-            self.tail[at : at + len(first)] = first
-            self.tail[: len(rest) - len(first)] = rest[len(first) :]
+            self.keep_last(rest, max(0, self.total - self.half))
         self.total += count
         view[:] = ZEROS[:count]
         return count
 
+    def keep_last(self, rest: memoryview, before: int) -> None:
+        """Put into the ring what follows the `before` bytes that came behind the head."""
+        skipped = max(0, len(rest) - self.half)
+        rest = rest[skipped:]
+        at = (before + skipped) % self.half
+        first = rest[: self.half - at]
+        self.tail[at : at + len(first)] = first
+        self.tail[: len(rest) - len(first)] = rest[len(first) :]
+
     @property
     def cut(self) -> bool:
-        return self.total > 2 * KEEP
+        return self.total > 2 * self.half
 
     def parts(self) -> list[bytes | bytearray | memoryview]:
         """What was kept, in order, with the cut named in the middle."""
         if not self.cut:
-            return [self.head[: self.total], self.tail[: max(0, self.total - KEEP)]]
-        at = (self.total - KEEP) % KEEP
-        note = f"\n[... {self.total - 2 * KEEP} bytes cut ...]\n".encode()
+            return [self.head[: self.total], self.tail[: max(0, self.total - self.half)]]
+        at = (self.total - self.half) % self.half
+        note = f"\n[... {self.total - 2 * self.half} bytes cut ...]\n".encode()
         return [self.head, note, self.tail[at:], self.tail[:at]]
 
     def clear(self) -> None:
-        used = min(self.total, KEEP)
-        self.head[:used] = ZEROS[:used]
-        if self.total > KEEP:
-            self.tail[:] = ZEROS
+        used = min(self.total, self.half)
+        self.head[:used] = bytes(used)
+        more = min(self.total - used, self.half)
+        self.tail[:more] = bytes(more)
         self.total = 0
+        if self.half != KEEP:
+            self.keep(2 * KEEP)
 
 
-SCRATCH = memoryview(bytearray(KEEP))
 OUT, ERR = Capture(), Capture()
 
 
@@ -75,10 +102,25 @@ class Call:
         self.exit_code = 0
         self.lost = False
         self.interrupted = False
-        self.asks = 0
+        self.functions = bool(envelope.get("functions"))
+        self.asks = self.open_asks = 0
+        if "keep" in envelope:
+            OUT.keep(envelope["keep"])
+            ERR.keep(envelope["keep"])
 
     def run(self) -> None:
         """Return when it has ended, by itself or not; nothing is killed yet."""
+        beside = BACKGROUND.poll.fileno() if BACKGROUND.poll is not None and BACKGROUND.processes else None
+        if beside is not None:
+            self.child.watch(beside)
+        self.follow(beside)
+        if beside is not None:
+            self.child.deafen(beside)
+        self.drain_all()
+
+    def follow(self, beside: int | None) -> None:
+        """Hear of everything until it has ended; `beside` tells of what runs in the background."""
+        channel = self.child.channel
         poll, later = self.child.urgent, self.began + OUTPUT_LATER_S
         while not self.status:
             now = time.monotonic()
@@ -88,9 +130,19 @@ class Call:
                 self.expire()
             elif self.host.pending:
                 self.hear_host()
+            elif channel is not None and channel.pending:
+                self.hear_worker(channel)
             else:
-                self.hear(poll.poll((later - now) * 1000))
-        self.drain_all()
+                events = poll.poll((later - now) * 1000)
+                if beside is not None and (beside, select.POLLIN) in events:
+                    self.hear_background()
+                    events.remove((beside, select.POLLIN))
+                self.hear(events)
+
+    def hear_background(self) -> None:
+        BACKGROUND.pump(self.host)
+        if Exits.pipe is not None and self.child.ended():
+            Exits.tell_again()
 
     def hear(self, events: list[tuple[int, int]]) -> None:
         child = self.child
@@ -106,6 +158,7 @@ class Call:
             elif fd == child.exit:
                 if child.ended():
                     self.hear_exit()
+                BACKGROUND.notice_exits(self.host)
             else:
                 self.hear_host()
 
@@ -156,12 +209,30 @@ class Call:
             return
         if envelope.get("id") == self.id and type(envelope.get("done")) is int and not body:
             self.answered(envelope["done"])
-        elif envelope.get("id") == self.id and type(envelope.get("ask")) is int and self.asks < MAX_ASKS:
-            self.asks += 1
-            self.host.write({"id": self.id, "ask": envelope["ask"]}, [body])
+        elif envelope.get("id") == self.id and type(envelope.get("ask")) is int:
+            self.asked(channel, envelope["ask"], body)
         else:
             self.end("protocol", -signal.SIGKILL, lost=True)
         zero(body)
+
+    def asked(self, channel: Channel, number: int, body: bytearray) -> None:
+        """Carry a question to the host, which hears of few at once, and of none that it offered no function for."""
+        self.asks += 1
+        if self.asks > MAX_ASKS or self.open_asks == MAX_OPEN_ASKS:
+            self.end("protocol", -signal.SIGKILL, lost=True)
+        elif not self.functions:
+            self.answer_worker(channel, number, refusal("there is no host function in this call"))
+        elif self.interrupted:
+            self.answer_worker(channel, number, refusal("the time limit of this call has passed"))
+        else:
+            self.open_asks += 1
+            self.host.write({"id": self.id, "ask": number}, [body])
+
+    def answer_worker(self, channel: Channel, number: int, body: bytes | bytearray) -> None:
+        try:
+            channel.write({"answer": number}, [body])
+        except OSError:
+            self.end("protocol", -signal.SIGKILL, lost=True)
 
     def closed_channel(self, soon: float) -> None:
         """The worker is ending, or the code closed the channel under it."""
@@ -192,15 +263,17 @@ class Call:
 
     def hear_host(self) -> None:
         envelope, body = self.host.read(None)
-        if envelope.get("id") != self.id:
-            return
-        if envelope.get("op") == "cancel":
+        channel = self.child.channel
+        if "process" in envelope:
+            BACKGROUND.hear(self.host, envelope, body)
+        elif envelope.get("id") != self.id:
+            pass
+        elif envelope.get("op") == "cancel":
             self.end("killed", -signal.SIGKILL, lost=True)
-        elif self.child.channel is not None and not self.interrupted:
-            try:
-                self.child.channel.write({"answer": envelope["answer"]}, [body])
-            except OSError:
-                self.end("protocol", -signal.SIGKILL, lost=True)
+        elif channel is not None:
+            self.open_asks -= 1
+            if not self.interrupted:
+                self.answer_worker(channel, envelope["answer"], body)
         zero(body)
 
     def answer(self) -> tuple[dict[str, Any], list[bytes | bytearray | memoryview]]:
@@ -214,6 +287,11 @@ class Call:
             "stdout": sum(map(len, out)),
             "stderr": sum(map(len, err)),
         }, out + err
+
+
+def refusal(text: str) -> bytes:
+    """The answer to a question that raises a RuntimeError in the code."""
+    return json.dumps({"error": text}).encode()
 
 
 class OomCounter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import resource
 import select
@@ -29,7 +30,7 @@ from .limits import (
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Exits:
@@ -61,6 +62,12 @@ class Exits:
         return os.pidfd_open(pid) if cls.pipe is None else os.dup(cls.pipe[0])
 
     @classmethod
+    def tell_again(cls) -> None:
+        """Undo `clear` for another one who waits."""
+        if cls.pipe is not None:
+            os.write(cls.pipe[1], b"\0")
+
+    @classmethod
     def clear(cls) -> None:
         if cls.pipe is not None:
             try:
@@ -68,6 +75,10 @@ class Exits:
                     pass
             except BlockingIOError:
                 pass
+
+
+ENDED: dict[int, int | None] = {}
+"""The exit codes of our children, None while they run: whoever collects one notes it here for whom it may concern."""
 
 
 class Child:
@@ -79,6 +90,7 @@ class Child:
         os.set_blocking(err, False)
         self.channel = None if end is None else Channel(end, pid)
         self.exit = Exits.open(pid)
+        ENDED[pid] = None
         self.urgent, self.all = select.poll(), select.poll()
         said = [] if self.channel is None else [self.channel.fd]
         for fd in (*said, host, self.exit):  # The channel comes first: an answer counts before an exit.
@@ -87,10 +99,16 @@ class Child:
             self.all.register(fd, select.POLLIN)
 
     def close(self) -> None:
+        ENDED.pop(self.pid, None)
         for fd in (self.exit, self.out, self.err):
             os.close(fd)
         if self.channel is not None:
             self.channel.close()
+
+    def watch(self, fd: int) -> None:
+        """Hear of another descriptor too."""
+        for poll in (self.urgent, self.all):
+            poll.register(fd, select.POLLIN)
 
     def deafen(self, fd: int) -> None:
         """Hear no more of a descriptor whose other end is closed."""
@@ -122,7 +140,8 @@ class Child:
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
-            return -signal.SIGKILL  # Reaped among the leftovers of an earlier call.
+            code = ENDED.get(self.pid)
+            return -signal.SIGKILL if code is None else code  # None: collected among what was killed.
 
 
 def fork(patience_s: float) -> int:
@@ -146,8 +165,13 @@ def start(
     *,
     channel: bool,
     sealed: bool,
+    stdin: int | None = None,
+    extra: Sequence[int] = (),
 ) -> Child:
-    """Fork a process with pipes of its own that holds nothing of the host's wire, and `run` in it."""
+    """Fork a process with pipes of its own that holds nothing of the host's wire, and `run` in it.
+
+    It reads from `stdin`, else from /dev/null; it has the descriptors `extra` as its descriptors 3 and up.
+    """
     out, out_end = os.pipe()
     err, err_end = os.pipe()
     ends = channel_pair() if channel else None
@@ -161,7 +185,10 @@ def start(
         raise
     if pid == 0:
         try:
-            enter(out_end, err_end, ends and ends[1].fileno(), work, limits, sealed=sealed)
+            if stdin is not None:
+                os.dup2(stdin, 0)
+            given = extra if ends is None else (ends[1].fileno(),)
+            enter(out_end, err_end, given, work, limits, sealed=sealed)
             run()
         finally:
             os._exit(CHANNEL_LOST)
@@ -213,14 +240,16 @@ def keep_only(allowed: set[int]) -> None:
         raise SystemExit(CHANNEL_LOST)
 
 
-def enter(out: int, err: int, channel: int | None, work: str, limits: dict[str, int], *, sealed: bool) -> None:
+def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str, int], *, sealed: bool) -> None:
     """Become a child: own session, own pipes, limits; every descriptor of the supervisor closed."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
-    if channel is not None:
-        os.dup2(channel, CHANNEL, inheritable=False)
-    keep_only({0, 1, 2} if channel is None else {0, 1, 2, CHANNEL})
+    # Above the low ones first: one that is given may have the number that another one is to get.
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CHANNEL + len(given)) for fd in given]
+    for number, fd in enumerate(copies, CHANNEL):
+        os.dup2(fd, number, inheritable=False)
+    keep_only({0, 1, 2, *range(CHANNEL, CHANNEL + len(given))})
     Exits.forget()
     for number in QUIET:
         signal.signal(number, signal.SIG_DFL)

@@ -83,22 +83,6 @@ def write_file(work: str, path: str, data: memoryview, *, executable: bool) -> N
         os.close(fd)
 
 
-def read_file(work: str, path: str, limit: int) -> tuple[bytearray, bool]:
-    """The content, and whether it may be executed."""
-    fd = open_file(work, path, os.O_RDONLY)
-    try:
-        info = os.fstat(fd)
-        size = info.st_size
-        if size > limit:
-            raise Refused(f"{path!r} has {size} bytes, the limit is {limit}")
-        data = bytearray(size)
-        if size:
-            del data[os.readv(fd, [data]) :]
-        return data, bool(info.st_mode & stat.S_IXUSR)
-    finally:
-        os.close(fd)
-
-
 def list_folder(work: str, path: str) -> list[bytes]:
     fd = open_below(work, parts_of(path, work))
     try:

@@ -19,6 +19,7 @@ from .limits import (
     MAX_ENVELOPE,
     MAX_WORKER_ENVELOPE,
     PATIENCE_S,
+    SCRATCH,
     ZEROS,
     Broken,
     decode,
@@ -65,6 +66,18 @@ def write_frame(
         envelope["body"] = sum(map(len, parts))
     head = json.dumps(envelope).encode()
     write_fully(fd, [LENGTH.pack(len(head)), head, *parts], deadline)
+
+
+def discard(fd: int) -> None:
+    """Drop what lies in a pipe."""
+    try:
+        for _ in range(64):
+            count = os.readv(fd, [SCRATCH])
+            SCRATCH[:count] = ZEROS[:count]
+            if not count:
+                return
+    except BlockingIOError:
+        return
 
 
 def zero(buffer: bytearray) -> None:

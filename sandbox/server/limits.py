@@ -12,17 +12,29 @@ import struct
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
 """Where the server's own files are: frames of theirs are not shown to the code in the box."""
 PACKAGE = __name__.partition(".")[0]
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_ENVELOPE = 1 << 20
-MAX_BODY = 17 << 20
+MAX_BODY = 18 << 20
+"""The most that a call sends or answers is 16 MiB, and a command of 1 MiB."""
 MAX_WORKER_ENVELOPE = 4096
 MAX_ASK = 1 << 20
 MAX_ASKS = 2000
 """The host refuses politely at half of this; a worker that asks on is not ours any more."""
+MAX_OPEN_ASKS = 8
+"""Questions that wait for their answer at once: more than one only where code was interrupted while it asked."""
 KEEP = 32 << 10
-"""Bytes of output kept from the head and from the tail, per stream."""
+"""Bytes of output kept from the head and from the tail, per stream, where a call does not say how many."""
+WINDOW = 256 << 10
+"""Bytes of a background program's stream that may be on their way to the host, or to the program."""
+MAX_BACKGROUND = 64
+"""Background programs and shells of one box at once."""
+CHUNK = 4 << 20
+"""Bytes of a large file in one frame."""
+MAX_TRANSFERS = 64
+"""Large files of one box that are on their way at once."""
 HARD_OUTPUT = 16 << 20
 GRACE_S = 0.3
+SHELL_BEGINS_S = 5.0
 FORK_S = 5.0
 MAX_BRANCHES = 64
 MAX_DEPTH = 100
@@ -35,6 +47,8 @@ PATIENCE_S = 0.5
 AHEAD = 16 << 10
 """Bytes that are read ahead of the frame that is taken."""
 ZEROS = bytes(KEEP)
+SCRATCH = memoryview(bytearray(KEEP))
+"""What every read of a pipe goes through; zeroed after each."""
 CREDENTIALS = socket.CMSG_SPACE(12)
 """Room for the process, user and group that wrote; or for three descriptors."""
 OUTPUT_LATER_S = 0.002

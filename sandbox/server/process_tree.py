@@ -6,8 +6,12 @@ import os
 import signal
 import time
 
-from .children import Exits
+from .children import ENDED, Exits
 from .limits import ALONE, KILL_S, LISTS_CHILDREN
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def children(pid: int) -> list[int]:
@@ -78,22 +82,62 @@ def send_signal(pid: int, parent: int, number: int) -> None:
         os.close(fd)
 
 
+def family(tree: dict[int, int], roots: Iterable[int]) -> set[int]:
+    """Of the processes in `tree`, the roots and what they started; a daemon keeps its dead parent's Unix session."""
+    known = set(roots)
+    for pid, parent in tree.items():  # Parents come before their children.
+        if parent in known or unix_session(pid) in known:
+            known.add(pid)
+    return known.intersection(tree)
+
+
 def reap() -> None:
-    """Collect what has ended, without waiting."""
+    """Collect what has ended, without waiting; the exit codes of our own children are kept."""
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            if pid in ENDED:
+                ENDED[pid] = os.waitstatus_to_exitcode(status)
     except ChildProcessError:
         pass
 
 
-def kill_all_but(spare: set[int]) -> bool:
-    """Kill our descendants outside `spare`; whether none is left."""
+def kill_family(root: int) -> None:
+    """Kill a child of ours and what it started; all of them stand still first, so that none is born meanwhile."""
+    me = os.getpid()
+    end = time.monotonic() + KILL_S
+    known, stopped = {root}, {0}
+    while time.monotonic() < end:
+        tree = descendants(me)
+        known |= family(tree, known)
+        moving = known.intersection(tree) - stopped
+        if not moving:
+            break
+        for pid in moving:
+            send_signal(pid, tree[pid], signal.SIGSTOP)
+        stopped |= moving
+    while time.monotonic() < end:
+        reap()
+        tree = descendants(me)
+        victims = [pid for pid in reversed([*tree]) if pid in known]  # Children before their parents.
+        if not victims:
+            return
+        for pid in victims:
+            send_signal(pid, tree[pid], signal.SIGKILL)
+        time.sleep(0.0005)
+
+
+def kill_all_but(spare: set[int], *, roots: Iterable[int] = ()) -> bool:
+    """Kill our descendants outside `spare` that none of the `roots` started; whether none is left."""
     me = os.getpid()
     end = time.monotonic() + KILL_S
     while True:
         reap()
-        victims = {pid: parent for pid, parent in descendants(me).items() if pid not in spare}
+        tree = descendants(me)
+        spared = spare | family(tree, roots)
+        victims = {pid: parent for pid, parent in tree.items() if pid not in spared}
         if not victims:
             return True
         if time.monotonic() > end:

@@ -9,18 +9,21 @@ import socket
 import stat
 import time
 
-from .call import ERR, SCRATCH, Call
+from .background import BACKGROUND
+from .call import ERR, Call
 from .children import Child, channel_pair, start
 from .files import copy_folder, empty_folder, empty_ipc, remove_folder
-from .frames import Wire, wait
-from .limits import ALONE, CREDENTIAL, CREDENTIALS, FORK_S, KILL_S, MAX_BRANCHES, TRUNK, ZEROS, Refused
-from .process_tree import children, descendants, go_on, kill_all, kill_all_but, reap, stop_all, unix_session
+from .frames import Wire, discard, wait
+from .limits import ALONE, CREDENTIAL, CREDENTIALS, FORK_S, KILL_S, MAX_BRANCHES, TRUNK, Refused
+from .process_tree import children, descendants, family, go_on, kill_all, kill_all_but, reap, stop_all
 from .worker import Worker
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 
 class Session:
@@ -33,12 +36,8 @@ class Session:
         self.started: set[int] = set()
 
     def own(self, tree: dict[int, int]) -> set[int]:
-        """Of the processes in `tree`, the worker and what it started; a daemon keeps its dead parent's Unix session."""
-        known = {self.worker.pid, *self.started}
-        for pid, parent in tree.items():  # Parents come before their children.
-            if parent in known or unix_session(pid) in known:
-                known.add(pid)
-        return known.intersection(tree)
+        """Of the processes in `tree`, the worker and what it started."""
+        return family(tree, {self.worker.pid, *self.started})
 
     def take_loss(self) -> bool:
         lost, self.lost = self.lost, False
@@ -64,7 +63,7 @@ class Sessions:
 
         return start(run, work, self.limits, patience_s, self.host.fd, channel=True, sealed=fresh)
 
-    def make_room(self, start: Callable[[float], Child]) -> Child:
+    def make_room(self, start: Callable[[float], T]) -> T:
         """Fork; where the box is full of processes they are killed first, and every session is lost."""
         try:
             return start(0.0)
@@ -75,7 +74,7 @@ class Sessions:
     def renew(self, session: Session) -> None:
         """A new worker for a session whose processes are gone."""
         session.worker.close()
-        session.started.clear()
+        session.started &= BACKGROUND.leaders
         session.lost = True
         try:
             session.worker = self.new_worker(session.work)
@@ -83,8 +82,12 @@ class Sessions:
             raise SystemExit(1) from error  # Without a session there is no box: the host starts another.
 
     def restart(self, session: Session) -> None:
-        """Kill a session with all it started, and begin it anew; the others go on where that is possible."""
-        if len(self.sessions) > 1 and self.kill(session):
+        """Kill a session with all that its cells started, and begin it anew; the others go on where that is possible.
+
+        So do the programs in the background and the shells.
+        """
+        alone = len(self.sessions) == 1
+        if (not alone or BACKGROUND.leaders) and self.kill(session, all_but=BACKGROUND.leaders, alone=alone):
             self.renew(session)
         else:
             self.restart_all()
@@ -94,10 +97,13 @@ class Sessions:
         for session in self.sessions.values():
             self.renew(session)
 
-    def kill(self, session: Session) -> bool:
-        """Kill what belongs to one session, and nothing else; whether nothing of it is left."""
+    def kill(self, session: Session, *, all_but: Iterable[int] = (), alone: bool = False) -> bool:
+        """Kill what belongs to one session, and nothing else; whether nothing of it is left.
+
+        Where it is `alone`, that is everything. `all_but` are the roots of what is left out.
+        """
         tree = stop_all()  # Nothing can fork while we look.
-        own = session.own(tree)
+        own = {*(tree if alone else session.own(tree))} - family(tree, all_but)
         others = {pid: parent for pid, parent in tree.items() if pid not in own}
         gone = kill_all_but(set(others))
         go_on(others)
@@ -130,25 +136,14 @@ class Sessions:
             self.restart(session)
             return
         for fd in ready.intersection((worker.out, worker.err)):
-            self.discard(fd)
-
-    def discard(self, fd: int) -> None:
-        """Drop what lies in a pipe."""
-        try:
-            for _ in range(64):
-                count = os.readv(fd, [SCRATCH])
-                SCRATCH[:count] = ZEROS[:count]
-                if not count:
-                    return
-        except BlockingIOError:
-            return
+            discard(fd)
 
     def bystanders(self, before: Iterable[int]) -> set[int]:
         """What was there before a call, and the sessions: they may have been started anew during it."""
-        return {*before, *(session.worker.pid for session in self.sessions.values())}
+        return {*before, *self.workers()}
 
     def workers(self) -> set[int]:
-        return self.bystanders(())
+        return {session.worker.pid for session in self.sessions.values()}
 
     def fork(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         """A session that goes on from where this one stands, with a copy of its folder."""
@@ -261,6 +256,7 @@ class Sessions:
         for session in self.sessions.values():
             session.worker.close()
         clean = kill_all()
+        self.forget_background()
         for path in self.wipe:
             self.empty(path)
         if ALONE:
@@ -269,6 +265,10 @@ class Sessions:
         trunk = Session(self.new_worker(self.work), self.work)
         self.sessions = {TRUNK: trunk}
         return clean and children(os.getpid()) == [trunk.worker.pid]
+
+    def forget_background(self) -> None:
+        """Close what is held of programs that are gone; whoever holds more of them closes that too."""
+        BACKGROUND.forget()
 
     def empty(self, path: str) -> None:
         try:

@@ -6,6 +6,7 @@ import os
 import select
 import time
 
+from .background import BACKGROUND
 from .call import Capture
 from .children import Child, start
 from .files import empty_folder
@@ -40,7 +41,7 @@ class Snapshots(Sessions):
         def carry(child: Child, deadline: float) -> None:
             part = bytearray(PART)
             for number in range(1 << 40):
-                size = read_part(child.out, part, self.host.fd, deadline)
+                size = self.read_part(child.out, part, envelope["id"], deadline)
                 if not size:
                     return
                 self.exchange(envelope["id"], number, memoryview(part)[:size])
@@ -73,11 +74,38 @@ class Snapshots(Sessions):
         """Send one part and return what the host answers; Cancelled where it takes the call back."""
         self.host.write({"id": call, "part": number}, [part])
         while True:
-            envelope, body = self.host.read(None)
-            if envelope.get("id") == call and envelope.get("op") == "cancel":
-                raise Cancelled
+            envelope, body = self.hear_host(call)
             if envelope.get("id") == call and envelope.get("answer") == number:
                 return body
+
+    def hear_host(self, call: int) -> tuple[dict[str, Any], bytearray]:
+        """The host's next frame; Cancelled where it takes the call back. What is for a program has been done."""
+        envelope, body = self.host.read(None)
+        if "process" in envelope:
+            BACKGROUND.hear(self.host, envelope, body)
+            zero(body)
+        elif envelope.get("id") == call and envelope.get("op") == "cancel":
+            raise Cancelled
+        return envelope, body
+
+    def read_part(self, fd: int, part: bytearray, call: int, deadline: float) -> int:
+        """Fill the part from a pipe; 0 at its end. TimeoutError at the deadline, Cancelled as in `hear_host`."""
+        size = 0
+        poll = select.poll()
+        for each in (fd, self.host.fd):
+            poll.register(each, select.POLLIN)
+        while size < len(part):
+            ready = {self.host.fd} if self.host.pending else {fd for fd, _ in poll.poll(1000 * left_until(deadline))}
+            if self.host.fd in ready:
+                self.hear_host(call)
+                continue
+            if not ready:
+                raise TimeoutError
+            count = os.readv(fd, [memoryview(part)[size:]])
+            if not count:
+                break
+            size += count
+        return size
 
     def aside(
         self,
@@ -130,21 +158,8 @@ class Snapshots(Sessions):
         return {}, []
 
 
-def read_part(fd: int, part: bytearray, host: int, deadline: float) -> int:
-    """Fill the part from a pipe; 0 at its end. TimeoutError at the deadline, or where the host has something to say."""
-    size = 0
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.register(host, select.POLLIN)
-    while size < len(part):
-        ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
-        if fd not in ready:
-            raise TimeoutError
-        count = os.readv(fd, [memoryview(part)[size:]])
-        if not count:
-            break
-        size += count
-    return size
+def left_until(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def words_of(child: Child, deadline: float) -> str:

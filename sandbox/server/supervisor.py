@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
+from .background import BACKGROUND
 from .call import ERR, OUT, Call, OomCounter
 from .children import Child, start
-from .files import list_folder, read_file, write_file
+from .files import list_folder, write_file
 from .frames import Wire, zero
-from .limits import MAX_BODY, PROTOCOL, TRUNK, NotAFile, Refused
+from .limits import FOLDER, KILL_S, MAX_BACKGROUND, MAX_BODY, PROTOCOL, SHELL_BEGINS_S, TRUNK, NotAFile, Refused
 from .process_tree import descendants, go_on, kill_all_but, reap, stop_all
+from .program import Program
 from .sessions import Session
+from .shell import Shell, ShellRun
 from .snapshots import Snapshots
-from .worker import own_folder
+from .transfer import Transfers
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
@@ -26,14 +30,22 @@ class Supervisor(Snapshots):
     """Answers the host's calls one by one; the only process here that the host listens to."""
 
     def __init__(self, host: Wire, config: dict[str, Any]) -> None:
-        self.shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
         self.oom = OomCounter()
+        self.transfers = Transfers()
+        self.shells: dict[int, tuple[Shell | None, Program]] = {}
         super().__init__(host, config)
         self.operations = {
             "python": self.python,
             "exec": self.exec,
+            "start": self.start,
+            "shell": self.open_shell,
+            "run": self.run_in_shell,
+            "end_shell": self.end_shell,
             "write": self.write,
+            "write_on": self.write_on,
             "read": self.read,
+            "read_on": self.read_on,
+            "end_transfer": self.end_transfer,
             "list": self.list,
             "fork": self.fork,
             "end": self.end,
@@ -46,6 +58,7 @@ class Supervisor(Snapshots):
         """Answer until the wire closes."""
         self.host.write({"hello": PROTOCOL, "python": sys.version.split()[0]})
         while True:
+            BACKGROUND.wait(self.host)
             envelope, body = self.host.read(None)
             operation = self.operations.get(envelope.get("op", ""))
             if operation is not None:  # Else an answer or a cancel that crossed the end of its call.
@@ -54,6 +67,8 @@ class Supervisor(Snapshots):
                 for part in parts:
                     if type(part) is bytearray:
                         zero(part)
+            elif "process" in envelope:
+                BACKGROUND.hear(self.host, envelope, body)
             zero(body)
             OUT.clear()
             ERR.clear()
@@ -116,33 +131,126 @@ class Supervisor(Snapshots):
 
     def exec(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Run a shell command; what it started ends with the call."""
-
-        def run() -> None:
-            try:
-                command = [self.shell.encode(), b"-c", bytes(body)]
-                os.execve(self.shell, command, {**os.environ, **own_folder(session.work)})
-            except (OSError, ValueError) as error:
-                os.write(2, f"the shell cannot start: {error}\n".encode())
-                os._exit(126)
-
         before = set(descendants(os.getpid()))
         killed = self.oom.read()
-
-        def fork_shell(patience_s: float) -> Child:
-            return start(run, session.work, self.limits, patience_s, self.host.fd, channel=False, sealed=False)
-
-        child = self.make_room(fork_shell)
+        program = Program(envelope, body)
+        given = program.input()
+        try:
+            child = self.fork_program(session, program, given)
+        finally:
+            if given is not None:
+                os.close(given)
         call = Call(self.host, child, envelope)
         call.run()
         child.close()
         self.note_oom(call, killed)
-        spared = self.bystanders(before)
-        for pid in self.workers():
-            spared.update(descendants(pid))
-        if not kill_all_but(spared):
+        if not kill_all_but(before, roots={*self.workers(), *BACKGROUND.leaders}):
             self.restart_all()
         call.lost = session.take_loss()
         return call.answer()
+
+    def fork_program(self, session: Session, program: Program, stdin: int | None) -> Child:
+        def run() -> None:
+            program.run(session.work)
+
+        def fork(patience_s: float) -> Child:
+            return start(
+                run, session.work, self.limits, patience_s, self.host.fd, channel=False, sealed=False, stdin=stdin
+            )
+
+        return self.make_room(fork)
+
+    def start(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
+        """Start a program, or a task of ours, that goes on between calls."""
+        if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
+            raise Refused(f"over {MAX_BACKGROUND} programs in the background")
+        stdin, ours = os.pipe()
+        try:
+            if "task" in envelope:
+                child = self.fork_task(session, envelope["task"], envelope["path"], stdin)
+            else:
+                child = self.fork_program(session, Program(envelope, body), stdin)
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(stdin)
+        BACKGROUND.add(envelope["process"], child, ours)
+        session.started.add(child.pid)
+        return {}, []
+
+    def fork_task(self, session: Session, task: str, path: str, stdin: int) -> Child:
+        def run() -> None:
+            # Read there and then: few boxes make archives, and each would pay for it when it starts.
+            sys.path.append(os.path.dirname(FOLDER.rstrip("/")))
+            from server.archive import run_task  # type: ignore[import-not-found]
+
+            run_task(task, session.work, path)
+
+        return start(run, session.work, self.limits, KILL_S, self.host.fd, channel=False, sealed=True, stdin=stdin)
+
+    def open_shell(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
+        if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
+            raise Refused(f"over {MAX_BACKGROUND} programs in the background")
+        # A copy, for the shell that begins anew where this one is lost; it is zeroed when that is closed.
+        self.begin_shell(session, envelope["shell"], Program(envelope, bytearray(body)))
+        return {}, []
+
+    def begin_shell(self, session: Session, number: int, program: Program) -> Shell:
+        """A new shell under that number; there is none where it cannot begin, until the next run."""
+        self.shells[number] = None, program
+
+        def begin(patience_s: float) -> Shell:
+            return Shell(program, session.work, self.limits, self.host, patience_s)
+
+        shell = self.make_room(begin)
+        try:
+            shell.begin(time.monotonic() + SHELL_BEGINS_S)
+        except BaseException:
+            shell.close()
+            raise
+        self.shells[number] = shell, program
+        session.started.add(shell.child.pid)
+        return shell
+
+    def run_in_shell(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
+        """Run a command in a shell, which begins anew where it has ended."""
+        number = envelope["shell"]
+        if number not in self.shells:
+            raise Refused("the shell was closed")
+        shell, program = self.shells[number]
+        lost = shell is not None and not shell.ready()
+        if shell is None or lost:
+            if shell is not None:
+                shell.close()
+            shell = self.begin_shell(session, number, program)
+        shell.give(body)
+        killed = self.oom.read()
+        call = ShellRun(self.host, shell, envelope)
+        call.run()
+        self.note_oom(call, killed)
+        if call.lost:
+            shell.close()
+            self.shells[number] = None, program
+        call.lost |= lost
+        return call.answer()
+
+    def end_shell(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        if envelope["shell"] in self.shells:
+            shell, program = self.shells.pop(envelope["shell"])
+            if shell is not None:
+                shell.close()
+            program.forget()
+        return {}, []
+
+    def forget_background(self) -> None:
+        super().forget_background()
+        for shell, program in self.shells.values():
+            if shell is not None:
+                shell.leave()
+            program.forget()
+        self.shells.clear()
+        self.transfers.end_all()
 
     def write(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         at = 0
@@ -152,8 +260,20 @@ class Supervisor(Snapshots):
         return {}, []
 
     def read(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
-        data, executable = read_file(session.work, envelope["path"], envelope["limit"])
-        return {"executable": executable}, [data]
+        answer, data = self.transfers.begin_reading(session.work, envelope)
+        return answer, [data]
+
+    def read_on(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        answer, data = self.transfers.read_on(envelope["transfer"])
+        return answer, [data]
+
+    def write_on(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
+        self.transfers.write_on(session.work, envelope, body)
+        return {}, []
+
+    def end_transfer(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        self.transfers.end(envelope["transfer"])
+        return {}, []
 
     def list(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         names = b"\0".join(list_folder(session.work, envelope["path"]))

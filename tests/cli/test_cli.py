@@ -16,7 +16,10 @@ from agentgym import process_identity as owners
 from agentgym.cli import main as cli
 from agentgym.errors import SandboxError
 from agentgym.process_identity import owner
-from agentgym.sandboxes import docker_client, docker_image, heartbeat, image
+from agentgym.sandboxes import image
+from agentgym.sandboxes.containers import client as docker_client
+from agentgym.sandboxes.containers import heartbeat
+from agentgym.sandboxes.containers import image as docker_image
 from agentgym.sandboxes.docker import why_no_docker
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,8 @@ import pytest
 
 from agentgym.cli import doctor
 from agentgym.cli import main as cli
-from agentgym.sandboxes import choose, docker_client, local
+from agentgym.sandboxes import choose, local
+from agentgym.sandboxes.containers import client as docker_client
 from agentgym.sandboxes.docker import why_no_docker
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from agentgym.boxes import Box, Boxes, Sandbox
+from agentgym.sandboxes.containers.client import EngineDown, connect
 from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.docker_client import EngineDown, connect
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 
 KINDS = ["unsafe", "bubblewrap", "docker", "runsc"]
@@ -79,6 +79,12 @@ async def box(boxes: Boxes) -> AsyncIterator[Box]:
     """A clean box of each kind."""
     async with boxes.lease() as leased:
         yield leased
+
+
+@pytest.fixture
+def kind_of_box(sandbox: Sandbox) -> str:
+    """The class of the kind that `box` is."""
+    return type(sandbox).__name__
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -8,6 +8,7 @@ import pytest
 
 from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.errors import EngineError, SandboxError, ToolError
+from agentgym.sandboxes.link import UnusablePath
 from tests.sandboxes.conftest import one_more_minute
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -144,7 +145,7 @@ async def test_file_errors_are_pythons_own(box: Box) -> None:
         await box.read("f", limit=4)
     with pytest.raises(NotADirectoryError):
         await box.write({"f/g": ""})
-    with pytest.raises(OSError, match="too long") as caught:
+    with pytest.raises(UnusablePath, match="too long") as caught:
         await box.write({"n" * 300: ""})
     assert caught.value.errno == errno.ENAMETOOLONG
     assert await box.read("f") == b"12345"
@@ -265,9 +266,19 @@ async def test_bad_arguments_are_value_errors(box: Box) -> None:
     with pytest.raises(ValueError, match="functions"):
         await box.python("1", functions={"not a name": lambda: 0})
     with pytest.raises(ValueError, match="limit"):
-        await box.read("x", limit=1 << 30)
-    with pytest.raises(ValueError, match="the limit is"):
-        await box.write({"x": bytes(17 << 20)})
+        await box.read("x", limit=-1)
+    with pytest.raises(ValueError, match="user: every program"):
+        await box.exec("true", user="root")
+    for limit in (1, (16 << 20) + 1):
+        with pytest.raises(ValueError, match="output_limit"):
+            await box.exec("true", output_limit=limit)
+    for env in ({"": "x"}, {"a=b": "x"}, {"a": "\0"}):
+        with pytest.raises(ValueError, match="env"):
+            await box.exec("true", env=env)
+    with pytest.raises(ValueError, match="command"):
+        await box.exec([])
+    with pytest.raises(ValueError, match="stdin"):
+        await box.exec("true", stdin=bytes(17 << 20))
 
 
 async def test_reset_leaves_no_name_file_or_process(box: Box) -> None:

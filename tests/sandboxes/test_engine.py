@@ -13,9 +13,9 @@ from agentgym.process_identity import owner
 from agentgym.sandboxes import docker as docker_boxes
 from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.containers.client import address, connect
+from agentgym.sandboxes.containers.image import default_image
 from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.docker_client import address, connect
-from agentgym.sandboxes.docker_image import default_image
 from agentgym.sandboxes.local import Process
 from agentgym.sandboxes.pool import Pool
 

@@ -15,10 +15,8 @@ import pytest
 
 from agentgym import process_identity
 from agentgym.process_identity import FORGOTTEN_S, dead_folders, lent_folder, new_folder, owner, state_of
-from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.docker_client import connect
-from agentgym.sandboxes.docker_image import default_image
-from agentgym.sandboxes.heartbeat import (
+from agentgym.sandboxes.containers.client import connect
+from agentgym.sandboxes.containers.heartbeat import (
     DEAD_S,
     LOOKS_S,
     OWNER_LABEL,
@@ -30,6 +28,8 @@ from agentgym.sandboxes.heartbeat import (
     remove_container,
     traces,
 )
+from agentgym.sandboxes.containers.image import default_image
+from agentgym.sandboxes.docker import Docker, why_no_docker
 
 TOKEN = secrets.token_hex(6)
 ELSEWHERE = "host/another-boot/1/1/1"

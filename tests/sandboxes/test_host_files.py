@@ -1,14 +1,22 @@
 """Files of this machine into a box and back: whole, bounded, and no link followed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from agentgym.boxes import Box
 from agentgym.sandboxes import host_files
-from agentgym.sandboxes.host_files import HostFile, store_tree
+from agentgym.sandboxes.host_files import Spool, store_tree
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def store_files(target: Path, files: Mapping[str, bytes]) -> None:
+    with Spool(target) as spool:
+        for path, content in files.items():
+            spool.add(path, content)
+        store_tree(target, spool)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -80,8 +88,8 @@ async def test_sizes_are_held_both_ways(box: Box, tmp_path: Path, monkeypatch: p
         await box.get("d", tmp_path / "d", limit=2500)
     assert names_in(tmp_path) == []
     await box.get("d", tmp_path / "d", limit=3000)
-    monkeypatch.setattr(host_files, "MAX_TREE", 2500)
-    with pytest.raises(ValueError, match="limit"):
+    monkeypatch.setattr(host_files, "MAX_FILES", 2)
+    with pytest.raises(ValueError, match="over 2 files"):
         await box.put(tmp_path / "d", "e")
     assert await box.list() == ["d/"]
 
@@ -100,7 +108,7 @@ async def test_copying_has_a_time_limit(box: Box, tmp_path: Path) -> None:
 async def test_no_name_leads_out_of_the_target(tmp_path: Path) -> None:
     for path in ("../x", "a/../../x"):
         with pytest.raises(ValueError, match="leads out"):
-            store_tree(tmp_path / "t", [HostFile(path, b"x", executable=False)])
+            store_files(tmp_path / "t", {path: b"x"})
     assert names_in(tmp_path) == []
 
 
@@ -111,7 +119,7 @@ async def test_a_path_that_is_not_names_between_slashes_is_refused_and_nothing_i
     path: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="leads out of"):
-        store_tree(tmp_path / "target", [HostFile("good", b"x", False), HostFile(path, b"x", False)])
+        store_files(tmp_path / "target", {"good": b"x", path: b"x"})
     assert names_in(tmp_path) == []
 
 
@@ -120,8 +128,8 @@ async def test_a_target_that_is_this_folder_takes_the_files_itself(
 ) -> None:
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    store_tree(Path(), [HostFile("a/b", b"1", False)])
-    store_tree(Path(".."), [HostFile("c", b"2", False)])
+    store_files(Path(), {"a/b": b"1"})
+    store_files(Path(".."), {"c": b"2"})
     assert ((tmp_path / "below/a/b").read_bytes(), (tmp_path / "c").read_bytes()) == (b"1", b"2")
     with pytest.raises(ValueError, match="is a folder"):
-        store_tree(Path(), [HostFile("", b"1", False)])
+        store_files(Path(), {"": b"1"})

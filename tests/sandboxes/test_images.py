@@ -14,9 +14,9 @@ from agentgym.boxes import Box
 from agentgym.errors import SandboxError
 from agentgym.process_identity import owner
 from agentgym.sandboxes import image
+from agentgym.sandboxes.containers.client import address, connect
+from agentgym.sandboxes.containers.image import IMAGE, SERVER_LABEL, default_image
 from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.docker_client import address, connect
-from agentgym.sandboxes.docker_image import IMAGE, SERVER_LABEL, default_image
 from agentgym.sandboxes.images.folder import build_folder, folder_digest
 from agentgym.sandboxes.images.ready import find, ready_image, server_tag
 from tests.sandboxes.conftest import SECRET

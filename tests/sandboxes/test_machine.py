@@ -13,7 +13,7 @@ import pytest
 from agentgym import process_identity as owners
 from agentgym.errors import SandboxError
 from agentgym.process_identity import new_folder, owner
-from agentgym.sandboxes.docker_client import connect
+from agentgym.sandboxes.containers.client import connect
 from agentgym.sandboxes.local import Process
 from tests.sandboxes.conftest import make
 

@@ -18,8 +18,8 @@ from agentgym.errors import SandboxError
 from agentgym.process_identity import is_dead, owner, state_of
 from agentgym.sandboxes import choose, image, local
 from agentgym.sandboxes.choose import AnyBox, Kind, auto, named
+from agentgym.sandboxes.containers.client import connect, translated
 from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.docker_client import connect, translated
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 from agentgym.sandboxes.server_files import image_folder
 

@@ -185,8 +185,8 @@ def working_folder(pid: int) -> Path | None:
 @pytest.mark.docker
 async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
     from agentgym.process_identity import is_dead
+    from agentgym.sandboxes.containers.client import connect
     from agentgym.sandboxes.docker import why_no_docker
-    from agentgym.sandboxes.docker_client import connect
 
     why_not = why_no_docker()
     if why_not is not None:

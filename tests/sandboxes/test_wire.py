@@ -90,7 +90,7 @@ async def answered(*frames: bytes) -> RemoteBox:
     return await RemoteBox.open(wire, digest="fake", end=nothing)
 
 
-HELLO = encode({"hello": 1, "python": "3"})
+HELLO = encode({"hello": 2, "python": "3"})
 GOOD = {
     "id": 1,
     "status": "ok",

@@ -52,6 +52,7 @@ class Dying(FakeBox):
         timeout_s: float = 10.0,
         functions: Mapping[str, HostFunction] | None = None,
         fresh: bool = False,
+        output_limit: int = 0,
     ) -> ExecResult:
         if code == "die":
             raise SandboxError("the box died")

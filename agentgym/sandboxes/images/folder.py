@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker_image import SERVER_LABEL
+from agentgym.sandboxes.containers.image import SERVER_LABEL
 from agentgym.sandboxes.images.build_log import BuildLog
 from agentgym.sandboxes.images.pip_settings import pip_settings, proxy_settings
 from agentgym.sandboxes.server_files import server_digest

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from agentgym.sandboxes.docker_client import is_podman, podman_ulimits
-from agentgym.sandboxes.docker_image import SERVER_LABEL
-from agentgym.sandboxes.heartbeat import OWNER_LABEL, RUN_LABEL, remove_container
+from agentgym.sandboxes.containers.client import is_podman, podman_ulimits
+from agentgym.sandboxes.containers.heartbeat import OWNER_LABEL, RUN_LABEL, remove_container
+from agentgym.sandboxes.containers.image import SERVER_LABEL
 from agentgym.sandboxes.images.own_python import add_python, check_fits, own_python
 from agentgym.sandboxes.server_files import SERVER, server_digest, server_files
 

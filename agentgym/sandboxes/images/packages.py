@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.heartbeat import remove_container
+from agentgym.sandboxes.containers.heartbeat import remove_container
 from agentgym.sandboxes.images.build_log import BuildLog
 from agentgym.sandboxes.images.layer import add_file, commit, new_container, put, python_of, settings
 from agentgym.sandboxes.images.pip_settings import indexes, pip_settings, proxy_settings

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker_client import connect
-from agentgym.sandboxes.docker_image import BUILD, IMAGE, SERVER_LABEL, default_image
-from agentgym.sandboxes.heartbeat import lent_labels
+from agentgym.sandboxes.containers.client import connect
+from agentgym.sandboxes.containers.heartbeat import lent_labels
+from agentgym.sandboxes.containers.image import BUILD, IMAGE, SERVER_LABEL, default_image
 from agentgym.sandboxes.images.build_log import announce
 from agentgym.sandboxes.images.folder import build_folder, folder_digest
 from agentgym.sandboxes.images.layer import put_server_on

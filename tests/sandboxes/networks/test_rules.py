@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from agentgym.sandboxes.docker_settings import DockerSettings
+from agentgym.sandboxes.containers.settings import DockerSettings
 from agentgym.sandboxes.local import Bubblewrap
 from agentgym.sandboxes.networks.rules import Allow, Rule, is_public, parse_authority, parse_host
 from agentgym.sandboxes.networks.services import Service

@@ -16,9 +16,9 @@ import agentgym as ag
 from agentgym.cli.gc import gc
 from agentgym.errors import SandboxError
 from agentgym.sandboxes import pool as pools
+from agentgym.sandboxes.containers.client import connect
+from agentgym.sandboxes.containers.image import default_image
 from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.docker_client import connect
-from agentgym.sandboxes.docker_image import default_image
 from agentgym.sandboxes.networks.rules import Allow
 from agentgym.sandboxes.networks.services import LABEL, Service
 from agentgym.testing import Scripted, call, say

@@ -1,142 +1,22 @@
-"""The protocols of boxes, and the result of a program that ran in one."""
+"""The protocols of a box, its branches, and the pools and sandboxes that boxes come from."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
-Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol"]
+from agentgym.boxes.network import BoxService, LocalAddress, NetworkRequest
+from agentgym.boxes.programs import OUTPUT_LIMIT, BoxProcess, BoxShell, ExecResult, Verdict
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """The result of a program in a box. A program that fails is a result; a box that dies raises SandboxError."""
-
-    status: Status
-    exit_code: int
-    """The exit code: 0 for success, 1 for an exception in Python, minus the signal's number for a killed program."""
-    stdout: str
-    stderr: str
-    truncated: bool = False
-    """Whether the output was cut in the middle; its head and tail are kept."""
-    state_lost: bool = False
-    """Whether the Python namespace of the box was lost and started anew."""
-    seconds: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Whether the program ended by itself with exit code 0."""
-        return self.status == "ok" and self.exit_code == 0
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether the time limit ended the program."""
-        return self.status == "timeout"
-
-    def text(self, limit: int = 8192) -> str:
-        """Return stdout, stderr and the reason of a failure as one text of at most `limit` characters, for a model."""
-        parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n")]
-        if self.status not in ("ok", "error"):
-            parts.append(f"[{self.status} after {self.seconds:.1f} s]")
-        if self.state_lost:
-            parts.append("[the Python state was lost]")
-        text = "\n".join(part for part in parts if part)
-        if not text and self.exit_code:
-            text = f"[exit code {self.exit_code}]"
-        return cut_middle(text, limit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The verdict of hidden tests, case by case."""
-
-    cases: Mapping[str, str | None]
-    """By the name of a case: None where it passed, else the reason why not."""
-    output: str
-    """What the cases printed."""
-    result: ExecResult
-    """The result of the program that ran the cases."""
-
-    @property
-    def passed(self) -> int:
-        """The number of cases that passed."""
-        return sum(why is None for why in self.cases.values())
-
-    @property
-    def total(self) -> int:
-        """The number of cases."""
-        return len(self.cases)
-
-    @property
-    def fraction(self) -> float:
-        """The share of the cases that passed, from 0 to 1."""
-        return self.passed / self.total
-
-    @property
-    def ok(self) -> bool:
-        """Whether every case passed."""
-        return self.passed == self.total
-
-
-def cut_middle(text: str, limit: int) -> str:
-    """Return at most `limit` characters of a text: its head and tail, with a note of the cut between them."""
-    if len(text) <= limit:
-        return text
-    note = f"\n[... {len(text) - limit} characters cut ...]\n"
-    room = max(limit - len(note), 0)
-    return (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:limit]
-
-
-RequestOutcome: TypeAlias = Literal["allowed", "refused", "malformed", "failed", "cut"]
-"""What a box's proxy did with a request: "cut" for one that was allowed, and then ended by a limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkRequest:
-    """One request of code in a box to the proxy, as far as it has come."""
-
-    at: float
-    """The time of the connection, in seconds since 1970."""
-    method: str
-    """CONNECT for a tunnel such as https uses; "" where no request could be read."""
-    host: str
-    port: int
-    path: str
-    """The path and query of a plain http request."""
-    outcome: RequestOutcome
-    why: str
-    """The reason of every verdict but "allowed"."""
-    sent: int
-    """Bytes from the box to the host."""
-    received: int
-
-
-class LocalAddress(NamedTuple):
-    """An address of this machine that leads to a port inside a box."""
-
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        """The address as the beginning of a URL, without a last slash."""
-        return f"http://{self.host}:{self.port}"
-
-
-class BoxService(Protocol):
-    """A container beside a box, in the same private network."""
-
-    async def logs(self, *, lines: int = 200) -> str:
-        """Return the last lines of what it wrote since the episode began, at most 64 KiB of them."""
-        ...
-
-
+FILE_LIMIT = 64 << 20
+"""Bytes that `get` and `archive` take out of a box, where the call does not say how many."""
 HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
 """A function of the host that code in the box may call: it takes and returns plain JSON."""
 Expected: TypeAlias = object | Callable[[Any], bool]
 """The right value of a hidden case, or a function of the host that says whether a value is right."""
+Progress: TypeAlias = Callable[[int], object]
+"""Called with the number of bytes that were copied so far."""
 
 
 class Box(Protocol):
@@ -151,8 +31,46 @@ class Box(Protocol):
         """The image digest that the box was made from, or the kind of the box."""
         ...
 
-    async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
-        """Run a shell command in a process of its own; nothing it starts outlives the call's time limit."""
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float = 10.0,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        user: str | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Run a shell command, or a program and its arguments, in a process of its own; it ends with the call.
+
+        It starts in `cwd`, with `env` beside the box's own environment, and reads `stdin`, which is empty without it.
+        Of each stream the first and the last bytes are kept, `output_limit` (2 to 16 MiB) in all. `user` is for boxes
+        with several users: ValueError where every program runs as the one user of the box.
+        """
+        ...
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> AbstractAsyncContextManager[BoxProcess]:
+        """Start a program that goes on beside other calls: `async with box.start("./serve") as process`.
+
+        It ends with the block, and all that it started with it; `timeout_s` is for its start and its end.
+        """
+        ...
+
+    def shell(
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    ) -> AbstractAsyncContextManager[BoxShell]:
+        """Open a shell whose folder, variables and functions stay from run to run: `async with box.shell() as shell`.
+
+        It ends with the block, and all that it started with it; `timeout_s` is for its start and its end.
+        """
         ...
 
     async def python(
@@ -162,6 +80,7 @@ class Box(Protocol):
         timeout_s: float = 10.0,
         functions: Mapping[str, HostFunction] | None = None,
         fresh: bool = False,
+        output_limit: int = OUTPUT_LIMIT,
     ) -> ExecResult:
         """Run Python as a REPL cell: names persist from call to call, a last expression is printed by repr.
 
@@ -194,27 +113,74 @@ class Box(Protocol):
         ...
 
     async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
-        """Write whole files by path, making folders; no link is followed out of the box."""
+        """Write whole files of any size by path, making folders; no link is followed.
+
+        ValueError for a path that is a link, a folder, or leads out of the working folder, and where the box cannot
+        write it, such as for a full disk; the latter is also an OSError with the kernel's number.
+        """
         ...
 
     async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
-        """Return the file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes."""
+        """Return the file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes.
+
+        Also ValueError for a link, a folder, a pipe, a path that leads out, and a file that cannot be read; the last is
+        also an OSError with the kernel's number.
+        """
         ...
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
-        """Return the sorted names in a folder, those of folders with a trailing slash."""
+        """Return the sorted names in a folder, those of folders with a trailing slash.
+
+        FileNotFoundError where there is none; ValueError for a path that leads out, and for what is no folder.
+        """
         ...
 
-    async def put(self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0) -> None:
-        """Copy a file of this machine to `target`, or what is in a folder into the folder `target`."""
+    async def put(
+        self,
+        source: str | Path,
+        target: str = ".",
+        *,
+        timeout_s: float = 30.0,
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy a file of this machine to `target`, or what is in a folder into the folder `target`, of any size."""
         ...
 
     async def get(
-        self, source: str, target: str | Path, *, limit: int = 64 << 20, timeout_s: float = 30.0
+        self,
+        source: str,
+        target: str | Path,
+        *,
+        limit: int = FILE_LIMIT,
+        timeout_s: float = 30.0,
+        progress: Progress | None = None,
     ) -> Sequence[str]:
         """Copy a file of the box to `target`, or what is in a folder into the folder `target`.
 
-        Links, pipes and devices are left out; their names are the answer. ValueError over `limit` bytes in all.
+        Links, pipes and devices are left out; their names are the answer. ValueError over `limit` bytes in all, and
+        nothing is written then.
+        """
+        ...
+
+    async def archive(
+        self,
+        path: str = ".",
+        target: str | Path | None = None,
+        *,
+        limit: int = FILE_LIMIT,
+        timeout_s: float = 30.0,
+    ) -> bytes:
+        """Return a file, or what is in a folder, as a tar archive; with `target` it is written there and b"" returned.
+
+        Links are in it as links; pipes, sockets and devices are left out. ValueError over `limit` bytes of archive.
+        """
+        ...
+
+    async def unpack(self, archive: bytes | str | Path, path: str = ".", *, timeout_s: float = 30.0) -> None:
+        """Make the files, folders and links of a tar archive, compressed or not, below the folder `path`.
+
+        The archive is its bytes, or a file of this machine. ValueError for what is none, and for a name that leads out;
+        what came before that name is made.
         """
         ...
 

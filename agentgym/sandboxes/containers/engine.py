@@ -19,11 +19,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from agentgym.errors import SandboxError, WireError
 from agentgym.process_identity import new_folder, owner, sweep_folders
 from agentgym.sandboxes.box import START_S, RemoteBox
-from agentgym.sandboxes.docker_attach import attach
-from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, is_podman, podman_ulimits, translated
-from agentgym.sandboxes.docker_settings import INSIDE, DockerSettings, container_limits, server_config
-from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.heartbeat import (
+from agentgym.sandboxes.containers.attach import attach
+from agentgym.sandboxes.containers.client import (
+    EngineDown,
+    EngineFailed,
+    connect,
+    is_podman,
+    podman_ulimits,
+    translated,
+)
+from agentgym.sandboxes.containers.heartbeat import (
     OWNER_LABEL,
     RUN_LABEL,
     Heart,
@@ -33,6 +38,8 @@ from agentgym.sandboxes.heartbeat import (
     remove_volume,
     traces,
 )
+from agentgym.sandboxes.containers.settings import INSIDE, DockerSettings, container_limits, server_config
+from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.images.ready import ready_image
 from agentgym.sandboxes.networks.box_network import BoxNetwork, receive
 from agentgym.sandboxes.networks.modes import NONE, allow_of, proxy_environment, sockets_of

@@ -3,24 +3,22 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentgym.boxes import BoxService, HostFunction, LocalAddress, NetworkRequest
+from agentgym.boxes import BoxService, LocalAddress, NetworkRequest
 from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.link import Link
 from agentgym.sandboxes.networks.box_network import BoxNetwork
-from agentgym.sandboxes.wire import Frame
+from agentgym.sandboxes.remote.calls import Calls
 
 PART = 1 << 20
 SNAPSHOT_S = 120.0
 
 
-class Surroundings:
+class Surroundings(Calls):
     """What a box and its branches share: one network, one log of requests, the same services."""
 
-    link: Link
     network: BoxNetwork
 
     def requests(self) -> Sequence[NetworkRequest]:
@@ -66,17 +64,6 @@ class Surroundings:
                 return await asyncio.to_thread(file.read, PART)
 
             await self._call("restore", b"", timeout_s, carry=give)
-
-    async def _call(
-        self,
-        op: str,
-        body: bytes,
-        timeout_s: float,
-        serve: Mapping[str, HostFunction] | None = None,
-        carry: Callable[[bytes], Awaitable[bytes]] | None = None,
-        **fields: object,
-    ) -> Frame:
-        raise NotImplementedError
 
     async def begin_surroundings(self) -> None:
         """Begin an episode beside a clean box; SandboxError, and a broken box, where a service does not start."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker_attach import TCP_PORT
+from agentgym.sandboxes.containers.attach import TCP_PORT
 from agentgym.sandboxes.faults import exhausted, is_exhausted
 
 if TYPE_CHECKING:

@@ -1,0 +1,37 @@
+"""The protocols of boxes: the box itself, the programs that run in it, and what it is connected to."""
+
+from agentgym.boxes.box import FILE_LIMIT, Box, Boxes, Branch, Expected, HostFunction, Progress, Sandbox
+from agentgym.boxes.network import BoxService, LocalAddress, NetworkRequest, RequestOutcome
+from agentgym.boxes.programs import (
+    OUTPUT_LIMIT,
+    BoxProcess,
+    BoxShell,
+    BoxStream,
+    ExecResult,
+    Status,
+    Verdict,
+    cut_middle,
+)
+
+__all__ = [
+    "FILE_LIMIT",
+    "OUTPUT_LIMIT",
+    "Box",
+    "BoxProcess",
+    "BoxService",
+    "BoxShell",
+    "BoxStream",
+    "Boxes",
+    "Branch",
+    "ExecResult",
+    "Expected",
+    "HostFunction",
+    "LocalAddress",
+    "NetworkRequest",
+    "Progress",
+    "RequestOutcome",
+    "Sandbox",
+    "Status",
+    "Verdict",
+    "cut_middle",
+]

@@ -1,0 +1,58 @@
+"""Programs and shells of fake boxes: each has ended already, with its answer."""
+
+from collections.abc import AsyncIterator
+from signal import SIGKILL
+
+from agentgym.boxes import OUTPUT_LIMIT, Box, ExecResult
+
+
+class FakeStream:
+    """An output of a program that has ended; implements `boxes.BoxStream`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.left = data
+
+    async def read(self, size: int = 1 << 16, *, timeout_s: float | None = None) -> bytes:
+        """Return the next `size` bytes, b"" at the end."""
+        piece, self.left = self.left[:size], self.left[size:]
+        return piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield what is left of it."""
+        while piece := await self.read():
+            yield piece
+
+
+class FakeProcess:
+    """A program that has ended, with its answer; `input` is what it was given. Implements `boxes.BoxProcess`."""
+
+    def __init__(self, answer: ExecResult) -> None:
+        self.stdout, self.stderr = FakeStream(answer.stdout_bytes), FakeStream(answer.stderr_bytes)
+        self.exit_code: int | None = answer.exit_code
+        self.input = b""
+
+    async def write(self, data: str | bytes, *, timeout_s: float | None = None) -> None:
+        """Keep the bytes in `input`."""
+        self.input += data.encode() if isinstance(data, str) else data
+
+    async def close_stdin(self) -> None:
+        """Do nothing: it reads no input."""
+
+    async def wait(self, *, timeout_s: float | None = None) -> int:
+        """Return its exit code."""
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def kill(self, number: int = SIGKILL) -> None:
+        """Do nothing: it has ended."""
+
+
+class FakeShell:
+    """A shell whose commands the box answers; implements `boxes.BoxShell`."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+
+    async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:
+        """Return the box's answer."""
+        return await self.box.exec(command)

@@ -1,0 +1,61 @@
+"""What every call of a box does: its arguments are checked, it is sent for its session, and its answer comes back."""
+
+import asyncio
+from collections.abc import Mapping
+
+from agentgym.boxes import HostFunction
+from agentgym.sandboxes.link import TRUNK, Carry, Link
+from agentgym.sandboxes.wire import Frame
+
+MARGIN_S = 3.0
+"""Seconds beyond a call's own limit after which the host gives the box up."""
+MAX_CODE = 1 << 20
+
+
+class Calls:
+    """One session of a box: a box makes one call at a time, its branches' calls included; others wait their turn."""
+
+    def __init__(self, link: Link, session: int = TRUNK) -> None:
+        self.link = link
+        self._session = session
+
+    async def _call(
+        self,
+        op: str,
+        body: bytes,
+        timeout_s: float,
+        serve: Mapping[str, HostFunction] | None = None,
+        carry: Carry | None = None,
+        **fields: object,
+    ) -> Frame:
+        check_timeout(timeout_s)
+        if self._session != TRUNK:
+            fields["session"] = self._session
+        return await self.link.call(op, body, timeout_s + MARGIN_S, serve, carry, timeout_s=timeout_s, **fields)
+
+
+def check_timeout(timeout_s: float) -> None:
+    if not 0 < timeout_s < float("inf"):
+        raise ValueError(f"timeout_s: {timeout_s} is not a positive number of seconds")
+
+
+def deadline_in(timeout_s: float) -> float:
+    """Return the time of the loop's clock at which that many seconds are over."""
+    check_timeout(timeout_s)
+    return asyncio.get_running_loop().time() + timeout_s
+
+
+def left_until(deadline: float) -> float:
+    """Return the seconds that are left; TimeoutError where there are none."""
+    left = deadline - asyncio.get_running_loop().time()
+    if left <= 0:
+        raise TimeoutError("the files could not all be copied in time")
+    return left
+
+
+def encoded(text: str, field: str) -> bytes:
+    """Return the bytes of a code or a command; ValueError where it is too long."""
+    body = text.encode("utf-8", "surrogatepass")
+    if len(body) > MAX_CODE:
+        raise ValueError(f"{field}: {len(body)} bytes, the limit is {MAX_CODE}")
+    return body

@@ -1,0 +1,115 @@
+"""A command, its folder, its environment and its input, as they go over the wire; and the result that comes back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from agentgym.boxes import OUTPUT_LIMIT, ExecResult, Status
+from agentgym.errors import WireError
+from agentgym.sandboxes.link import MAX_FILE
+from agentgym.sandboxes.remote.calls import MAX_CODE, encoded
+from agentgym.sandboxes.wire import Frame
+
+STATUSES = frozenset(get_args(Status))
+
+
+def command_frame(
+    command: str | Sequence[str] | None,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | bytes | None = None,
+) -> tuple[bytes, dict[str, Any]]:
+    """Return the body of a frame and the fields that say what is in it; ValueError for what no program can be given."""
+    if isinstance(command, str) and cwd is None and not env and stdin is None:
+        return encoded(command, "command"), {}
+    parts = [*_words(command), *(("env", _variable(name, value)) for name, value in (env or {}).items())]
+    if cwd is not None:
+        parts.append(("cwd", _path(cwd)))
+    if stdin is not None:
+        data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
+        if len(data) > MAX_FILE:
+            raise ValueError(f"stdin: {len(data)} bytes, the limit is {MAX_FILE}: write a file, or use start()")
+        parts.append(("stdin", data))
+    if sum(len(part) for kind, part in parts if kind != "stdin") > MAX_CODE:
+        raise ValueError(f"command: over {MAX_CODE} bytes with its arguments and environment")
+    sizes = [(kind, len(part)) for kind, part in parts]
+    if len(sizes) > MAX_PARTS:
+        raise ValueError(f"command: over {MAX_PARTS} arguments and variables")
+    return b"".join(part for _, part in parts), {"parts": sizes}
+
+
+MAX_PARTS = 20_000
+
+
+def _words(command: str | Sequence[str] | None) -> list[tuple[str, bytes]]:
+    if command is None:
+        return []
+    if isinstance(command, str):
+        return [("shell", encoded(command, "command"))]
+    if not command or not all(isinstance(word, str) for word in command):
+        raise ValueError(f"command: {command!r} is neither a text nor a program and its arguments")
+    return [("word", _path(word)) for word in command]
+
+
+def _path(text: str) -> bytes:
+    """The bytes of what may be a file's name: as `list` and `get` say names that are no text."""
+    return text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")
+
+
+def _is_escaped(text: str) -> bool:
+    return all("\udc80" <= letter <= "\udcff" for letter in text if "\ud800" <= letter <= "\udfff")
+
+
+def _variable(name: str, value: str) -> bytes:
+    if not name or "=" in name or "\0" in name + value:
+        raise ValueError(f"env: {name!r} cannot be a variable with the value {value!r}")
+    return _path(f"{name}={value}")
+
+
+def check_user(user: str | None) -> None:
+    """Refuse to change the user."""
+    if user is not None:
+        raise ValueError(
+            f"user: every program of this box runs as its one unprivileged user, on purpose, and none as {user!r}; "
+            "leave `user` out"
+        )
+
+
+def limit_field(output_limit: int) -> dict[str, Any]:
+    """The field of a frame that says how much output is kept; none for the usual amount."""
+    if not 2 <= output_limit <= MAX_FILE:
+        raise ValueError(f"output_limit: {output_limit} is not within 2..{MAX_FILE}")
+    return {} if output_limit == OUTPUT_LIMIT else {"keep": output_limit}
+
+
+def parse_result(frame: Frame) -> ExecResult:
+    """Return the result in an answer; types and sizes are checked, and WireError says what is wrong."""
+    said = frame.envelope
+    out, err = said["stdout"], said["stderr"]
+    checks = {
+        "status": said["status"] in STATUSES,
+        "exit_code": type(said["exit_code"]) is int,
+        "sizes": type(out) is int and type(err) is int and out >= 0 and err >= 0 and out + err == len(frame.body),
+        "flags": type(said["truncated"]) is bool and type(said["state_lost"]) is bool,
+        "seconds": isinstance(said["seconds"], (int, float)),
+    }
+    wrong = [name for name, right in checks.items() if not right]
+    if wrong:
+        raise WireError(f"wrong {', '.join(wrong)}")
+    stdout, stderr, raw = _texts(frame.body[:out], frame.body[out:])
+    return ExecResult(
+        status=said["status"],
+        exit_code=said["exit_code"],
+        stdout=stdout,
+        stderr=stderr,
+        truncated=said["truncated"],
+        state_lost=said["state_lost"],
+        seconds=float(said["seconds"]),
+        raw=raw,
+    )
+
+
+def _texts(stdout: bytes, stderr: bytes) -> tuple[str, str, tuple[bytes, bytes] | None]:
+    try:
+        return stdout.decode(), stderr.decode(), None
+    except UnicodeDecodeError:
+        return stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"), (stdout, stderr)

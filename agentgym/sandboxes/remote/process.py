@@ -1,0 +1,207 @@
+"""A program that goes on beside the calls of its box: what it writes, what it is given, and its end."""
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from agentgym.errors import SandboxError, WireError
+from agentgym.sandboxes.link import SANDBOX_LOST, Link
+from agentgym.sandboxes.wire import Frame
+
+WINDOW = 256 << 10
+"""Bytes of a stream that may be on their way; the server's is the same."""
+PIECE = 64 << 10
+
+
+class News:
+    """Something that changes, and those who wait for it."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def tell(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def until(self, happened: Callable[[], bool], timeout_s: float | None) -> None:
+        """Return when it has happened; TimeoutError after `timeout_s`."""
+        async with asyncio.timeout(timeout_s):
+            while not happened():
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiting.add(waiter)
+                try:
+                    await waiter
+                finally:
+                    self._waiting.discard(waiter)
+
+
+class RemoteStream:
+    """One output of a program; implements `boxes.BoxStream`."""
+
+    def __init__(self, process: "RemoteProcess", name: str) -> None:
+        self._process, self._name = process, name
+        self._pieces: deque[bytes] = deque()
+        self._held = self._owed = 0
+        self.ended = False
+
+    async def read(self, size: int = PIECE, *, timeout_s: float | None = None) -> bytes:
+        """Return at most `size` bytes as soon as there are any, b"" at the end; TimeoutError after `timeout_s`."""
+        if size < 1:
+            raise ValueError(f"size: {size} is not a positive number of bytes")
+        await self._process.news.until(lambda: bool(self._pieces) or self.ended, timeout_s)
+        if not self._pieces:
+            self._process.check()
+            return b""
+        piece = self._pieces.popleft()
+        if len(piece) > size:
+            self._pieces.appendleft(piece[size:])
+            piece = piece[:size]
+        self._give_back(len(piece))
+        return piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield what it writes, piece by piece, until it writes no more."""
+        while piece := await self.read():
+            yield piece
+
+    def take(self, data: bytes) -> None:
+        """Take what came; WireError where the box sent more than there is room for."""
+        self._held += len(data)
+        if self._held > WINDOW:
+            raise WireError(f"over {WINDOW} bytes that nobody asked for")
+        self._pieces.append(data)
+
+    def _give_back(self, count: int) -> None:
+        """Let the box send as much again as was read, in large steps."""
+        self._owed += count
+        if self._owed * 2 >= WINDOW and not self.ended:
+            self._held -= self._owed
+            self._process.tell("credit", of=self._name, count=self._owed)
+            self._owed = 0
+
+
+class RemoteProcess:
+    """A program that runs in a box; implements `boxes.BoxProcess`."""
+
+    def __init__(self, link: Link) -> None:
+        self.number = link.new_number()
+        self.news = News()
+        self._link = link
+        self._stdout, self._stderr = RemoteStream(self, "out"), RemoteStream(self, "err")
+        self._streams = {"out": self._stdout, "err": self._stderr}
+        self._room = WINDOW
+        self._takes_input = True
+        self._exit_code: int | None = None
+        self._lost = self._gone = False
+        link.processes[self.number] = self
+
+    @property
+    def stdout(self) -> RemoteStream:
+        """What it writes to its standard output."""
+        return self._stdout
+
+    @property
+    def stderr(self) -> RemoteStream:
+        """What it writes to its standard error."""
+        return self._stderr
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, or minus the signal that killed it; None while it runs."""
+        return self._exit_code
+
+    async def write(self, data: str | bytes, *, timeout_s: float | None = None) -> None:
+        """Hand bytes to its standard input; BrokenPipeError where it takes no more, TimeoutError after `timeout_s`."""
+        left = memoryview(data.encode() if isinstance(data, str) else data)
+        async with asyncio.timeout(timeout_s):
+            while left:
+                await self.news.until(lambda: self._room > 0 or not self._takes_input, None)
+                self._check_input()
+                piece = left[: min(self._room, PIECE)]
+                left = left[len(piece) :]
+                self._room -= len(piece)
+                self.tell("input", bytes(piece))
+            await self.news.until(lambda: self._room == WINDOW or not self._takes_input, None)
+        self._check_input()
+
+    def _check_input(self) -> None:
+        self.check()
+        if not self._takes_input:
+            raise BrokenPipeError("the program takes no more input")
+
+    async def close_stdin(self) -> None:
+        """End its standard input behind all that was written; once is enough."""
+        if self._takes_input:
+            self._takes_input = False
+            self.tell("input", last=True)
+
+    async def wait(self, *, timeout_s: float | None = None) -> int:
+        """Return its exit code as soon as it has ended; TimeoutError after `timeout_s`, and it goes on."""
+        await self.news.until(lambda: self._exit_code is not None or self._lost, timeout_s)
+        if self._exit_code is None:
+            self.check()
+        assert self._exit_code is not None
+        return self._exit_code
+
+    async def kill(self, number: int = signal.SIGKILL) -> None:
+        """Kill it and all that it started, and wait for that; send another signal to its process group."""
+        if self._exit_code is None:
+            self.check()
+            self.tell("signal", signal=int(signal.Signals(number)))
+            if number == signal.SIGKILL:
+                await self.wait()
+
+    async def close(self, timeout_s: float) -> None:
+        """End it, and everything that it started; a box that does not confirm that in time is cut."""
+        try:
+            if not (self._lost or self._gone):
+                self.tell("close")
+                await self.news.until(lambda: self._lost or self._gone, timeout_s)
+        except TimeoutError:
+            self._link.cut("a program in it did not end")
+        except SandboxError:
+            pass  # It ended with its box.
+        finally:
+            self._link.processes.pop(self.number, None)
+            self.lose()
+
+    def tell(self, op: str, body: bytes = b"", **fields: object) -> None:
+        """Say something about it to the box, at once; SandboxError where the box is gone."""
+        with suppress(WireError):
+            self._link.tell({"process": self.number, "op": op, **fields}, body)
+            return
+        raise SandboxError(f"{SANDBOX_LOST}: {self._link.broken}")
+
+    def check(self) -> None:
+        """Raise SandboxError where its end was not seen."""
+        if self._lost and self._exit_code is None:
+            raise SandboxError(f"{SANDBOX_LOST}: the program ended with its box: {self._link.broken or 'it was reset'}")
+
+    def hear(self, frame: Frame) -> None:
+        """Take what the box says of it; WireError where that makes no sense."""
+        said = frame.envelope
+        if said.get("of") in self._streams:
+            self._streams[said["of"]].take(frame.body)
+        elif said.get("closed") in self._streams:
+            self._streams[said["closed"]].ended = True
+        elif said.get("closed") == "in":
+            self._takes_input = False
+        elif said.get("closed") == "all":
+            self._gone = True
+        elif type(said.get("took")) is int and 0 < said["took"] <= WINDOW - self._room:
+            self._room += said["took"]
+        elif type(said.get("exit")) is int:
+            self._exit_code, self._takes_input = said["exit"], False
+        else:
+            raise WireError(f"it said {said!r} of a program")
+        self.news.tell()
+
+    def lose(self) -> None:
+        """Note that nothing more can be heard of it."""
+        self._lost, self._takes_input = True, False
+        for stream in self._streams.values():
+            stream.ended = True
+        self.news.tell()

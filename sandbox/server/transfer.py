@@ -1,0 +1,136 @@
+"""Large files on their way to the host or from it, piece by piece."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .files import open_below, open_file, parts_of
+from .frames import write_fully
+from .limits import CHUNK, MAX_TRANSFERS, Refused
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Outgoing:
+    """A file that the host reads: no more of it than it had when it was opened."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.left = fd, size
+
+    def next(self) -> bytearray:
+        data = bytearray(min(self.left, CHUNK))
+        got = os.readv(self.fd, [data]) if data else 0
+        del data[got:]
+        self.left = self.left - got if got else 0
+        return data
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Incoming:
+    """A file that the host writes, under a name that no code can guess until it is whole."""
+
+    def __init__(self, work: str, path: str, *, executable: bool) -> None:
+        parts = parts_of(path, work)
+        if not parts:
+            raise Refused(f"{path!r} is a folder")
+        self.name, self.hidden = parts[-1], f".{os.urandom(16).hex()}"
+        self.folder = open_below(work, parts[:-1], make=True)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            self.fd = os.open(self.hidden, flags, 0o755 if executable else 0o644, dir_fd=self.folder)
+        except BaseException:
+            os.close(self.folder)
+            raise
+
+    def take(self, data: bytearray) -> None:
+        write_fully(self.fd, [data], None)
+
+    def finish(self) -> None:
+        """Give it its name, in place of a file that has it; no link is followed, and no folder replaced."""
+        os.rename(self.hidden, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        self.hidden = ""
+
+    def close(self) -> None:
+        try:
+            if self.hidden:
+                os.unlink(self.hidden, dir_fd=self.folder)
+        except OSError:
+            pass  # The code has moved or removed it.
+        finally:
+            os.close(self.fd)
+            os.close(self.folder)
+
+
+class Transfers:
+    """Those that are on their way, by the numbers that the host gave them."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Outgoing | Incoming] = {}
+
+    def add(self, number: int, transfer: Outgoing | Incoming) -> None:
+        self.open[number] = transfer
+        if len(self.open) > MAX_TRANSFERS:
+            self.end(number)
+            raise Refused(f"over {MAX_TRANSFERS} files are on their way at once")
+
+    def end(self, number: int) -> None:
+        transfer = self.open.pop(number, None)
+        if transfer is not None:
+            transfer.close()
+
+    def end_all(self) -> None:
+        for number in [*self.open]:
+            self.end(number)
+
+    def begin_reading(self, work: str, envelope: dict[str, Any]) -> tuple[dict[str, Any], bytearray]:
+        """The file's first piece; `more` says whether there is another one."""
+        fd = open_file(work, envelope["path"], os.O_RDONLY)
+        outgoing = Outgoing(fd, 0)
+        try:
+            info = os.fstat(fd)
+            if info.st_size > envelope["limit"]:
+                raise Refused(f"{envelope['path']!r} has {info.st_size} bytes, the limit is {envelope['limit']}")
+            outgoing.left = info.st_size
+            data = outgoing.next()
+        except BaseException:
+            outgoing.close()
+            raise
+        answer = {"executable": bool(info.st_mode & stat.S_IXUSR)}
+        if not outgoing.left:
+            outgoing.close()
+            return answer, data
+        self.add(envelope["transfer"], outgoing)
+        return {**answer, "more": True}, data
+
+    def read_on(self, number: int) -> tuple[dict[str, Any], bytearray]:
+        outgoing = self.open.get(number)
+        if not isinstance(outgoing, Outgoing):
+            raise Refused("the file is not on its way")
+        data = outgoing.next()
+        if outgoing.left:
+            return {"more": True}, data
+        self.end(number)
+        return {}, data
+
+    def write_on(self, work: str, envelope: dict[str, Any], body: bytearray) -> None:
+        """The first piece says the path; the one that says `last` gives the file its name."""
+        number = envelope["transfer"]
+        if "path" in envelope:
+            self.add(number, Incoming(work, envelope["path"], executable=envelope["executable"]))
+        incoming = self.open.get(number)
+        if not isinstance(incoming, Incoming):
+            raise Refused("the file is not on its way")
+        try:
+            incoming.take(body)
+            if envelope.get("last"):
+                incoming.finish()
+        except BaseException:
+            self.end(number)
+            raise
+        if envelope.get("last"):
+            self.end(number)

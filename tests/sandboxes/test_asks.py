@@ -1,0 +1,138 @@
+"""Code that asks the host more than it should: other work of the host goes on, and no function is ended half way."""
+
+import asyncio
+import socket
+
+import pytest
+
+from agentgym.boxes import Box
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.link import MAX_OPEN_ASKS, Link
+from agentgym.sandboxes.wire import Wire, encode
+
+RAW = """
+import json, os, struct
+def ask(number, size=0, call=None):
+    head = json.dumps({"id": call, "ask": number, "body": size + 20}).encode()
+    body = b'["f", [], {}]'.ljust(size + 20)
+    data = struct.pack(">I", len(head)) + head + body
+    while data:
+        data = data[os.write(3, data):]
+"""
+"""Frames as only code that reaches for the worker's channel sends them."""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cell_without_functions_reaches_nothing_of_the_host_however_much_it_asks(box: Box) -> None:
+    heard: list[int] = []
+    link = box.link  # type: ignore[attr-defined]
+    received = link._wire.data_received
+
+    def data_received(data: bytes) -> None:
+        heard.append(len(data))
+        received(data)
+
+    link._wire.data_received = data_received
+    try:
+        await box.python("import gc, sys")
+        code = RAW + "import sys\nhere = next(f for f in gc.get_objects() if type(f).__name__ == 'Worker').call\n"
+        result = await box.python(f"{code}for i in range(1, 1001): ask(i, 1 << 20, here)", timeout_s=30)
+    finally:
+        del link._wire.data_received
+    assert result.status in ("ok", "protocol")
+    assert sum(heard) < 4000
+    assert (await box.python("1 + 1")).stdout == "2\n"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_function_that_was_offered_to_an_earlier_cell_is_a_runtime_error(box: Box) -> None:
+    await box.python("kept = f", functions={"f": lambda: 1})
+    result = await box.python("try: kept()\nexcept RuntimeError as e: print(e)")
+    assert result.stdout == "there is no host function in this call\n"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_more_questions_at_once_than_can_wait_end_the_cell(box: Box) -> None:
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    await box.python("import gc")
+    code = RAW + "here = next(f for f in gc.get_objects() if type(f).__name__ == 'Worker').call\n"
+    result = await box.python(f"{code}for i in range(1, 100): ask(i, 0, here)", functions={"f": slow}, timeout_s=30)
+    assert result.status == "protocol"
+    assert (await box.python("1 + 1")).stdout == "2\n"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_question_that_overtakes_another_does_not_end_it_half_way(box: Box) -> None:
+    ended: list[int] = []
+
+    async def slow(number: int) -> int:
+        try:
+            for _ in range(100):
+                await asyncio.sleep(0.003)
+        except asyncio.CancelledError:
+            ended.append(-number)
+            raise
+        ended.append(number)
+        return number
+
+    code = """
+import signal
+class Bell(Exception): pass
+def ring(*_): raise Bell
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try: slow(1)
+except Bell: pass
+slow(2)
+"""
+    result = await box.python(code, functions={"slow": slow}, timeout_s=30)
+    assert result.stdout == "2\n"
+    assert ended == [1, 2]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_question_after_the_time_limit_is_refused_and_the_state_is_kept(box: Box) -> None:
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    code = "x = 1\ntry: slow()\nexcept KeyboardInterrupt:\n    try: slow()\n    except RuntimeError as e: print(e)"
+    result = await box.python(code, functions={"slow": slow}, timeout_s=0.3)
+    assert (result.status, result.stdout) == ("timeout", "the time limit of this call has passed\n")
+    assert not result.state_lost
+    assert (await box.python("x")).stdout == "1\n"
+
+
+async def linked(*frames: bytes) -> tuple[Link, socket.socket]:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"".join(frames))
+    return Link(await Wire.over(ours)), theirs
+
+
+async def test_a_deadline_holds_although_frames_keep_coming() -> None:
+    link, theirs = await linked(*[encode({"id": 0}) for _ in range(5)])
+    going = True
+
+    async def keep_sending() -> None:
+        while going:
+            await asyncio.get_running_loop().sock_sendall(theirs, encode({"id": 1, "ask": 1}, b'["f", [], {}]'))
+
+    theirs.setblocking(False)
+    with theirs:
+        sending = asyncio.create_task(keep_sending())
+        with pytest.raises(SandboxError, match="in time"):
+            await link.call("python", b"", 0.2, {"f": lambda: 1})
+        going = False
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_an_answer_that_is_there_at_the_deadline_counts() -> None:
+    asks = [encode({"id": 1, "ask": i + 1}, b'["f", [], {}]') for i in range(MAX_OPEN_ASKS)]
+    link, theirs = await linked(*asks, encode({"id": 1, "done": True}))
+    with theirs:
+        frame = await link.call("python", b"", -1.0, {"f": lambda: 1})
+    assert frame.envelope["done"] is True
+    link.cut("the test is over")
+    await asyncio.sleep(0)
