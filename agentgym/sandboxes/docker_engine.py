@@ -24,8 +24,8 @@ from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, 
 from agentgym.sandboxes.docker_image import default_image, image_digest
 from agentgym.sandboxes.docker_settings import DockerSettings
 from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.local import BRANCHES
-from agentgym.sandboxes.seccomp import profile
+from agentgym.sandboxes.local import BRANCHES, arena
+from agentgym.sandboxes.seccomp import filters, profile
 from agentgym.sandboxes.wire import Wire
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
 INSIDE = "/run/agentgym"
+UNMASKED: dict[str, Any] = {"MaskedPaths": [], "ReadonlyPaths": []}
+"""A kernel shows a new namespace's processes only to those who see all of /proc: the server then masks it for the code."""
 GVISOR_MB, GVISOR_PIDS = 256, 1024
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
@@ -84,6 +86,8 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
         limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
     wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
     config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+    if spec.runtime != "runsc":  # Which lets nobody make a namespace; gVisor's own kernel answers all calls.
+        config |= {"filter": filters(network=spec.network != "none"), "arena": arena(spec.disk_mb, users=True)}
     return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
 
 
@@ -106,7 +110,10 @@ def container_limits(spec: DockerSettings) -> dict[str, Any]:
         "nano_cpus": int(spec.cpus * 1e9),
         "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids,
         "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true", f"seccomp={profile(network=spec.network != 'none')}"],
+        "security_opt": [
+            "no-new-privileges:true",
+            f"seccomp={profile(network=spec.network != 'none', keeper=not gvisor)}",
+        ],
         "log_config": LogConfig(type="none"),
     }
 
@@ -217,7 +224,8 @@ class Engine:
             },
             host_config=client.create_host_config(
                 binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"], **container_limits(spec)
-            ),
+            )
+            | UNMASKED,
         )
 
     async def connection(self, listener: socket.socket, container: str) -> socket.socket:

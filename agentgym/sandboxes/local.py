@@ -28,6 +28,20 @@ from agentgym.sandboxes.wire import Wire
 END_S = 3.0
 BRANCHES = "/branches"
 """The folder inside a box that holds the working folders of forked sessions."""
+INODES_PER_MB = 256
+"""Files and folders, for each MB of a folder in memory: they use the host's memory beside it, 1 KB each."""
+PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64")
+SETTINGS = ("alternatives", "ld.so.conf.d", "ssl")
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+PASSWD = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"
+GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 _log = logging.getLogger("agentgym.sandboxes")
 
 
@@ -60,20 +74,20 @@ class Bubblewrap:
         }
         wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
         config = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+        config |= {"filter": seccomp.filters(), "arena": arena(self.disk_mb, shared=_shared())}
         with ExitStack() as stack:
-            server = {name: stack.enter_context(memory_file(text)).fileno() for name, text in server_files().items()}
-            calls = stack.enter_context(memory_file(seccomp.program())).fileno()
+            files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in _files().items()}
             return await start_server(
-                [*self._command(server, calls), *_interpreter(self.python), SERVER],
+                [*self._command(files), *_interpreter(self.python), SERVER],
                 config,
                 digest=f"bubblewrap:{server_digest()}",
-                keep=[*server.values(), calls],
+                keep=list(files.values()),
                 held=stack,
             )
 
-    def _command(self, server: Mapping[str, int], calls: int) -> list[str]:
+    def _command(self, files: Mapping[str, int]) -> list[str]:
         interpreter = _interpreter(self.python)[0]
-        return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, server, calls)]
+        return [*_drop_root(), *_bwrap(interpreter, self.disk_mb << 20, files)]
 
 
 @functools.cache
@@ -84,12 +98,10 @@ def why_no_bubblewrap() -> str | None:
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         return "setpriv is not installed (apt-get install util-linux)"
     try:
-        program = seccomp.program()
+        seccomp.program()
     except SandboxError as error:
         return str(error)
-    with memory_file(program) as calls:
-        command = Bubblewrap()._command({}, calls.fileno())
-        probe = subprocess.run([*command, "true"], capture_output=True, text=True, pass_fds=[calls.fileno()])
+    probe = subprocess.run([*Bubblewrap()._command({}), "true"], capture_output=True, text=True)
     return None if probe.returncode == 0 else f"bwrap cannot make a box: {probe.stderr.strip()[-300:]}"
 
 
@@ -105,47 +117,63 @@ def _drop_root() -> list[str]:
     return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
 
 
-def _bwrap(interpreter: str, disk_bytes: int, server: Mapping[str, int], calls: int) -> list[str]:
-    size = str(disk_bytes)
+def arena(disk_mb: int, *, shared: Sequence[str] = (), users: bool = False) -> Mapping[str, object]:
+    """Return the part of a server's configuration by which it makes a new place for each episode.
+
+    `shared` are folders of the host whose inodes it covers; `users` is whether it makes a user namespace of its own.
+    """
+    return {"bytes": disk_mb << 20, "inodes": max(1024, disk_mb * INODES_PER_MB), "shared": shared, "users": users}
+
+
+def _bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int]) -> list[str]:
+    """The command up to the program; what bubblewrap mounts in memory serves where an episode's own place cannot."""
+    memory = ("--size", str(disk_bytes), "--tmpfs")
     # /dev and / are file systems in memory too: left writable, they would carry files past a reset.
     return [
-        *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--as-pid-1"),
-        *("--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "box"),
+        *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--as-pid-1", "--new-session"),
+        # In the box's own user namespace only, and for its keeper alone: what runs code has none.
+        *("--cap-add", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "box"),
         *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
         *_read_only(interpreter),
-        *(
-            "--proc",
-            "/proc",
-            "--ro-bind",
-            "/proc/sys",
-            "/proc/sys",
-            "--dev",
-            "/dev",
-            "--size",
-            size,
-            "--tmpfs",
-            "/dev/shm",
-            "--mqueue",
-            "/dev/mqueue",
-        ),
-        *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", BRANCHES, "--seccomp", str(calls)),
+        *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--tmpfs", "/dev"),
+        *(word for name in DEVICES for word in ("--dev-bind-try", f"/dev/{name}", f"/dev/{name}")),
+        *(word for name, to in LINKS.items() for word in ("--symlink", to, f"/dev/{name}")),
+        *("--dir", "/dev/pts", "--mqueue", "/dev/mqueue"),
+        *(word for path in ("/dev/shm", "/tmp", BRANCHES) for word in (*memory, path)),
         # As data: the user that the box runs as may not be able to reach the folder of this package.
-        *(word for name, fd in server.items() for word in ("--ro-bind-data", str(fd), f"{SERVER}/{name}")),
+        *(word for path, fd in files.items() for word in ("--ro-bind-data", str(fd), path)),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"),
     ]
 
 
+@functools.cache
+def _files() -> Mapping[str, bytes]:
+    """Return the files of a box that are its own: the server, and the few of /etc that programs ask for."""
+    found = {f"{SERVER}/{name}": text for name, text in server_files().items()}
+    found |= {"/etc/passwd": PASSWD, "/etc/group": GROUP}
+    for path in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime"):
+        with suppress(OSError):
+            found[path] = Path(path).read_bytes()
+    return found
+
+
+def _shared() -> list[str]:
+    """Return the folders of the host that a box sees."""
+    below = [f"/{name}" for name in PROGRAMS] + [f"/etc/{name}" for name in SETTINGS]
+    return ["/usr", *(path for path in below if Path(path).is_dir() and not Path(path).is_symlink())]
+
+
 def _read_only(interpreter: str) -> list[str]:
-    """The mounts of the host's programs and libraries, and of the few files of /etc that they need."""
+    """The mounts of the host's programs and libraries, and of the few folders of /etc that they need."""
     binds = ["--ro-bind", "/usr", "/usr"]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+    for name in PROGRAMS:
         path = Path("/", name)
         if path.is_symlink():
             binds += ["--symlink", str(path.readlink()), str(path)]
         elif path.exists():
             binds += ["--ro-bind", str(path), str(path)]
-    for name in ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "passwd", "group", "ssl"):
+    for name in SETTINGS:
         binds += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     if not interpreter.startswith("/usr/"):
         prefix = str(Path(interpreter).resolve().parents[1])
@@ -239,7 +267,7 @@ async def start_server(
         try:
             # In the loop's thread on purpose: --die-with-parent means the thread that forked.
             process = subprocess.Popen(  # noqa: ASYNC220
-                [*command, json.dumps({**config, "fd": theirs.fileno()})],
+                [*command, json.dumps({**config, "ends": [theirs.fileno()]})],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import time
 
+from .arena import Arena, show_processes
 from .call import ERR, OUT, Call, OomCounter
 from .children import Child, start
-from .files import list_folder, read_file, write_file
+from .files import list_folder, read_file, remove_folder, write_file
+from .folder_copy import copy_folder, open_whatever_its_mode
 from .frames import Wire, zero
-from .limits import MAX_BODY, PROTOCOL, TRUNK, NotAFile, Refused
+from .limits import MAX_BODY, PATIENCE_S, TRUNK, NotAFile, Refused
 from .process_tree import descendants, go_on, kill_all_but, reap, stop_all
 from .sessions import Session, Sessions
+from .space import Space, raised
 from .worker import own_folder
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
 
 class Supervisor(Sessions):
     """Answers the host's calls one by one; the only process here that the host listens to."""
 
-    def __init__(self, host: Wire, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        host: Wire,
+        config: dict[str, Any],
+        begin_anew: Callable[[int], NoReturn],
+        oom: OomCounter,
+        arena: Arena | None = None,
+        space: Space | None = None,
+    ) -> None:
+        self.arena = arena
         self.shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
-        self.oom = OomCounter()
-        super().__init__(host, config)
+        self.oom = oom
+        super().__init__(host, config, begin_anew, space)
         self.operations = {
             "python": self.python,
             "exec": self.exec,
@@ -41,7 +53,6 @@ class Supervisor(Sessions):
 
     def serve(self) -> None:
         """Answer until the wire closes."""
-        self.host.write({"hello": PROTOCOL, "python": sys.version.split()[0]})
         while True:
             envelope, body = self.host.read(None)
             operation = self.operations.get(envelope.get("op", ""))
@@ -85,14 +96,58 @@ class Supervisor(Sessions):
     def python_fresh(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Everything else in the box is stopped meanwhile, and goes on afterwards."""
         bystanders = stop_all()
-        worker = self.make_room(lambda patience_s: self.new_worker(session.work, patience_s, fresh=True))
+        if self.space is None:
+            call = self.fresh_in_place(session, bystanders, envelope, body)
+        else:
+            call = self.fresh_in_a_copy(session, envelope, body)
+        go_on(bystanders)
+        call.lost = session.take_loss()
+        return call.answer()
+
+    def fresh_in_a_copy(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Call:
+        """In a place that nothing of the session sees or reaches, with a copy of its folder that ends with the call."""
+        arena, ours = self.arena, self.space
+        assert arena is not None and ours is not None
+        source = open_whatever_its_mode(session.work)
+        private = os.path.join(self.branches, "fresh")
+
+        def fill(stderr: int) -> None:
+            with raised():
+                arena.enter()
+                show_processes()
+            try:
+                os.makedirs(session.work, exist_ok=True)
+                os.mkdir(private)
+                copy_folder(source, os.open(session.work, os.O_RDONLY | os.O_DIRECTORY))
+            except (OSError, Refused, RecursionError) as error:
+                os.write(stderr, f"the working folder cannot be copied: {error}\n".encode())
+                os._exit(1)
+
+        space = Space(lambda: None)
+        space.enter()
+        try:
+            worker = self.new_worker(session.work, private=private, space=space, before=fill)
+        finally:
+            ours.enter()
+            os.close(source)
+        call = self.cell(worker, envelope, body)
+        worker.close()
+        space.close()
+        return call
+
+    def fresh_in_place(
+        self, session: Session, bystanders: dict[int, int], envelope: dict[str, Any], body: bytearray
+    ) -> Call:
+        """Where there is no namespace for it: in the session's folder itself."""
+        private = os.path.join(self.branches, os.urandom(16).hex())
+        os.mkdir(private)
+        worker = self.make_room(lambda patience_s: self.new_worker(session.work, patience_s, private=private))
         call = self.cell(worker, envelope, body)
         worker.close()
         if not kill_all_but(self.bystanders(bystanders)):
             self.restart_all()
-        go_on(bystanders)
-        call.lost = session.take_loss()
-        return call.answer()
+        remove_folder(private)
+        return call
 
     def cell(self, worker: Child, envelope: dict[str, Any], body: bytearray) -> Call:
         assert worker.channel is not None
@@ -101,7 +156,8 @@ class Supervisor(Sessions):
         try:
             worker.channel.write({"id": call.id, "functions": envelope["functions"]}, [body])
         except OSError:
-            call.end("protocol", -signal.SIGKILL, lost=True)
+            if not worker.ends(time.monotonic() + PATIENCE_S):  # Else its exit says more.
+                call.end("protocol", -signal.SIGKILL, lost=True)
         zero(body)  # Before any fork that follows the call.
         call.run()
         self.note_oom(call, killed)
