@@ -7,12 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias
 
-Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol"]
+Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol", "box_killed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """The result of a program in a box. A program that fails is a result; a box that dies raises SandboxError."""
+    """The result of a program in a box. A program that fails is a result; a box that is lost raises SandboxError."""
 
     status: Status
     exit_code: int

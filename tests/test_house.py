@@ -32,15 +32,20 @@ FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) 
 SERVER = ROOT / "sandbox/server"
 SERVER_ORDER = [
     "limits",
+    "kernel",
     "frames",
     "session_fork",
+    "space",
     "children",
     "worker",
     "process_tree",
     "call",
     "files",
+    "folder_copy",
     "sessions",
+    "arena",
     "supervisor",
+    "keeper",
     "start",
     "__main__",
 ]

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import get_args
 
 from agentgym.boxes import ExecResult, HostFunction, Status
-from agentgym.errors import SandboxError, WireError
+from agentgym.errors import BoxKilledError, SandboxError, WireError
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.host_files import MAX_FILES, MAX_TREE, HostFile, is_name, load_tree, store_tree
-from agentgym.sandboxes.link import MAX_FILE, SANDBOX_LOST, TRUNK, Link, NotAFile
+from agentgym.sandboxes.link import MAX_FILE, SANDBOX_LOST, TRUNK, Link, NotAFile, WhyItEnded, tell_of_place
 from agentgym.sandboxes.wire import Frame, Wire
 
 PROTOCOL = 1
@@ -25,7 +25,9 @@ RESET_S = 10.0
 START_S = 30.0
 MAX_CODE = 1 << 20
 MAX_BATCH = 200
-STATUSES = frozenset(get_args(Status))
+STATUSES = frozenset(get_args(Status)) - {"box_killed"}
+"""What a box can say of a program; that the box itself was ended is for the host to say."""
+KILLED = ExecResult(status="box_killed", exit_code=-9, stdout="", stderr="", state_lost=True)
 
 
 class RemoteBox:
@@ -41,7 +43,14 @@ class RemoteBox:
         self._session = session
 
     @classmethod
-    async def open(cls, wire: Wire, *, digest: str, end: Callable[[], Awaitable[None]]) -> "RemoteBox":
+    async def open(
+        cls,
+        wire: Wire,
+        *,
+        digest: str,
+        end: Callable[[], Awaitable[None]],
+        why_it_ended: WhyItEnded | None = None,
+    ) -> "RemoteBox":
         """Wait for the server's first frame; SandboxError where it is not the expected one."""
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
@@ -49,7 +58,8 @@ class RemoteBox:
             raise SandboxError(f"the box did not start: {error}") from error
         if frame.envelope.get("hello") != PROTOCOL:
             raise SandboxError(f"the box speaks another protocol than {PROTOCOL}; build its image again")
-        return cls(Link(wire), digest=f"{digest}+python{frame.envelope.get('python')}", end=end)
+        tell_of_place(frame.envelope, digest)
+        return cls(Link(wire, why_it_ended), digest=f"{digest}+python{frame.envelope.get('python')}", end=end)
 
     @property
     def digest(self) -> str:
@@ -59,7 +69,10 @@ class RemoteBox:
     async def exec(self, command: str, *, timeout_s: float = 10.0) -> ExecResult:
         """Run a shell command in a process of its own; nothing it starts outlives the call."""
         body = _text(command, "command")
-        return _result(await self._program("exec", body, timeout_s, {}), self)
+        try:
+            return _result(await self._program("exec", body, timeout_s, {}), self)
+        except BoxKilledError:
+            return KILLED
 
     async def python(
         self,
@@ -80,7 +93,10 @@ class RemoteBox:
             if not name.isidentifier() or keyword.iskeyword(name):
                 raise ValueError(f"functions: {name!r} is not a name")
         body = _text(code, "code")
-        frame = await self._program("python", body, timeout_s, functions, functions=sorted(functions), fresh=fresh)
+        try:
+            frame = await self._program("python", body, timeout_s, functions, functions=sorted(functions), fresh=fresh)
+        except BoxKilledError:
+            return KILLED
         return _result(frame, self)
 
     async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = FILES_S) -> None:

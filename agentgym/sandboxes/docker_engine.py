@@ -24,8 +24,10 @@ from agentgym.sandboxes.docker_client import EngineDown, EngineFailed, connect, 
 from agentgym.sandboxes.docker_image import default_image, image_digest
 from agentgym.sandboxes.docker_settings import DockerSettings
 from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.local import BRANCHES, arena
+from agentgym.sandboxes.link import WhyItEnded
+from agentgym.sandboxes.local import END_S
 from agentgym.sandboxes.seccomp import filters, profile
+from agentgym.sandboxes.server_files import BOX_KILLED, BRANCHES, SERVERS, arena
 from agentgym.sandboxes.wire import Wire
 
 if TYPE_CHECKING:
@@ -36,16 +38,16 @@ OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
 INSIDE = "/run/agentgym"
 UNMASKED: dict[str, Any] = {"MaskedPaths": [], "ReadonlyPaths": []}
-"""A kernel shows a new namespace's processes only to those who see all of /proc: the server then masks it for the code."""
+"""A kernel shows a new namespace its processes only where all of /proc is seen: the server masks it for the code."""
 GVISOR_MB, GVISOR_PIDS = 256, 1024
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def _first_word(wire: Wire, digest: str, end: Callable[[], Any]) -> RemoteBox:
+async def _first_word(wire: Wire, digest: str, end: Callable[[], Any], why_it_ended: WhyItEnded) -> RemoteBox:
     try:
-        return await RemoteBox.open(wire, digest=digest, end=end)
+        return await RemoteBox.open(wire, digest=digest, end=end, why_it_ended=why_it_ended)
     except SandboxError as error:
         wire.close()
         raise EngineFailed(str(error)) from error
@@ -81,7 +83,7 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
 
     That is a socket in the mounted folder where `connected`, else its own input and output.
     """
-    limits = {"NOFILE": 512, "CORE": 0}
+    limits = {"NOFILE": 512, "CORE": 0, "SIGPENDING": 1024, "MSGQUEUE": 256 << 10}
     if spec.runtime == "runsc":  # Past the container's own limits gVisor itself would end, and the box with it.
         limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
     wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
@@ -108,7 +110,7 @@ def container_limits(spec: DockerSettings) -> dict[str, Any]:
         "mem_limit": memory_bytes,
         "memswap_limit": memory_bytes,
         "nano_cpus": int(spec.cpus * 1e9),
-        "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids,
+        "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids + SERVERS,
         "cap_drop": ["ALL"],
         "security_opt": [
             "no-new-privileges:true",
@@ -181,7 +183,8 @@ class Engine:
                 await finished(asyncio.ensure_future(self.do(self.create, spec, name, folder)))
                 await finished(asyncio.ensure_future(self.do(self._client.start, name)))
                 connection = await self.connection(listener, name)
-                return await _first_word(await Wire.over(connection), digest, end)
+                why_it_ended = functools.partial(self.why_it_ended, spec, name)
+                return await _first_word(await Wire.over(connection), digest, end, why_it_ended)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -197,7 +200,8 @@ class Engine:
         except BaseException:
             wire.close()
             raise
-        return await _first_word(wire, digest, functools.partial(self.end, name))
+        end, why_it_ended = functools.partial(self.end, name), functools.partial(self.why_it_ended, spec, name)
+        return await _first_word(wire, digest, end, why_it_ended)
 
     def new_folder(self) -> Path:
         """A folder to mount into one container."""
@@ -242,6 +246,24 @@ class Engine:
                         f"the box did not start: its container is {state['Status']}, "
                         f"exit code {state['ExitCode']} {state['Error']}"
                     ) from None
+
+    async def why_it_ended(self, spec: DockerSettings, name: str) -> str | None:
+        """How the code in a box ended it; None where its container goes on or is gone, or its engine does not say."""
+        deadline = asyncio.get_running_loop().time() + END_S
+        try:
+            while (state := await self.do(self._state, name))["Running"]:
+                if asyncio.get_running_loop().time() > deadline:
+                    return None
+                await asyncio.sleep(0.05)
+        except SandboxError:
+            return None
+        code = state["ExitCode"]
+        if state["OOMKilled"]:
+            return "it used up the memory of its container"
+        # Under gVisor the code can kill its server; under runc a signal to it comes from outside.
+        if code == BOX_KILLED or (spec.runtime == "runsc" and code):
+            return f"its container ended with code {code}"
+        return None
 
     async def end(self, name: str, folder: Path | None = None) -> None:
         """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""

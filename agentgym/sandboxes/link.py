@@ -1,16 +1,18 @@
 """Calls over the wire of one box, one at a time, and the host functions that code in the box calls."""
 
 import asyncio
+import functools
 import itertools
 import json
-from collections.abc import Awaitable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from inspect import isawaitable
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentgym.boxes import HostFunction
-from agentgym.errors import AgentGymError, SandboxError, ToolError, WireError
+from agentgym.errors import AgentGymError, BoxKilledError, SandboxError, ToolError, WireError
 from agentgym.sandboxes.wire import Frame, Wire
 
 TRUNK = 0
@@ -19,6 +21,11 @@ SANDBOX_LOST = "sandbox_lost"
 """The beginning of a SandboxError's text where an episode's box is gone, or could not be started."""
 MAX_FILE = 16 << 20
 MAX_ASKS = 1000
+_log = logging.getLogger("agentgym.sandboxes")
+
+
+WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
+"""Waits for the end of a box whose wire has closed: how the code in it ended it; None where something else did."""
 
 
 class NotAFile(ValueError):
@@ -32,8 +39,10 @@ _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset(
 class Link:
     """The wire of one box: one call at a time, whichever session it is for; others wait for their turn."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, why_it_ended: WhyItEnded | None = None) -> None:
         self._wire = wire
+        self._why_it_ended = why_it_ended
+        self._killed: str | None = None
         self._ids = itertools.count(1)
         self._lock = asyncio.Lock()
         self._ending: list[int] = []
@@ -64,7 +73,7 @@ class Link:
             raise RuntimeError("a host function cannot call the box whose code waits for it")
         async with self._lock:
             if self.broken:
-                raise SandboxError(f"{SANDBOX_LOST}: {self.broken}")
+                raise await self._lost()
             call = 0
             try:
                 if self._ending:
@@ -73,7 +82,9 @@ class Link:
                 self._wire.send({"id": call, "op": op, **fields}, body)
                 now = self.used = asyncio.get_running_loop().time()
                 frame = await self._answer(call, now + patience_s, serve)
-            except (WireError, TimeoutError) as error:
+            except WireError as error:
+                raise await self._lost(str(error)) from error
+            except TimeoutError as error:
                 self.cut(str(error))
                 raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
             except BaseException:
@@ -85,6 +96,16 @@ class Link:
         if len(frame.envelope) > 1:
             _raise_refusal(frame.envelope, fields)
         return frame
+
+    async def _lost(self, why: str = "") -> SandboxError:
+        """The error for a box that is gone: BoxKilledError where it ended by itself, of what the code in it did."""
+        if self._broken is None and self._why_it_ended is not None:
+            self._wire.close()  # A box that still runs ends now, by our will, and not of its code.
+            self._killed = await self._why_it_ended()
+        self.cut(self._killed or why or "the wire is closed")
+        if self._killed is not None:
+            return BoxKilledError(f"the box was ended by the code that ran in it: {self._killed}")
+        return SandboxError(f"{SANDBOX_LOST}: {self.broken}")
 
     def new_session(self) -> int:
         """Return a number that no other session of this box ever has."""
@@ -206,3 +227,20 @@ def _raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) ->
         path = fields.get("path")
         raise OSError(number, text, path) if isinstance(path, str) else OSError(number, text)
     raise NotAFile(text) if envelope.get("not_a_file") is True else ValueError(text)
+
+
+def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
+    """Log, once for each kind of box, what its kernel does not let it have."""
+    if hello.get("place") == "old" and hello.get("why"):
+        _tell_once(
+            digest,
+            "episodes are reset in place, and counters of the kernel carry over: it lets no episode have namespaces "
+            f"of its own ({hello['why']})",
+        )
+    if hello.get("not_private"):
+        _tell_once(digest, f"boxes share the locks and watches of {hello['not_private']} with this machine")
+
+
+@functools.cache
+def _tell_once(digest: str, what: str) -> None:
+    _log.warning("%s: %s", digest, what)

@@ -21,15 +21,21 @@ from agentgym.process_identity import new_folder, sweep_folders
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.link import WhyItEnded
 from agentgym.sandboxes.pool import open_pool
-from agentgym.sandboxes.server_files import SERVER, image_folder, server_digest, server_files
+from agentgym.sandboxes.server_files import (
+    BOX_KILLED,
+    BRANCHES,
+    SERVER,
+    SERVERS,
+    arena,
+    box_files,
+    image_folder,
+    server_digest,
+)
 from agentgym.sandboxes.wire import Wire
 
 END_S = 3.0
-BRANCHES = "/branches"
-"""The folder inside a box that holds the working folders of forked sessions."""
-INODES_PER_MB = 256
-"""Files and folders, for each MB of a folder in memory: they use the host's memory beside it, 1 KB each."""
 PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64")
 SETTINGS = ("alternatives", "ld.so.conf.d", "ssl")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -40,8 +46,6 @@ LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-PASSWD = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"
-GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 _log = logging.getLogger("agentgym.sandboxes")
 
 
@@ -67,7 +71,9 @@ class Bubblewrap:
     async def _start(self) -> RemoteBox:
         limits = {
             "AS": self.memory_mb << 20,
-            "NPROC": self.pids,
+            "NPROC": self.pids + SERVERS,
+            "SIGPENDING": 1024,
+            "MSGQUEUE": 256 << 10,
             "NOFILE": 512,
             "FSIZE": self.disk_mb << 20,
             "CORE": 0,
@@ -76,7 +82,7 @@ class Bubblewrap:
         config = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
         config |= {"filter": seccomp.filters(), "arena": arena(self.disk_mb, shared=_shared())}
         with ExitStack() as stack:
-            files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in _files().items()}
+            files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in box_files().items()}
             return await start_server(
                 [*self._command(files), *_interpreter(self.python), SERVER],
                 config,
@@ -117,14 +123,6 @@ def _drop_root() -> list[str]:
     return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
 
 
-def arena(disk_mb: int, *, shared: Sequence[str] = (), users: bool = False) -> Mapping[str, object]:
-    """Return the part of a server's configuration by which it makes a new place for each episode.
-
-    `shared` are folders of the host whose inodes it covers; `users` is whether it makes a user namespace of its own.
-    """
-    return {"bytes": disk_mb << 20, "inodes": max(1024, disk_mb * INODES_PER_MB), "shared": shared, "users": users}
-
-
 def _bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int]) -> list[str]:
     """The command up to the program; what bubblewrap mounts in memory serves where an episode's own place cannot."""
     memory = ("--size", str(disk_bytes), "--tmpfs")
@@ -145,17 +143,6 @@ def _bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int]) -> list[
         *(word for path, fd in files.items() for word in ("--ro-bind-data", str(fd), path)),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"),
     ]
-
-
-@functools.cache
-def _files() -> Mapping[str, bytes]:
-    """Return the files of a box that are its own: the server, and the few of /etc that programs ask for."""
-    found = {f"{SERVER}/{name}": text for name, text in server_files().items()}
-    found |= {"/etc/passwd": PASSWD, "/etc/group": GROUP}
-    for path in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime"):
-        with suppress(OSError):
-            found[path] = Path(path).read_bytes()
-    return found
 
 
 def _shared() -> list[str]:
@@ -284,9 +271,10 @@ async def start_server(
             if held is not None:
                 held.close()
         ending = functools.partial(_end, process, scratch)
+        why_it_ended = functools.partial(_why_it_ended, process, open_to_signals=bool(scratch))
         try:
             wire = await Wire.over(ours)
-            return await _first_word(wire, digest, ending)
+            return await _first_word(wire, digest, ending, why_it_ended)
         except BaseException as error:
             ours.close()
             await ending()
@@ -297,12 +285,25 @@ async def start_server(
             raise
 
 
-async def _first_word(wire: Wire, digest: str, ending: Any) -> RemoteBox:
+async def _first_word(wire: Wire, digest: str, ending: Any, why_it_ended: WhyItEnded) -> RemoteBox:
     try:
-        return await RemoteBox.open(wire, digest=digest, end=ending)
+        return await RemoteBox.open(wire, digest=digest, end=ending, why_it_ended=why_it_ended)
     except BaseException:
         wire.close()
         raise
+
+
+async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: bool) -> str | None:
+    """How the code in a box ended it; None where it goes on, or the machine or this client ended it.
+
+    `open_to_signals` is whether the code can kill the server: then whatever ended it is put down to the code.
+    """
+    if process.poll() is None and not await _exits(process.pid, END_S):
+        return None
+    code = process.poll()
+    if code == BOX_KILLED or (open_to_signals and code):
+        return f"its server ended with code {code}"
+    return None
 
 
 async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> None:

@@ -54,13 +54,13 @@ class Arena:
         self.begin()
 
     def try_out(self) -> None:
-        """Do it all in another process first: what is done half way cannot be taken back. OSError that says what failed."""
+        """Do it all in another process first: what is half done cannot be taken back. OSError says what failed."""
         heard, said = os.pipe()
         other = os.fork()
         if other == 0:
             try:
                 make_users()
-                self.furnish()
+                self.enter()
             except OSError as error:
                 os.write(said, f"{error.filename}: {error.strerror}".encode())
             finally:

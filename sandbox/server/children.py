@@ -267,12 +267,15 @@ class Filter:
 
 def give_up_power() -> None:
     """From here on this process can do nothing that code in the box may not do."""
-    if ROOT:
-        return
-    drop_bounding()
-    set_capabilities(0, 0)
+    give_up_capabilities()
     if Filter.program:
         filter_calls(Filter.program)
+
+
+def give_up_capabilities() -> None:
+    if not ROOT:
+        drop_bounding()
+        set_capabilities(0, 0)
 
 
 ROOT = os.geteuid() == 0

@@ -1,4 +1,4 @@
-"""The keeper of a box: its first process, which holds the wire open, never reads it, and makes the place of each episode.
+"""The keeper of a box: its first process, which holds the wire, never reads it, and makes the place of each episode.
 
 Nothing of any episode passes through it, so that what it forks finds nothing of an earlier one.
 """
@@ -45,7 +45,9 @@ class Pipe:
 class Episode:
     """A supervisor that was forked into a place of its own, and waits for its episode."""
 
-    def __init__(self, arena: Arena, supervise: Callable[[Pipe, Pipe], NoReturn], ended: Pipe, others: list[int]) -> None:
+    def __init__(
+        self, arena: Arena, supervise: Callable[[Pipe, Pipe], NoReturn], ended: Pipe, others: list[int]
+    ) -> None:
         self.start, ready = Pipe(), Pipe()
         arena.enter()
         self.pid = os.fork()

@@ -27,7 +27,7 @@ def is_parent_of_a_fork() -> bool:
 
 
 def fork_sibling() -> int:
-    """os.fork as the kernel has it too: its process is our parent's child from the start. -1 where this cannot be done."""
+    """os.fork as the kernel has it too: its process is our parent's child from the start. -1 where it cannot be."""
     return clone(CLONE_PARENT) if len(os.listdir("/proc/self/task")) == 1 else -1
 
 

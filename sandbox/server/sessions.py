@@ -50,7 +50,9 @@ class Session:
 class Sessions:
     """The trunk and its branches, and all that they started; `started` of each says what is whose."""
 
-    def __init__(self, host: Wire, config: dict[str, Any], begin_anew: Callable[[int], NoReturn], space: Space | None) -> None:
+    def __init__(
+        self, host: Wire, config: dict[str, Any], begin_anew: Callable[[int], NoReturn], space: Space | None
+    ) -> None:
         self.host = host
         self.begin_anew = begin_anew
         self.space = space
@@ -258,7 +260,7 @@ class Sessions:
             go_on(bystanders)
 
     def reset(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
-        """End the episode: whoever comes after us answers. Where something is left, `clean` is false and no session is."""
+        """End the episode; who comes after us answers. Where something is left `clean` is false, and no session is."""
         while self.host.pending:
             self.host.read(None)  # What crossed the end of an earlier call; no frame may be left half read.
         try:

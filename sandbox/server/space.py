@@ -8,14 +8,15 @@ import signal
 import socket
 import struct
 import time
+from contextlib import contextmanager
 
 from .kernel import CAP_SYS_ADMIN, NEW_PROCESSES, set_capabilities, set_space, unshare
 from .limits import CREDENTIAL, CREDENTIALS, HIGHEST_FD, PR_SET_PDEATHSIG, PROC, SYS_CLOSE_RANGE, libc
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import NoReturn
+    from collections.abc import Callable, Iterator
+    from typing import ClassVar, NoReturn
 
 ADMIN = 1 << CAP_SYS_ADMIN
 ORDER = struct.Struct("ci")
@@ -31,7 +32,7 @@ class Space:
 
     current: Space | None = None
     """Where the code of this box is; None where it is in our own namespace."""
-    first_processes: set[int] = set()
+    first_processes: ClassVar[set[int]] = set()
     """Of all spaces of this server: they are spared when what runs in a space is killed."""
     ours = -1
     """The namespace that we are in ourselves."""
@@ -58,8 +59,20 @@ class Space:
             set_space(self.fd, NEW_PROCESSES)
         Space.current = self
 
+    @contextmanager
+    def while_entered(self, before: Space) -> Iterator[Space]:
+        """Enter it, and go back; it is closed where the block fails."""
+        try:
+            self.enter()
+            yield self
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            before.enter()
+
     def fork(self) -> int:
-        """os.fork of a process in this space, by way of another one that ends at once; BlockingIOError where it is full."""
+        """os.fork of a process in this space, by way of another one; BlockingIOError where the box is full."""
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         between = os.fork()
@@ -156,7 +169,8 @@ def keep_order(end: socket.socket, furnish: Callable[[], object]) -> NoReturn:
         os.write(0, READY)
         known: dict[int, int | None] = {}
         while order := os.read(0, ORDER.size):
-            os.write(0, ORDER.pack(b".", obey(*ORDER.unpack(order), known)))
+            kind, number = ORDER.unpack(order)
+            os.write(0, ORDER.pack(b".", obey(kind, number, known)))
     finally:
         os._exit(0)
 

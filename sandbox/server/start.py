@@ -15,7 +15,7 @@ import types
 
 from .arena import Arena, hold_proc, show_processes
 from .call import OomCounter
-from .children import QUIET, Exits, Filter, FirstToDie, close_from, give_up_power
+from .children import QUIET, Exits, Filter, FirstToDie, close_from, give_up_capabilities
 from .frames import Wire
 from .keeper import FIRST, Pipe, keep
 from .kernel import drop_bounding
@@ -176,7 +176,7 @@ def serve_in_place(host: Wire, config: dict[str, Any], oom: OomCounter) -> NoRet
     def begin_anew(call: int) -> NoReturn:
         start_again(host, config | {"word": call})
 
-    give_up_power()
+    give_up_capabilities()
     supervisor = Supervisor(host, config, begin_anew, oom)
     first_word(host, config.get("word", FIRST), {"place": "old", "why": config.get("why_in_place", "")})
     serve(supervisor)

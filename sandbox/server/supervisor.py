@@ -106,34 +106,44 @@ class Supervisor(Sessions):
 
     def fresh_in_a_copy(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Call:
         """In a place that nothing of the session sees or reaches, with a copy of its folder that ends with the call."""
-        arena, ours = self.arena, self.space
-        assert arena is not None and ours is not None
         source = open_whatever_its_mode(session.work)
+        try:
+            worker = self.make_room(lambda patience_s: self.worker_in_a_copy(session.work, source, patience_s))
+        finally:
+            os.close(source)
+        call = self.cell(worker, envelope, body, patience_s=envelope["timeout_s"])
+        worker.close()
+        assert worker.space is not None
+        worker.space.close()
+        return call
+
+    def worker_in_a_copy(self, work: str, source: int, patience_s: float) -> Child:
         private = os.path.join(self.branches, "fresh")
+        arena, ours, end = self.arena, self.space, time.monotonic() + patience_s
+        assert arena is not None
+        assert ours is not None
 
         def fill(stderr: int) -> None:
             with raised():
                 arena.enter()
                 show_processes()
             try:
-                os.makedirs(session.work, exist_ok=True)
-                os.mkdir(private)
-                copy_folder(source, os.open(session.work, os.O_RDONLY | os.O_DIRECTORY))
-            except (OSError, Refused, RecursionError) as error:
+                for folder in (private, work):
+                    if not os.path.isdir(folder):
+                        os.mkdir(folder)
+                copy_folder(source, os.open(work, os.O_RDONLY | os.O_DIRECTORY))
+            except (OSError, Refused) as error:
                 os.write(stderr, f"the working folder cannot be copied: {error}\n".encode())
                 os._exit(1)
 
-        space = Space(lambda: None)
-        space.enter()
-        try:
-            worker = self.new_worker(session.work, private=private, space=space, before=fill)
-        finally:
-            ours.enter()
-            os.close(source)
-        call = self.cell(worker, envelope, body)
-        worker.close()
-        space.close()
-        return call
+        while True:
+            try:
+                with Space(lambda: None).while_entered(ours) as space:
+                    return self.new_worker(work, private=private, space=space, before=fill)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.002)
 
     def fresh_in_place(
         self, session: Session, bystanders: dict[int, int], envelope: dict[str, Any], body: bytearray
@@ -149,12 +159,12 @@ class Supervisor(Sessions):
         remove_folder(private)
         return call
 
-    def cell(self, worker: Child, envelope: dict[str, Any], body: bytearray) -> Call:
+    def cell(self, worker: Child, envelope: dict[str, Any], body: bytearray, *, patience_s: float = PATIENCE_S) -> Call:
         assert worker.channel is not None
         killed = self.oom.read()
         call = Call(self.host, worker, envelope)
         try:
-            worker.channel.write({"id": call.id, "functions": envelope["functions"]}, [body])
+            worker.channel.write({"id": call.id, "functions": envelope["functions"]}, [body], patience_s)
         except OSError:
             if not worker.ends(time.monotonic() + PATIENCE_S):  # Else its exit says more.
                 call.end("protocol", -signal.SIGKILL, lost=True)

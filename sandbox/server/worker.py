@@ -182,7 +182,7 @@ def own_folder(work: str) -> dict[str, str]:
 
 
 def private_folder(folder: str) -> dict[str, str]:
-    """The environment of a process that finds no start-up file, cache or package of the session's, nor do its children."""
+    """The environment of a process that finds no start-up file, cache or package of the session's."""
     caches = {"PYTHONPYCACHEPREFIX": folder + "/pycache", "PYTHONNOUSERSITE": "1"}
     return {"HOME": folder, "TMPDIR": folder, **caches}
 
