@@ -2,9 +2,12 @@
 
 import asyncio
 import functools
+import itertools
 import json
 import logging
 import os
+import pwd
+import secrets
 import shutil
 import socket
 import subprocess
@@ -46,6 +49,9 @@ LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
+BOX_USERS = range(200_000, 265_536)
+"""The users of this machine as whom the boxes of root run, one after the other; they own nothing."""
+_boxes = itertools.count(secrets.randbelow(len(BOX_USERS)))
 _log = logging.getLogger("agentgym.sandboxes")
 
 
@@ -117,10 +123,14 @@ def _interpreter(python: str | None) -> list[str]:
 
 
 def _drop_root() -> list[str]:
-    """The command that makes root nobody first: root's files stay closed, and the process limit holds."""
+    """The command that makes root a user of no other box first: what one box uses up is missing in no other.
+
+    Root's files stay closed, and the process limit holds.
+    """
     if os.geteuid() != 0:
         return []
-    return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
+    user = str(BOX_USERS[next(_boxes) % len(BOX_USERS)])
+    return ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"]
 
 
 def _bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int]) -> list[str]:
@@ -134,7 +144,7 @@ def _bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int]) -> list[
         *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
         *_read_only(interpreter),
-        *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--tmpfs", "/dev"),
+        *("--proc", "/proc", "--tmpfs", "/dev"),
         *(word for name in DEVICES for word in ("--dev-bind-try", f"/dev/{name}", f"/dev/{name}")),
         *(word for name, to in LINKS.items() for word in ("--symlink", to, f"/dev/{name}")),
         *("--dir", "/dev/pts", "--mqueue", "/dev/mqueue"),
@@ -163,9 +173,21 @@ def _read_only(interpreter: str) -> list[str]:
     for name in SETTINGS:
         binds += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     if not interpreter.startswith("/usr/"):
-        prefix = str(Path(interpreter).resolve().parents[1])
+        prefix = _prefix(interpreter)
         binds += ["--ro-bind", prefix, prefix]
     return binds
+
+
+def _prefix(interpreter: str) -> str:
+    """Return the folder that an interpreter needs; SandboxError where a user's own files may lie in it."""
+    prefix = Path(interpreter).resolve().parents[1]
+    homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1000]
+    if prefix == Path("/") or any(home.is_relative_to(prefix) for home in homes if home != Path("/nonexistent")):
+        raise SandboxError(
+            f"python: {interpreter!r} would show all of {str(prefix)!r} to the code in the box, and a user's home is "
+            "in it; install that Python into a folder of its own, such as /opt/python"
+        )
+    return str(prefix)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,13 @@ Session 0 is the trunk. `fork` makes another that goes on from where a session s
 the working folder. The supervisor alone says what happened: limits, signals, cut output and lost state are facts that
 it saw.
 
-Each episode has a supervisor of its own, in a place of its own (`arena`), where the kernel lets the keeper make one; the
-code runs in a namespace of processes (`space`) from which neither can be seen. Elsewhere one supervisor resets the box
-in place, and goes on as a new program. Either way no episode finds anything of an earlier one in its memory.
+Each episode has a supervisor of its own, in a place of its own (`arena`), where the kernel lets the keeper make one;
+the code runs in a namespace of processes (`space`) from which neither can be seen. Elsewhere one supervisor resets
+the box in place, and goes on as a new program. Either way no episode finds anything of an earlier one in its memory.
 Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
 the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
 
-    limits < kernel < frames, session_fork, space < children, worker < process_tree, call, files, folder_copy
+    limits < kernel < frames, session_fork, space < children, worker < process_tree, call, files, folder_copy <
     sessions, arena < supervisor, keeper < start
 
 Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and
