@@ -83,9 +83,11 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
 
     That is a socket in the mounted folder where `connected`, else its own input and output.
     """
-    limits = {"NOFILE": 512, "CORE": 0, "SIGPENDING": 1024, "MSGQUEUE": 256 << 10}
+    limits = {"NOFILE": 512, "CORE": 0}
     if spec.runtime == "runsc":  # Past the container's own limits gVisor itself would end, and the box with it.
         limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
+    else:
+        limits |= {"SIGPENDING": 1024, "MSGQUEUE": 256 << 10}
     wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
     config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
     if spec.runtime != "runsc":  # Which lets nobody make a namespace; gVisor's own kernel answers all calls.

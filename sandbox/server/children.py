@@ -183,6 +183,8 @@ def start(
                 before(err_end)
             enter(out_end, err_end, ends and ends[1].fileno(), work, limits, sealed=sealed)
             run()
+        except Exception as error:
+            os.write(2, f"it could not begin: {type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(CHANNEL_LOST)
     os.close(out_end)

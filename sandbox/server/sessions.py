@@ -101,6 +101,8 @@ class Sessions:
 
     def restart_all(self) -> None:
         kill_all()
+        if self.space is not None or ALONE:
+            empty_ipc()  # Memory that no process holds would be missing in what comes next.
         for session in self.sessions.values():
             self.renew(session)
 
