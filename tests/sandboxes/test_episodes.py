@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,21 @@ async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
     with pytest.raises(ag.SandboxError, match="home is in it"):
         async with Bubblewrap(python=str(Path.home() / "bin" / "python3")).open(1) as boxes, boxes.lease():
             pass
+
+
+BAD_PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 3000 + "f", "..", "/etc/passwd", "", "\x7f\n\u202e", "a/../../b"]
+
+
+@of(KINDS)
+@pytest.mark.parametrize("path", BAD_PATHS, ids=range(len(BAD_PATHS)))
+async def test_no_path_ends_a_box(pool: Boxes, path: str, tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("x")
+    async with pool.lease() as box:
+        calls = [box.read(path), box.list(path), box.write({path: "x"}), box.put(tmp_path / "source", path)]
+        for made in (*calls, box.get(path, tmp_path / "target")):
+            with suppress(OSError, ValueError):
+                await made
+        assert (await box.python("6 * 7")).stdout == "42\n"
 
 
 # ---------------------------------------------------------------------------------------------- the end of a box
