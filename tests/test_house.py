@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "failures sound_json task_fields models process_identity time_limits messages adapter",
+    "failures sound_json task_fields field_checks models process_identity time_limits messages adapter",
     "errors boxes transcript",
     "extras types",
     "tools",
@@ -28,7 +29,13 @@ ORDER = [
 ]
 """The rooms of the library, lowest first; those of one line may import each other, without circles."""
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
-FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2, "benchmarks": len(ORDER) + 2}
+FLOOR |= {
+    "__init__": len(ORDER),
+    "__main__": len(ORDER),
+    "envs": len(ORDER) + 1,
+    "recipes": len(ORDER) + 2,
+    "benchmarks": len(ORDER) + 2,
+}
 SERVER = ROOT / "sandbox/server"
 SERVER_ORDER = [
     "limits",
@@ -194,3 +201,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error_that_names_it() -> None:
 
 def test_only_the_pytest_plugin_imports_pytest() -> None:
     assert importers("agentgym", "pytest") == ["agentgym.pytest_plugin"]
+
+
+def test_the_mutation_tests_name_tests_that_there_are() -> None:
+    named = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["tests"].values()
+    tests = {test.partition("[")[0] for beside in named for test in beside if "::" in test}
+    missing = [
+        test for test in sorted(tests) if f"def {test.split('::')[1]}(" not in (ROOT / test.split("::")[0]).read_text()
+    ]
+    assert not missing

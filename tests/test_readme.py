@@ -10,50 +10,41 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli.main import COMMANDS
-from agentgym.errors import SandboxError
-from agentgym.sandboxes.choose import auto
 from tests.conftest import Installed
+from tests.docs.blocks import needs_box, no_box, readme_files, write_readme_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-
-
-def printed() -> dict[str, str]:
-    """The python blocks by the file name in their first line."""
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    return {block.partition("\n")[0].removeprefix("# "): block for block in blocks}
-
-
-def no_box() -> bool:
-    try:
-        auto()
-    except SandboxError:
-        return True
-    return False
-
-
-needs_box = pytest.mark.skipif(no_box(), reason="no Docker and no bubblewrap on this machine")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder, and in it the README's files as a reader would save them."""
     folder = tmp_path_factory.mktemp("readme")
-    for name, block in printed().items():
-        (folder / name).write_text(block)
+    write_readme_files(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def run_folder(folder: Path, installed: Installed) -> Path:
-    """What two small steps of the README's recipe leave; where no box runs, the tiny model's code runs without one."""
+def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
+    """The folder of two small steps of the README's recipe, and the names of what they leave in it.
+
+    Where no box runs, the tiny model's code runs without one.
+    """
     small = ["--steps", "2", "--prompts", "4", "--eval-tasks", "8", *(["--box", "unsafe"] if no_box() else [])]
     done = installed.run("python", "train_pointers.py", *small, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
     assert summary["optimizer_steps"] == 2
     assert summary["failed"] == 0
-    return folder / str(summary["out"])
+    out = folder / str(summary["out"])
+    return out, {path.name for path in out.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def run_folder(run: tuple[Path, set[str]]) -> Path:
+    """The folder of the run; readers of its store may have left files of their own in it."""
+    return run[0]
 
 
 def test_the_installed_library_is_the_wheels(folder: Path, installed: Installed) -> None:
@@ -74,12 +65,12 @@ def test_the_recipe_lists_its_settings(folder: Path, installed: Installed) -> No
     assert "--train.lr" in done.stdout
 
 
-def test_the_recipe_trains_and_leaves_the_files_of_the_table(run_folder: Path) -> None:
+def test_the_recipe_trains_and_leaves_the_files_of_the_table(run: tuple[Path, set[str]]) -> None:
     files = set(
         re.findall(r"^\| `([\w./]+)` \|", README.partition("## Its recipe")[2].partition("\n## ")[0], re.MULTILINE)
     )
     assert {"settings.json", "metrics.jsonl", "summary.json", "checkpoints/", "adapter/"} <= files
-    assert {name.rstrip("/") for name in files} == {path.name for path in run_folder.iterdir()}
+    assert {name.rstrip("/") for name in files} == run[1]
 
 
 def test_what_was_trained_can_be_read_in_the_terminal(folder: Path, run_folder: Path, installed: Installed) -> None:
@@ -99,7 +90,7 @@ def test_the_trained_adapter_is_evaluated(folder: Path, run_folder: Path, instal
 
 @pytest.mark.slow
 def test_the_files_pass_a_strict_type_checker(folder: Path, installed: Installed) -> None:
-    done = installed.run("python", "-m", "mypy", "--strict", *sorted(printed()), cwd=folder)
+    done = installed.run("python", "-m", "mypy", "--strict", *sorted(readme_files()), cwd=folder)
     assert "Success" in done.stdout, done.stdout + done.stderr
 
 
@@ -140,7 +131,7 @@ def test_each_type_of_a_tokens_way_is_where_the_table_says(name: str, module: st
 
 
 def test_the_environment_is_at_most_thirty_lines() -> None:
-    code = printed()["my_env.py"].split("class Pointers(")[1]
+    code = readme_files()["my_env.py"].split("class Pointers(")[1]
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
 
 

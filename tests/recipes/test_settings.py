@@ -1,6 +1,7 @@
 """The command line of a recipe: which engine comes first, and decides what the flags under it mean."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.sglang.engine import SGLangEngine
+from agentgym.models import find_model
 from agentgym.run.command import main, refuse_ignored, settings
 from agentgym.run.loop import open_engine
 from recipes.bisect_turns import BisectTurns
@@ -93,6 +95,34 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(
     assert arguments[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seed", "1" + "0" * 30], "--seed: must be below"),
+        (["--recipe="], "--recipe: must not be empty, got ''"),
+        (["--group-size", "1"], "--group-size: one rollout has no other"),
+        (["--train.lr", "-1"], "--train.lr: must be at least 0, got -1.0"),
+        (["--train.lora-rank", "0"], "--train.lora-rank: must be at least 1, got 0"),
+        (["--train.betas", "0.9", "1"], "--train.betas: must be below 1, got (0.9, 1.0)"),
+        (["--train.decay", "cosine", "--train.decay-steps", "None"], "--train.decay, --train.decay-steps: a falling"),
+        (["--train.threads", "0"], "--train.threads: must be at least 1"),
+        (["--engine.threads", "0"], "--engine.threads: must be at least 1"),
+        (["--engine", "sglang", "--engine.servers", "0"], "--engine.servers: must be at least 1"),
+        (["--engine", "sglang", "--train.dora"], "--train.dora: SGLang serves no DoRA"),
+        (["--oversample.carry", "1"], "--oversample.carry: with stop='all'"),
+        (["--staleness", "1", "--oversample.stop", "deadline"], "--oversample.stop: a deadline cuts"),
+    ],
+)
+def test_a_value_that_a_config_refuses_is_one_line_with_the_name_of_its_flag(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        settings(ChaseGRPO, arguments)
+    error = capsys.readouterr().err
+    assert error.startswith(f"ChaseGRPO: {said}")
+    assert error.count("\n") == 1
+
+
 def test_a_recipe_without_a_value_for_a_field_is_told_which() -> None:
     with pytest.raises(SystemExit, match=r"RunConfig: every field .* 'recipe', 'env'"):
         settings(ag.RunConfig, [])
@@ -159,10 +189,45 @@ def test_a_wrong_setting_is_one_line(arguments: list[str], said: str, tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_package_is_one_line() -> None:
-    done = recipe("--steps", "1", first=WITHOUT_TORCH)
+@pytest.mark.parametrize("first", [WITHOUT_TORCH, "import sys; sys.modules['torch'] = None\n"])
+def test_a_missing_package_is_one_line(first: str) -> None:
+    done = recipe("--steps", "1", first=first)
     assert done.returncode == 1
     assert done.stderr == "ChaseGRPO: torch is not installed: pip install 'agentgym[train]'\n"
+
+
+def test_a_shipped_model_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
+    done = recipe(
+        "--out", str(tmp_path), "--model", "tiny", first="import agentgym.models as m; m.SHIPPED['tiny'] = 'x'\n"
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("ChaseGRPO: model: 'tiny' is not in this installation (")
+    assert done.stderr.endswith("; install agentgym again\n")
+
+
+@pytest.mark.parametrize("lacks", ["tokenizer", "config", "weights"])
+def test_a_folder_that_is_no_whole_model_is_one_line(lacks: str, tmp_path: Path) -> None:
+    model = shutil.copytree(ROOT / "recipes" / "checkpoints" / "chase", tmp_path / "model")
+    if lacks == "tokenizer":
+        (model / "tokenizer.json").write_text("{}")
+    elif lacks == "config":
+        (model / "config.json").write_text('{"model_type": "no_such_type"}')
+    else:
+        (model / "model.safetensors").write_bytes(b"")
+    done = recipe("--out", str(tmp_path / "out"), "--model", str(model), "--steps", "0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("ChaseGRPO: ")]
+    assert f"model: {model} cannot be loaded; give the folder of a whole model, or a name on the " in line
+    assert done.stderr.endswith(f"{line}\n")
+
+
+def test_the_command_line_names_a_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = find_model(settings(ChaseGRPO, ["--model", "tiny"]).model)
+    assert (Path(found) / "config.json").exists()
+    (tmp_path / "tiny").mkdir()
+    assert str(find_model(settings(ChaseGRPO, ["--model", "tiny"]).model)) == "tiny"
 
 
 def test_a_bug_keeps_its_traceback() -> None:
