@@ -13,17 +13,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
-from agentgym.process_identity import new_folder, sweep_folders
+from agentgym.process_identity import new_folder, remove_folder, sweep_folders
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.faults import exits, finished
 from agentgym.sandboxes.link import WhyItEnded
 from agentgym.sandboxes.pool import open_pool
 from agentgym.sandboxes.server_files import (
@@ -320,7 +320,7 @@ async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: 
 
     `open_to_signals` is whether the code can kill the server: then whatever ended it is put down to the code.
     """
-    if process.poll() is None and not await _exits(process.pid, END_S):
+    if process.poll() is None and not await exits(process.pid, END_S):
         return None
     code = process.poll()
     if code == BOX_KILLED or (open_to_signals and code):
@@ -330,7 +330,7 @@ async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: 
 
 async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> None:
     """Wait until the server has ended, and kill it where it does not; its wire is cut already."""
-    if process.poll() is None and not await _exits(process.pid, END_S):
+    if process.poll() is None and not await exits(process.pid, END_S):
         process.kill()
         await finished(asyncio.ensure_future(asyncio.to_thread(process.wait)))
     process.poll()
@@ -340,28 +340,4 @@ async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> No
 
 def _remove(folders: Sequence[str]) -> None:
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _settle(gone: "asyncio.Future[None]") -> None:
-    if not gone.done():
-        gone.set_result(None)
-
-
-async def _exits(pid: int, timeout_s: float) -> bool:
-    """Whether the child ends within `timeout_s`; False where no descriptor is left to watch it."""
-    loop = asyncio.get_running_loop()
-    gone = loop.create_future()
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return False
-    loop.add_reader(fd, _settle, gone)
-    try:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(gone, timeout_s)
-            return True
-        return False
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
+        remove_folder(folder)
