@@ -11,6 +11,7 @@ import struct
 import sys
 
 from .limits import BOX_KILLED, RESET
+from .process_tree import kill_all_but
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
@@ -43,13 +44,16 @@ class Pipe:
 
 
 class Episode:
-    """A supervisor that was forked into a place of its own, and waits for its episode."""
+    """A supervisor that was forked into a place of its own, where there is an arena, and waits for its episode."""
 
     def __init__(
-        self, arena: Arena, supervise: Callable[[Pipe, Pipe], NoReturn], ended: Pipe, others: list[int]
+        self, arena: Arena | None, supervise: Callable[[Pipe, Pipe], NoReturn], ended: Pipe, left: list[int]
     ) -> None:
         self.start, ready = Pipe(), Pipe()
-        arena.enter()
+        others = left
+        if arena is not None:
+            others = [arena.home, *left]
+            arena.enter()
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -66,22 +70,24 @@ class Episode:
         os.close(self.start.out)
         ready.hear()  # It holds no descriptor of an earlier place: what is closed here ends that.
         os.close(ready.out)
-        self.place = arena.leave()
+        self.places = [] if arena is None else [arena.leave()]
 
 
-def keep(arena: Arena, supervise: Callable[[Pipe, Pipe], NoReturn]) -> NoReturn:
+def keep(arena: Arena | None, supervise: Callable[[Pipe, Pipe], NoReturn]) -> NoReturn:
     """Have one supervisor after the other; end as soon as one ends otherwise than by the host's will."""
     ended, word = Pipe(), FIRST
     left: list[int] = []
     while True:
-        episode = Episode(arena, supervise, ended, [arena.home, *left])
+        episode = Episode(arena, supervise, ended, left)
         episode.start.say(word)
         for place in left:
             os.close(place)  # Here and now, while the next episode begins: it may have held many files.
         code = os.waitstatus_to_exitcode(os.waitpid(episode.pid, 0)[1])
         os.close(episode.start.into)
-        left = [episode.place]
+        left = episode.places
         if code != RESET or not ended.says_something():
+            if arena is None:
+                kill_all_but(set())
             os._exit(code if code == 0 else BOX_KILLED)
         said = ended.hear()
         assert said is not None

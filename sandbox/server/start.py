@@ -110,7 +110,7 @@ def main() -> NoReturn:
     prepare(config)
     os.chdir("/")
     oom = OomCounter()
-    if arena is None:
+    if arena is None and ALONE:
         serve_in_place(host, config, oom)
 
     def supervise(start: Pipe, ended: Pipe) -> NoReturn:
@@ -148,7 +148,7 @@ def first_word(host: Wire, word: int, said: dict[str, Any]) -> None:
 
 
 def serve_episode(
-    host: Wire, config: dict[str, Any], oom: OomCounter, arena: Arena, start: Pipe, ended: Pipe
+    host: Wire, config: dict[str, Any], oom: OomCounter, arena: Arena | None, start: Pipe, ended: Pipe
 ) -> NoReturn:
     """Be the supervisor of one episode, in a place of its own."""
 
@@ -157,15 +157,18 @@ def serve_episode(
         os._exit(RESET)
 
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    drop_bounding()
+    if arena is not None:
+        drop_bounding()
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     FirstToDie.watch()
     Space.begin()
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    supervisor = Supervisor(host, config, begin_anew, oom, arena, Space(show_processes))
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    space = None if arena is None else Space(show_processes)
+    supervisor = Supervisor(host, config, begin_anew, oom, arena, space)
     word = start.hear()
     if word is not None:
-        first_word(host, word, {"place": "new", "not_private": arena.not_private})
+        first_word(host, word, {"not_private": [] if arena is None else arena.not_private})
         serve(supervisor)
     os._exit(0)
 
