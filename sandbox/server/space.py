@@ -83,14 +83,14 @@ class Space:
                     os._exit(0)
             except OSError:
                 os._exit(1)
+            theirs.send(b".")
             while os.getppid() == between:
                 time.sleep(0.0001)
-            theirs.send(b".")
             return 0
         theirs.close()
-        os.waitpid(between, 0)
         said, credentials, _, _ = ours.recvmsg(1, CREDENTIALS)
         ours.close()
+        os.waitpid(between, 0)
         if not said:
             raise BlockingIOError("the box is full of processes")
         pid: int = CREDENTIAL.unpack(credentials[0][2])[0]
