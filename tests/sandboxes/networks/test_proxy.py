@@ -151,6 +151,7 @@ def greeting(name: str | None) -> bytes:
         (b"\x16\x03\x01\x00\x05" + bytes(5), "no TLS greeting"),
         (b"not tls", "no TLS in a tunnel to localhost:"),
     ],
+    ids=["the host", "the host in capitals", "another host", "no host", "cut", "too long", "too short", "no TLS"],
 )
 async def test_a_tunnel_of_tls_leads_to_the_host_that_the_client_asks_for(
     monkeypatch: pytest.MonkeyPatch, said: bytes, why: str

@@ -87,7 +87,7 @@ def client() -> "Iterator[docker.APIClient]":
 def containers_of(pid: int) -> list[dict[str, Any]]:
     with client() as there:
         found = there.containers(all=True, filters={"label": "agentgym.owner"})
-    return [each for each in found if each["Labels"]["agentgym.owner"].split("/")[2] == str(pid)]
+    return [each for each in found if each["Labels"]["agentgym.owner"].split("/")[3] == str(pid)]
 
 
 class Errand(ag.Task):
