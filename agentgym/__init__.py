@@ -17,7 +17,16 @@ from agentgym.environments.limits import Limits
 from agentgym.environments.registry import find_env, register
 from agentgym.environments.rewards import reward
 from agentgym.environments.tool_env import ToolEnv
-from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, Failure, SandboxError, ToolError
+from agentgym.errors import (
+    AgentGymError,
+    BoxKilledError,
+    ContextOverflow,
+    EngineError,
+    EnvError,
+    Failure,
+    SandboxError,
+    ToolError,
+)
 from agentgym.extras import needs_extra as _needs_extra
 from agentgym.messages import Message
 from agentgym.rollouts.rollout import rollout
@@ -56,6 +65,7 @@ __all__ = [
     "Allow",
     "AnyBox",
     "Box",
+    "BoxKilledError",
     "Bubblewrap",
     "Collector",
     "Compact",

@@ -1,4 +1,4 @@
-"""Six errors, named after the boundary they crossed, and Failure, which keeps one for a rollout.
+"""The errors, named after the boundary they crossed, and Failure, which keeps one for a rollout.
 
 Users raise plain Python in their environments and tools; `boundary` names the crossing once.
 """
@@ -24,6 +24,16 @@ class EngineError(AgentGymError):
 
 class SandboxError(AgentGymError):
     """A box died or could not be had; infrastructure, never text for the model, never a reward."""
+
+
+class BoxKilledError(SandboxError):
+    """A box ended because of what the code in it did: a result of the episode, which is scored, and never tried again.
+
+    In a tool it becomes the text that the model reads; a reward method that raises it gives 0.0.
+    """
+
+    told = "[the box was ended by the code that ran in it]"
+    """The text for the model."""
 
 
 class ToolError(AgentGymError):

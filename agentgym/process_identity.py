@@ -66,12 +66,12 @@ def lent_folder(kind: str) -> Iterator[Path]:
         remove_folder(folder)
 
 
-def remove_folder(folder: str | Path) -> None:
-    """Remove a folder, however deep it is; what cannot be removed stays."""
+def remove_folder(folder: Path | str) -> None:
+    """Remove a folder with all that is in it, however deep it is; what cannot be removed is left."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:
-        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, capture_output=True)
 
 
 def touch_folders() -> None:

@@ -39,9 +39,11 @@ FLOOR |= {
 SERVER = ROOT / "sandbox/server"
 SERVER_ORDER = [
     "limits",
+    "kernel",
     "frames",
     "session_fork",
     "network",
+    "space",
     "children",
     "worker",
     "process_tree",
@@ -51,11 +53,14 @@ SERVER_ORDER = [
     "shell",
     "files",
     "transfer",
+    "folder_copy",
     "packing",
     "archive",
     "sessions",
     "snapshots",
+    "arena",
     "supervisor",
+    "keeper",
     "start",
     "__main__",
 ]

@@ -7,12 +7,12 @@ from typing import Literal, Protocol, TypeAlias
 
 OUTPUT_LIMIT = 64 << 10
 """Bytes of each stream of a program that a result keeps, where the call does not say how many."""
-Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol"]
+Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol", "box_killed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """The result of a program in a box. A program that fails is a result; a box that dies raises SandboxError."""
+    """The result of a program in a box. A program that fails is a result; a box that is lost raises SandboxError."""
 
     status: Status
     exit_code: int

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.rewards import reward_value, rewards_of
-from agentgym.errors import EnvError, boundary
+from agentgym.errors import BoxKilledError, EnvError, boundary
 from agentgym.messages import Message, ToolCall
 from agentgym.tools.declarations import check_awaited, check_free, check_reward
 from agentgym.tools.tool import ToolResult, declared, dispatch, tools_of
@@ -84,10 +84,15 @@ class ToolEnv(Env[TaskT]):
     async def score(self) -> dict[str, float]:
         """Return each reward method's value times its weight, by name; EnvError names one that has no value."""
         cls: type = type(self)
-        return {
-            name: weight * await reward_value(getattr(self, name), f"{cls.__name__}: reward {name!r}", self._threads)
-            for name, weight in rewards_of(cls).items()
-        }
+        return {name: weight * await self._value(name) for name, weight in rewards_of(cls).items()}
+
+    async def _value(self, name: str) -> float:
+        """The value of a reward method; 0.0 where the code in the box had ended its box."""
+        try:
+            return await reward_value(getattr(self, name), f"{type(self).__name__}: reward {name!r}", self._threads)
+        except BoxKilledError:
+            self.metrics["box_killed"] = self.metrics.get("box_killed", 0.0) + 1
+            return 0.0
 
     async def _run(self, call: ToolCall, allowed_tools: Collection[str] | None) -> ToolResult:
         function = call["function"]

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 from agentgym.boxes import Box, Boxes, Sandbox
@@ -14,7 +14,16 @@ from agentgym.environments.env import Env, TaskT, threads_ended
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_boxes import lease_for, open_boxes
 from agentgym.environments.task_rows import as_task
-from agentgym.errors import AgentGymError, ContextOverflow, EngineError, EnvError, Failure, SandboxError, boundary
+from agentgym.errors import (
+    AgentGymError,
+    BoxKilledError,
+    ContextOverflow,
+    EngineError,
+    EnvError,
+    Failure,
+    SandboxError,
+    boundary,
+)
 from agentgym.messages import Message
 from agentgym.rollouts.context_warning import warn_of_short_context
 from agentgym.rollouts.conversation import Conversation
@@ -24,6 +33,8 @@ from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_r
 from agentgym.time_limits import TimeLimit, time_limit
 from agentgym.types import Rollout, Sampling, StopReason
 
+BOX_KILLED = "box_killed"
+"""The stop reason of a rollout whose env met the end of its box in a step, and the metric that counts such rewards."""
 observers: list[Callable[[Rollout], object]] = []
 """Functions that are called with each rollout that `rollout` returns; for tools that show them, as the pytest plugin
 does."""
@@ -182,12 +193,23 @@ class Attempt:
                 with boundary(EnvError, f"{self.name}.reset"):
                     raise _too_slow(seconds) from error
             end = Ending(StopReason.SECONDS)
+        except BoxKilledError:
+            if not self.state.segments:
+                raise
+            end = Ending(BOX_KILLED)
         if not end.is_scored:
-            async with self._within(f"{self.name}.score"):
-                scores = await env.score()
-            self._credit(0.0, read_rewards(scores, f"{self.name}.score"))
+            self._credit(0.0, read_rewards(await self._scores(env), f"{self.name}.score"))
         self._read_metrics()
         return end.stop_reason
+
+    async def _scores(self, env: Env[Any]) -> Any:
+        """The env's scores; none where the code in the box had ended its box, so that the reward is what it was."""
+        try:
+            async with self._within(f"{self.name}.score"):
+                return await env.score()
+        except BoxKilledError:
+            self.state.count(BOX_KILLED)
+            return {}
 
     def _read_metrics(self) -> None:
         """Take the env's metrics over into the rollout's."""
@@ -277,8 +299,9 @@ class Attempt:
             try:
                 await threads_ended(env)
             finally:
-                async with self._within(f"{self.name}.close"):
-                    await env.close()
+                with suppress(BoxKilledError):  # It has been counted where it mattered.
+                    async with self._within(f"{self.name}.close"):
+                        await env.close()
 
     @asynccontextmanager
     async def _within(self, where: str) -> AsyncIterator[None]:

@@ -6,8 +6,9 @@ from types import TracebackType
 
 from agentgym.boxes import ExecResult, Expected, HostFunction, Verdict
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.link import SANDBOX_LOST, TRUNK, Link
+from agentgym.sandboxes.link import TRUNK, Link, WhyItEnded, tell_of_place
 from agentgym.sandboxes.networks.box_network import BoxNetwork
+from agentgym.sandboxes.refusals import SANDBOX_LOST
 from agentgym.sandboxes.remote.calls import check_timeout
 from agentgym.sandboxes.remote.files import FILES_S, Files
 from agentgym.sandboxes.remote.surroundings import Surroundings
@@ -40,7 +41,13 @@ class RemoteBox(Files, Surroundings):
 
     @classmethod
     async def open(
-        cls, wire: Wire, *, digest: str, end: Callable[[], Awaitable[None]], network: BoxNetwork | None = None
+        cls,
+        wire: Wire,
+        *,
+        digest: str,
+        end: Callable[[], Awaitable[None]],
+        network: BoxNetwork | None = None,
+        why_it_ended: WhyItEnded | None = None,
     ) -> "RemoteBox":
         """Wait for the server's first frame; SandboxError where it is not the expected one."""
         try:
@@ -49,7 +56,9 @@ class RemoteBox(Files, Surroundings):
             raise SandboxError(f"the box did not start: {error}") from error
         if frame.envelope.get("hello") != PROTOCOL:
             raise SandboxError(f"the box speaks another protocol than {PROTOCOL}; build its image again")
-        return cls(Link(wire), digest=f"{digest}+python{frame.envelope.get('python')}", end=end, network=network)
+        tell_of_place(frame.envelope, digest)
+        digest = f"{digest}+python{frame.envelope.get('python')}"
+        return cls(Link(wire, why_it_ended), digest=digest, end=end, network=network)
 
     @property
     def digest(self) -> str:

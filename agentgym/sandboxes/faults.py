@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import os
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -38,3 +40,27 @@ async def finished(task: "asyncio.Future[T]") -> T:
         if not task.done():
             await asyncio.wait({task})
         raise
+
+
+def _settle(gone: "asyncio.Future[None]") -> None:
+    if not gone.done():
+        gone.set_result(None)
+
+
+async def exits(pid: int, timeout_s: float) -> bool:
+    """Whether the child ends within `timeout_s`; False where no descriptor is left to watch it."""
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    loop.add_reader(fd, _settle, gone)
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(gone, timeout_s)
+            return True
+        return False
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

@@ -1,61 +1,32 @@
 """Calls over the wire of one box, one at a time, and the host functions that code in the box calls."""
 
 import asyncio
-import errno
+import functools
 import itertools
-import json
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from inspect import isawaitable
 from typing import Any, Protocol, TypeAlias
 
 from agentgym.boxes import HostFunction
-from agentgym.errors import AgentGymError, SandboxError, ToolError, WireError
+from agentgym.errors import BoxKilledError, SandboxError, WireError
 from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.host_functions import MAX_ASKS, begin_answer, cancelled, finish_answer
+from agentgym.sandboxes.refusals import SANDBOX_LOST, raise_refusal
 from agentgym.sandboxes.wire import Frame, Wire
 
 TRUNK = 0
 """The number of the session that a box starts with; forks get the others."""
-SANDBOX_LOST = "sandbox_lost"
-"""The beginning of a SandboxError's text where an episode's box is gone, or could not be started."""
-MAX_FILE = 16 << 20
-MAX_ASKS = 1000
 MAX_OPEN_ASKS = 8
 """Calls of host functions that wait for their answer at once; the server's limit is the same."""
+_log = logging.getLogger("agentgym.sandboxes")
 
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 """Takes each part of a stream, and returns the bytes to answer it with."""
-
-
-class NotAFile(ValueError):
-    """The path of a file call names a link, a folder, a pipe, a socket or a device."""
-
-
-class UnusablePath(OSError, ValueError):
-    """What a box's kernel says against a path, by its number: no permission, a file in the way, a full disk."""
-
-
-class NoPermission(UnusablePath, PermissionError):
-    """A path whose permissions forbid what was asked."""
-
-
-class NotAFolder(UnusablePath, NotADirectoryError):
-    """A path in which something that is no folder stands for one."""
-
-
-class IsAFolder(UnusablePath, IsADirectoryError):
-    """The path of a folder, where a file's was needed."""
-
-
-REFUSALS: dict[int, type[OSError]] = {
-    errno.ENOENT: FileNotFoundError,
-    errno.EACCES: NoPermission,
-    errno.EPERM: NoPermission,
-    errno.ENOTDIR: NotAFolder,
-    errno.EISDIR: IsAFolder,
-}
+WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
+"""Waits for the end of a box whose wire has closed: how the code in it ended it; None where something else did."""
 
 
 _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset())
@@ -73,8 +44,10 @@ class Listener(Protocol):
 class Link:
     """The wire of one box: one call at a time, whichever session it is for; others wait for their turn."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, why_it_ended: WhyItEnded | None = None) -> None:
         self._wire = wire
+        self._why_it_ended = why_it_ended
+        self._killed: str | None = None
         self._ids = itertools.count(1)
         self._lock = asyncio.Lock()
         self._ending: list[dict[str, object]] = []
@@ -115,7 +88,7 @@ class Link:
             raise RuntimeError("a host function cannot call the box whose code waits for it")
         async with self._lock:
             if self.broken:
-                raise SandboxError(f"{SANDBOX_LOST}: {self.broken}")
+                raise await self.lost()
             call = 0
             try:
                 if self._ending:
@@ -124,7 +97,9 @@ class Link:
                 self._wire.send({"id": call, "op": op, **fields}, body)
                 now = self.used = asyncio.get_running_loop().time()
                 frame = await self._answer(call, now + patience_s, serve or {}, carry)
-            except (WireError, TimeoutError) as error:
+            except WireError as error:
+                raise await self.lost(str(error)) from error
+            except TimeoutError as error:
                 self.cut(str(error))
                 raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
             except BaseException:
@@ -159,6 +134,16 @@ class Link:
         """Tell those who wait for programs in the background that these are gone."""
         for listener in [*self.processes.values()]:
             listener.lose()
+
+    async def lost(self, why: str = "") -> SandboxError:
+        """Return the error for a box that is gone: BoxKilledError where it ended of what the code in it did."""
+        if self._broken is None and self._why_it_ended is not None:
+            self._wire.close()  # A box that still runs ends now, by our will, and not of its code.
+            self._killed = await self._why_it_ended()
+        self.cut(self._killed or why or "the wire is closed")
+        if self._killed is not None:
+            return BoxKilledError(f"the box was ended by the code that ran in it: {self._killed}")
+        return SandboxError(f"{SANDBOX_LOST}: {self.broken}")
 
     def new_number(self) -> int:
         """Return a number that no other call, session or program of this box ever has."""
@@ -226,8 +211,8 @@ class Link:
         number = ask.envelope["ask"]
         inside = _serving.set(_serving.get() | {id(self)})
         try:
-            answer = _begin(ask.body, serve)
-            working = None if isinstance(answer, bytes) else asyncio.ensure_future(_finish(answer))
+            answer = begin_answer(ask.body, serve)
+            working = None if isinstance(answer, bytes) else asyncio.ensure_future(finish_answer(answer))
         finally:
             _serving.reset(inside)
         if working is None:
@@ -242,8 +227,8 @@ class Link:
             self._wire.send({"id": call, "answer": number}, working.result())
             return None
         finally:
-            await _cancelled(working)
-            await _cancelled(hearing)
+            await cancelled(working)
+            await cancelled(hearing)
 
     async def _hear_end(self, call: int, deadline: float, waiting: "deque[Frame]") -> Frame:
         """Return the frame that ends the call; put the calls of host functions before it aside."""
@@ -254,70 +239,18 @@ class Link:
         return frame
 
 
-def _begin(body: bytes, serve: Mapping[str, HostFunction] | None) -> bytes | Awaitable[object]:
-    """Call a host function: its answer, or an awaitable of it. Errors of infrastructure are raised."""
-    try:
-        if serve is None:
-            raise ToolError(f"over {MAX_ASKS} calls of host functions in one cell")
-        name, args, kwargs = _question(body)
-        if name not in serve:
-            raise ToolError(f"there is no host function {name!r} in this call")
-        value = serve[name](*args, **kwargs)
-        return value if isawaitable(value) else _answer(value)
-    except Exception as error:
-        return _refusal(error)
+def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
+    """Log, once for each kind of box, what its kernel does not let it have."""
+    if hello.get("place") == "old" and hello.get("why"):
+        _tell_once(
+            digest,
+            "episodes are reset in place, and counters of the kernel carry over: it lets no episode have namespaces "
+            f"of its own ({hello['why']})",
+        )
+    if hello.get("not_private"):
+        _tell_once(digest, f"boxes share the locks and watches of {hello['not_private']} with this machine")
 
 
-async def _finish(value: Awaitable[object]) -> bytes:
-    try:
-        return _answer(await value)
-    except Exception as error:
-        return _refusal(error)
-
-
-def _answer(value: object) -> bytes:
-    answer = json.dumps({"value": value}).encode()
-    if len(answer) > MAX_FILE:
-        raise ToolError(f"an answer of {len(answer)} bytes is over {MAX_FILE}")
-    return answer
-
-
-def _refusal(error: Exception) -> bytes:
-    """The answer that code in the box reads; an error of infrastructure is raised here instead."""
-    if isinstance(error, AgentGymError) and not isinstance(error, ToolError):
-        raise error
-    text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
-    return json.dumps({"error": text[:10_000]}).encode()
-
-
-async def _cancelled(task: "asyncio.Future[Any]") -> None:
-    """Cancel a task and wait for its end; its result is dropped."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
-
-
-def _question(body: bytes) -> tuple[str, list[Any], dict[str, Any]]:
-    try:
-        name, args, kwargs = json.loads(body)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ToolError("a question that is not JSON") from error
-    if not (isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict)):
-        raise ToolError("a question that is not a name and its arguments")
-    return name, args, kwargs
-
-
-def raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) -> None:
-    """Raise the box's refusal: FileNotFoundError for a missing file, else ValueError."""
-    text, number = envelope.get("error"), envelope.get("errno")
-    if envelope.get("gone") is True:
-        raise SandboxError(f"{SANDBOX_LOST}: the branch was closed, or ended with its episode")
-    if not isinstance(text, str):
-        return
-    if isinstance(number, int):
-        kind = REFUSALS.get(number, UnusablePath)
-        path = fields.get("path")
-        raise kind(number, text, path) if isinstance(path, str) else kind(number, text)
-    raise NotAFile(text) if envelope.get("not_a_file") is True else ValueError(text)
+@functools.cache
+def _tell_once(digest: str, what: str) -> None:
+    _log.warning("%s: %s", digest, what)

@@ -10,7 +10,7 @@ from agentgym.boxes import Box
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.faults import exhausted, is_exhausted
-from agentgym.sandboxes.link import SANDBOX_LOST
+from agentgym.sandboxes.refusals import SANDBOX_LOST
 
 EPISODES_PER_BOX = 200
 IDLE_S = 600.0

@@ -1,5 +1,6 @@
 """The system calls that a box may make: sandbox/seccomp.json, as text for Docker and compiled for bubblewrap."""
 
+import base64
 import functools
 import json
 import platform
@@ -18,14 +19,20 @@ EPERM = 1
 X32 = 0x40000000
 """The first number of another table of system calls on x86-64."""
 LOAD, AND, JUMP_EQUAL, JUMP_FROM, JUMP_ABOVE, RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 0x06
+KEEPERS_CALLS = ("clone", "mount", "setns", "umount2", "unshare")
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 """Offsets in `struct seccomp_data`; each argument has its low 32 bits first."""
 
 
 @functools.cache
-def profile(*, network: bool) -> str:
-    """Return the allow-list as the JSON text that Docker takes; `network` adds the internet's address families."""
+def profile(*, network: bool, keeper: bool = False) -> str:
+    """Return the allow-list as the JSON text that Docker takes; `network` adds the internet's address families.
+
+    `keeper` adds what a box's keeper needs to make namespaces; it installs the allow-list without it for the code.
+    """
     rules = json.loads((image_folder() / "seccomp.json").read_text())
+    if keeper:
+        rules["syscalls"].append({"names": KEEPERS_CALLS, "action": "SCMP_ACT_ALLOW", "args": []})
     if network:
         for family in (AF_INET, AF_INET6):
             args = [{"index": 0, "value": family, "valueTwo": 0, "op": "SCMP_CMP_EQ"}]
@@ -34,14 +41,19 @@ def profile(*, network: bool) -> str:
 
 
 @functools.cache
-def program(*, network: bool = False) -> bytes:
+def program(*, network: bool = False, machine: str = "") -> bytes:
     """Return the allow-list as a BPF program; SandboxError where this machine's system calls are not known here."""
-    machine = platform.machine()
+    machine = machine or platform.machine()
     if machine not in MACHINES:
         raise SandboxError(f"no system call table for {machine}; there are {sorted(MACHINES)}")
     architecture, table = MACHINES[machine]
     rules = json.loads(profile(network=network))["syscalls"]
     return b"".join(_filter(rules, architecture, numbers(table)))
+
+
+def filters(*, network: bool = False) -> Mapping[str, str]:
+    """Return the allow-list's program in base 64, by the kernel's name of each architecture that is known here."""
+    return {name: base64.b64encode(program(network=network, machine=name)).decode() for name in MACHINES}
 
 
 def numbers(table: str) -> dict[str, int]:

@@ -1,12 +1,23 @@
-"""The files of the server inside a box: their folder on this machine, and their digest."""
+"""What the server inside a box is given: its files, with their digest, and what it makes each episode's place of."""
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 SERVER = "/agentgym/server"
 """The server's folder inside a box."""
+BRANCHES = "/branches"
+"""The folder inside a box that holds the working folders of forked sessions."""
+BOX_KILLED = 86
+"""The exit code of a server that died of what the code in its box did; the server knows it too."""
+SERVERS = 4
+"""Processes of the server beside those of the code: its keeper, a supervisor, the first of their namespaces."""
+INODES_PER_MB = 256
+"""Files and folders, for each MB of a folder in memory: they use the host's memory beside it, 1 KB each."""
+PASSWD = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"
+GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
 
 def image_folder() -> Path:
@@ -27,3 +38,22 @@ def server_digest() -> str:
     for name, text in server_files().items():
         total.update(f"{name} {len(text)}\n".encode() + text)
     return total.hexdigest()[:12]
+
+
+@functools.cache
+def box_files() -> Mapping[str, bytes]:
+    """Return the files of a box that are its own: the server, and the few of /etc that programs ask for."""
+    found = {f"{SERVER}/{name}": text for name, text in server_files().items()}
+    found |= {"/etc/passwd": PASSWD, "/etc/group": GROUP}
+    for path in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime"):
+        with suppress(OSError):
+            found[path] = Path(path).read_bytes()
+    return found
+
+
+def arena(disk_mb: int, *, shared: Sequence[str] = (), users: bool = False) -> Mapping[str, object]:
+    """Return the part of a server's configuration by which it makes a new place for each episode.
+
+    `shared` are folders of the host whose inodes it covers; `users` is whether it makes a user namespace of its own.
+    """
+    return {"bytes": disk_mb << 20, "inodes": max(1024, disk_mb * INODES_PER_MB), "shared": shared, "users": users}

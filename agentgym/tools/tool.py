@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from agentgym.errors import AgentGymError, EnvError, ToolError, must_pass
+from agentgym.errors import AgentGymError, BoxKilledError, EnvError, ToolError, must_pass
 from agentgym.failures import describe, log_once
 from agentgym.sound_json import MAX_DEPTH, is_sound
 from agentgym.time_limits import TimeLimit
@@ -243,6 +243,8 @@ async def _call(
         return ToolResult(content=text, error=True, failed=True)
     except ToolError as error:
         return ToolResult(content=f"error: {describe(error).removeprefix('ToolError: ')}", error=True)
+    except BoxKilledError as error:
+        return ToolResult(content=error.told, error=True)
     except AgentGymError as error:
         error.where = error.where or _named(made, function)
         raise

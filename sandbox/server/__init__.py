@@ -3,7 +3,7 @@
 ::
 
     python3 -I -S -B server '{"connect": "/run/agentgym/box.sock", "work": "/tmp", "branches": "/branches",
-                              "wipe": ["/tmp", "/branches"], "limits": {}}'
+                              "wipe": ["/tmp", "/branches"], "limits": {}, "filter": {}, "arena": {}}'
 
     frame    4-byte big-endian length | JSON envelope | as many raw bytes as the envelope's "body" says
     host     {"id", "session", "op", ...}                               a call, one at a time; `op` is one of
@@ -20,11 +20,16 @@
 Session 0 is the trunk. `fork` makes another that goes on from where a session stands: its own process, its own copy of
 the working folder. The supervisor alone says what happened: limits, signals, cut output and lost state are facts that
 it saw.
+
+Each episode has a supervisor of its own, in a place of its own (`arena`), where the kernel lets the keeper make one;
+the code runs in a namespace of processes (`space`) from which neither can be seen. Elsewhere one supervisor resets
+the box in place, and goes on as a new program. Either way no episode finds anything of an earlier one in its memory.
 Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
 the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
 
-    limits < frames, session_fork, network < children, worker < process_tree, program < background < call < shell
-    files < transfer, packing < archive;  call, files < sessions < snapshots < supervisor < start
+    limits < kernel < frames, session_fork, network, space < children, worker < process_tree, program < background
+    < call < shell;  files < transfer, folder_copy, packing < archive;  call, files < sessions < snapshots, arena
+    < supervisor, keeper < start
 
 Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and
 Python 3.9 or newer; nothing here is imported by the host.

@@ -14,19 +14,19 @@ import struct
 import time
 
 from .frames import Channel, wait
+from .kernel import drop_bounding, filter_calls, set_capabilities
 from .limits import (
     CHANNEL,
     CHANNEL_LOST,
     HIGHEST_FD,
     PR_SET_DUMPABLE,
-    PR_SET_NO_NEW_PRIVS,
     PR_SET_PDEATHSIG,
-    PR_SET_SECCOMP,
-    SECCOMP_MODE_FILTER,
+    PROC,
     SYS_CLOSE_RANGE,
     SYS_MQ_OPEN,
     libc,
 )
+from .space import Space
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
@@ -84,13 +84,17 @@ ENDED: dict[int, int | None] = {}
 class Child:
     """A process that the supervisor forked, and the supervisor's ends of its pipes."""
 
-    def __init__(self, pid: int, out: int, err: int, end: socket.socket | None, host: int) -> None:
-        self.pid, self.out, self.err = pid, out, err
+    def __init__(
+        self, pid: int, out: int, err: int, end: socket.socket | None, host: int, space: Space | None = None
+    ) -> None:
+        self.pid, self.out, self.err, self.space = pid, out, err, space
         os.set_blocking(out, False)
         os.set_blocking(err, False)
         self.channel = None if end is None else Channel(end, pid)
         self.exit = Exits.open(pid)
         ENDED[pid] = None
+        self.ending = select.poll()
+        self.ending.register(self.exit, select.POLLIN)
         self.urgent, self.all = select.poll(), select.poll()
         said = [] if self.channel is None else [self.channel.fd]
         for fd in (*said, host, self.exit):  # The channel comes first: an answer counts before an exit.
@@ -121,6 +125,8 @@ class Child:
     def ended(self) -> bool:
         """Whether it has ended, reaped or not."""
         Exits.clear()
+        if Exits.pipe is None:
+            return bool(self.ending.poll(0))
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
@@ -137,6 +143,8 @@ class Child:
 
     def exited(self) -> int:
         """Reap it, once it has ended; its exit code, or minus its signal."""
+        if self.space is not None:
+            return os.waitstatus_to_exitcode(self.space.status(self.pid))
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
@@ -144,12 +152,12 @@ class Child:
             return -signal.SIGKILL if code is None else code  # None: collected among what was killed.
 
 
-def fork(patience_s: float) -> int:
+def fork(patience_s: float, space: Space | None) -> int:
     """os.fork, tried again while the box is full of processes: a control group counts the dead a little longer."""
     end = time.monotonic() + patience_s
     while True:
         try:
-            return os.fork()
+            return os.fork() if space is None else space.fork()
         except BlockingIOError:
             if time.monotonic() >= end:
                 raise
@@ -167,36 +175,48 @@ def start(
     sealed: bool,
     stdin: int | None = None,
     extra: Sequence[int] = (),
+    space: Space | None = None,
+    before: Callable[[int], object] | None = None,
 ) -> Child:
     """Fork a process with pipes of its own that holds nothing of the host's wire, and `run` in it.
 
-    It reads from `stdin`, else from /dev/null; it has the descriptors `extra` as its descriptors 3 and up.
+    It reads from `stdin`, else from /dev/null; it has the descriptors `extra` as its descriptors 3 and up. It is where
+    the code of this box is, or in a space of its own, which has been entered then. `before` runs in it while it still
+    has what we have, and is given its stderr.
     """
+    space = space or Space.current
     out, out_end = os.pipe()
     err, err_end = os.pipe()
     ends = channel_pair() if channel else None
+    FirstToDie.children(True)
     try:
-        pid = fork(patience_s)
+        pid = fork(patience_s, space)
     except OSError:
         for fd in (out, out_end, err, err_end):
             os.close(fd)
         for end in ends or ():
             end.close()
         raise
+    finally:
+        FirstToDie.children(False)
     if pid == 0:
         try:
+            if before is not None:
+                before(err_end)
             if stdin is not None:
                 os.dup2(stdin, 0)
             given = extra if ends is None else (ends[1].fileno(),)
             enter(out_end, err_end, given, work, limits, sealed=sealed)
             run()
+        except Exception as error:
+            os.write(2, f"it could not begin: {type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(CHANNEL_LOST)
     os.close(out_end)
     os.close(err_end)
     if ends is not None:
         ends[1].close()
-    return Child(pid, out, err, ends and ends[0], host)
+    return Child(pid, out, err, ends and ends[0], host, space)
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
@@ -255,7 +275,6 @@ def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str,
         signal.signal(number, signal.SIG_DFL)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-    write_text("/proc/self/oom_score_adj", "1000")
     # Sealed against ptrace and /proc/<pid>/mem by other processes of the same user.
     libc.prctl(PR_SET_DUMPABLE, 0 if sealed else 1, 0, 0, 0)
     for name, value in limits.items():
@@ -266,6 +285,30 @@ def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str,
         os.chdir(work)
     except OSError:
         os.chdir("/")
+    give_up_power()
+
+
+class Filter:
+    """The system calls that code in this box may make, as a BPF program; empty where the engine filters them."""
+
+    program = b""
+
+
+def give_up_power() -> None:
+    """From here on this process can do nothing that code in the box may not do."""
+    give_up_capabilities()
+    if Filter.program:
+        filter_calls(Filter.program)
+
+
+def give_up_capabilities() -> None:
+    if not ROOT:
+        drop_bounding()
+        set_capabilities(0, 0)
+
+
+ROOT = os.geteuid() == 0
+"""Only in an unsafe box: it isolates nothing."""
 
 
 def deny_queues() -> None:
@@ -273,25 +316,31 @@ def deny_queues() -> None:
     load_number, jump_if_equal, leave = 0x20, 0x15, 0x06
     refuse, allow = 0x00050000 | errno.ENOSYS, 0x7FFF0000
     steps = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, SYS_MQ_OPEN), (leave, 0, 0, refuse), (leave, 0, 0, allow)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0):
-        raise OSError(ctypes.get_errno(), "no filter for system calls")
+    filter_calls(b"".join(struct.pack("HBBI", *step) for step in steps))
 
 
-def write_text(path: str, text: str) -> None:
-    """Write where the kernel lets us."""
-    try:
-        fd = os.open(path, os.O_WRONLY)
-    except OSError:
-        return
-    try:
-        os.write(fd, text.encode())
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
+class FirstToDie:
+    """Whom the kernel kills first where memory is short: the code in the box, and not the server."""
+
+    fd = -1
+
+    @classmethod
+    def watch(cls) -> None:
+        """Before this process is closed to others: what they cannot reach, it cannot open either."""
+        cls.fd = os.open("self/oom_score_adj", os.O_RDWR, dir_fd=PROC)
+        cls.own = os.pread(cls.fd, 16, 0)
+
+    @classmethod
+    def children(cls, begin: bool) -> None:
+        """Whether what is forked from now on dies before us; a process begins as the one that forks it is then."""
+        if cls.fd < 0:
+            return
+        try:
+            os.pwrite(cls.fd, b"1000" if begin else cls.own, 0)
+        except OSError:
+            pass  # We are where the kernel does not let us go back.
+
+    own = b"0"
 
 
 # Ignored, not handled: a handler would make pid 1 open to signals from inside.

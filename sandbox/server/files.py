@@ -6,8 +6,7 @@ import errno
 import os
 import stat
 
-from .frames import write_fully
-from .limits import IPC_RMID, MAX_DEPTH, MAX_IPC, NotAFile, Refused, libc
+from .limits import IPC_RMID, MAX_IPC, PROC, NotAFile, Refused, libc
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def open_file(work: str, path: str, flags: int) -> int:
     parts = parts_of(path, work)
     if not parts:
         raise Refused(f"{path!r} is a folder")
-    folder = open_below(work, parts[:-1], make=bool(flags & os.O_CREAT))
+    folder = open_below(work, parts[:-1])
     try:
         # O_NONBLOCK: a pipe left under this name must not hold up the supervisor.
         fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder)
@@ -73,14 +72,46 @@ def open_file(work: str, path: str, flags: int) -> int:
     return fd
 
 
-def write_file(work: str, path: str, data: memoryview, *, executable: bool) -> None:
-    fd = open_file(work, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def check_file(name: str, folder: int, path: str) -> None:
+    """NotAFile where something else than a file has this name; nothing is there, or a file may be."""
     try:
-        write_fully(fd, [data], None)
-        if executable:
-            os.fchmod(fd, 0o755)
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise NotAFile(f"{path!r} is a link")
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise NotAFile(f"{path!r} is not a file")
+    if not mode & stat.S_IWUSR:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def remove_quietly(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass
+
+
+def forget_compiled(name: str, folder: int) -> None:
+    """Remove what would be run in the place of a module that was written."""
+    module, dot, kind = name.rpartition(".")
+    if not dot or kind not in ("py", "pyw"):
+        return
+    remove_quietly(f"{module}.pyc", folder)
+    try:
+        caches = os.open("__pycache__", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError:
+        remove_quietly("__pycache__", folder)  # A link to a folder is followed by what imports.
+        return
+    try:
+        for cached in os.listdir(caches):
+            if cached.startswith(f"{module}."):
+                remove_quietly(cached, caches)
     finally:
-        os.close(fd)
+        os.close(caches)
 
 
 def list_folder(work: str, path: str) -> list[bytes]:
@@ -94,41 +125,6 @@ def list_folder(work: str, path: str) -> list[bytes]:
         os.close(fd)
 
 
-def copy_folder(source: int, target: int, depth: int = 0) -> None:
-    """Copy files, folders and links, with modes and times; no link is followed, pipes and sockets are left out."""
-    if depth > MAX_DEPTH:
-        raise Refused(f"it is over {MAX_DEPTH} folders deep")
-    for name in os.listdir(source):
-        info = os.stat(name, dir_fd=source, follow_symlinks=False)
-        if stat.S_ISLNK(info.st_mode):
-            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-        elif stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode):
-            copy_entry(source, target, name, info, depth)
-
-
-def copy_entry(source: int, target: int, name: str, info: os.stat_result, depth: int) -> None:
-    """One file or folder, whatever its mode."""
-    is_folder = stat.S_ISDIR(info.st_mode)
-    mode = stat.S_IMODE(info.st_mode)
-    if not mode & stat.S_IRUSR:
-        os.chmod(name, mode | stat.S_IRWXU, dir_fd=source)
-    flags = os.O_NOFOLLOW | (os.O_DIRECTORY if is_folder else os.O_NONBLOCK)
-    old = os.open(name, os.O_RDONLY | flags, dir_fd=source)
-    if is_folder:
-        os.mkdir(name, 0o700, dir_fd=target)
-        new = os.open(name, os.O_RDONLY | flags, dir_fd=target)
-        copy_folder(old, new, depth + 1)
-    else:
-        new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o600, dir_fd=target)
-        while os.sendfile(new, old, None, 1 << 24):
-            pass
-    for fd in (old, new):
-        os.fchmod(fd, mode)
-    os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
-    os.close(old)
-    os.close(new)
-
-
 def remove_folder(path: str) -> None:
     empty_folder(path)
     os.rmdir(path)
@@ -138,7 +134,7 @@ def open_to_empty(name: str, folder: int) -> int:
     """A descriptor of a sub-folder that may be emptied, whatever its mode was; follows no link."""
     handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
-        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        os.chmod(f"self/fd/{handle}", 0o700, dir_fd=PROC)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
     finally:
         os.close(handle)

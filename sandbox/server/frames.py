@@ -177,9 +177,14 @@ class Channel(Inlet):
             raise Broken
         return count
 
-    def write(self, envelope: dict[str, Any], body: Iterable[bytes | bytearray | memoryview] = ()) -> None:
+    def write(
+        self,
+        envelope: dict[str, Any],
+        body: Iterable[bytes | bytearray | memoryview] = (),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         """OSError where the worker does not take it soon."""
-        write_frame(self.fd, envelope, body, time.monotonic() + PATIENCE_S)
+        write_frame(self.fd, envelope, body, time.monotonic() + patience_s)
 
     def close(self) -> None:
         self.end.close()

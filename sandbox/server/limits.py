@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
 import socket
 import struct
 
@@ -38,7 +37,7 @@ SHELL_BEGINS_S = 5.0
 FORK_S = 5.0
 MAX_BRANCHES = 64
 MAX_DEPTH = 100
-"""How deep a working folder may be to be copied: each level holds two descriptors."""
+"""How deep a working folder may be to be copied into a branch."""
 TRUNK = 0
 KILL_S = 1.0
 """How long one process after the other is killed; whoever forks faster is met by killing all at once."""
@@ -62,6 +61,12 @@ SYS_CLOSE_RANGE = 436
 """The same number on every architecture."""
 CHANNEL_LOST = 70
 """The exit code of a worker that cannot answer any more."""
+RESET = 75
+"""The exit code of a supervisor whose episode has ended: another one answers the host's reset."""
+BOX_KILLED = 86
+"""The exit code of a server that died of what the code in its box did; the host knows it too."""
+PROC = 5
+"""Where the supervisor holds the kernel's view of its own process namespace; `/proc` itself may show the code's."""
 LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 ALONE = os.getpid() == 1
 """In a process namespace of our own; only then may every process be signalled."""
@@ -72,8 +77,6 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_GET_TID_ADDRESS = 
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 SYS_MQ_OPEN = {"x86_64": 240, "aarch64": 180}.get(os.uname().machine, 0xFFFFFFFF)
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
-CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000 | signal.SIGCHLD
-"""CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID."""
 LENGTH = struct.Struct(">I")
 CREDENTIAL = struct.Struct("3i")
 libc = ctypes.CDLL(None, use_errno=True)

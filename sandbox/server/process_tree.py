@@ -7,7 +7,8 @@ import signal
 import time
 
 from .children import ENDED, Exits
-from .limits import ALONE, KILL_S, LISTS_CHILDREN
+from .limits import ALONE, KILL_S, LISTS_CHILDREN, PROC
+from .space import Space
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
@@ -20,29 +21,45 @@ def children(pid: int) -> list[int]:
         return [child for child, parent in parents().items() if parent == pid]
     found: list[int] = []
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
+        for thread in names(f"{pid}/task"):
+            found += map(int, content(f"{pid}/task/{thread}/children").split())
     except (FileNotFoundError, ProcessLookupError):
         pass
     return found
 
 
+def names(path: str) -> list[str]:
+    """What a folder of the kernel's view of our processes holds."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=PROC)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def content(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY, dir_fd=PROC)
+    with open(fd, "rb") as file:
+        return file.read()
+
+
 def parents() -> dict[int, int]:
     """Every process here with its parent, for a kernel that lists no children (gVisor's)."""
     found: dict[int, int] = {}
-    for name in os.listdir("/proc"):
+    for name in names("."):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+                found[int(name)] = int(content(f"{name}/stat").rpartition(b")")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue
     return found
 
 
 def descendants(root: int) -> dict[int, int]:
-    """Every process below `root`, with its parent, parents first. As a subreaper we keep orphans, so none can hide."""
+    """Every process below `root`, with its parent, parents first. As a subreaper we keep orphans, so none can hide.
+
+    The first process of a space keeps the orphans there; it is ours, and not among them.
+    """
     tree: dict[int, int] = {}
     snapshot = None if LISTS_CHILDREN else parents()
     queue = [root]
@@ -52,6 +69,8 @@ def descendants(root: int) -> dict[int, int]:
             if pid not in tree:
                 tree[pid] = parent
                 queue.append(pid)
+    for pid in Space.first_processes:
+        tree.pop(pid, None)
     return tree
 
 
@@ -93,6 +112,8 @@ def family(tree: dict[int, int], roots: Iterable[int]) -> set[int]:
 
 def reap() -> None:
     """Collect what has ended, without waiting; the exit codes of our own children are kept."""
+    if Space.current is not None:
+        Space.current.reap()
     try:
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -156,7 +177,9 @@ def kill_all_but(spare: set[int], *, roots: Iterable[int] = ()) -> bool:
 
 def kill_all() -> bool:
     """Kill everything below us; whether nothing is left."""
-    if not ALONE:
+    if Space.current is not None:
+        Space.current.signal_all(signal.SIGKILL)  # One call: no fork can slip through.
+    if Space.current is not None or not ALONE:
         return kill_all_but(set())
     try:
         os.kill(-1, signal.SIGKILL)  # One call: no fork can slip through.
@@ -176,6 +199,9 @@ def go_on(stopped: dict[int, int]) -> None:
 
 def stop_all() -> dict[int, int]:
     """Stop everything below us; the stopped processes."""
+    if Space.current is not None:
+        Space.current.signal_all(signal.SIGSTOP)
+        return descendants(os.getpid())
     if ALONE:
         try:
             os.kill(-1, signal.SIGSTOP)

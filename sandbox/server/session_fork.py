@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
 
-from .limits import CLONE_FLAGS, PR_GET_TID_ADDRESS, PR_SET_PDEATHSIG, SYS_CLONE, libc
+from .kernel import CLONE_PARENT, clone
+from .limits import PR_SET_PDEATHSIG, libc
 
 
 def is_parent_of_a_fork() -> bool:
@@ -27,24 +27,8 @@ def is_parent_of_a_fork() -> bool:
 
 
 def fork_sibling() -> int:
-    """os.fork as the kernel has it too: its process is our parent's child from the start. -1 where this cannot be done.
-
-    What C's fork does beside it is needed with several threads only, and for the cached thread id, which lies where
-    the kernel was asked to clear it when the thread ends.
-    """
-    thread_id = ctypes.c_void_p()
-    alone = len(os.listdir("/proc/self/task")) == 1
-    if SYS_CLONE is None or not alone or libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(thread_id), 0, 0, 0):
-        return -1
-    api = ctypes.pythonapi
-    api.PyOS_BeforeFork()
-    # The last two: the place of the thread id, in the order of either architecture.
-    pid: int = api.syscall(SYS_CLONE, CLONE_FLAGS, None, None, thread_id, thread_id)
-    if pid:
-        api.PyOS_AfterFork_Parent()
-    else:
-        api.PyOS_AfterFork_Child()
-    return pid
+    """os.fork as the kernel has it too: its process is our parent's child from the start. -1 where it cannot be."""
+    return clone(CLONE_PARENT) if len(os.listdir("/proc/self/task")) == 1 else -1
 
 
 def fork_orphan() -> int:

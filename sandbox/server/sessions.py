@@ -12,16 +12,18 @@ import time
 from .background import BACKGROUND
 from .call import ERR, Call
 from .children import Child, channel_pair, start
-from .files import copy_folder, empty_folder, empty_ipc, remove_folder
+from .files import empty_folder, empty_ipc, remove_folder
+from .folder_copy import copy_folder
 from .frames import Wire, discard, wait
-from .limits import ALONE, CREDENTIAL, CREDENTIALS, FORK_S, KILL_S, MAX_BRANCHES, TRUNK, Refused
+from .limits import ALONE, CREDENTIAL, CREDENTIALS, FORK_S, KILL_S, MAX_BRANCHES, MAX_DEPTH, TRUNK, Refused
 from .process_tree import children, descendants, family, go_on, kill_all, kill_all_but, reap, stop_all
+from .space import Space
 from .worker import Worker
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, TypeVar
+    from typing import Any, NoReturn, TypeVar
 
     T = TypeVar("T")
 
@@ -47,21 +49,29 @@ class Session:
 class Sessions:
     """The trunk and its branches, and all that they started; `started` of each says what is whose."""
 
-    def __init__(self, host: Wire, config: dict[str, Any]) -> None:
+    def __init__(
+        self, host: Wire, config: dict[str, Any], begin_anew: Callable[[int], NoReturn], space: Space | None
+    ) -> None:
         self.host = host
+        self.begin_anew = begin_anew
+        self.space = space
+        """Where the code's processes are; None where they are in our own namespace."""
         self.work: str = config["work"]
         self.branches: str = config["branches"]
-        self.wipe: list[str] = [path for path in config["wipe"] if os.path.isdir(path)]
+        self.wipe: list[str] = [] if space else [path for path in config["wipe"] if os.path.isdir(path)]
         self.limits: dict[str, int] = config["limits"]
         self.modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in self.wipe}
+        if space is not None:
+            space.enter()
         self.sessions = {TRUNK: Session(self.new_worker(self.work), self.work)}
 
-    def new_worker(self, work: str, patience_s: float = KILL_S, *, fresh: bool = False) -> Child:
+    def new_worker(self, work: str, patience_s: float = KILL_S, *, private: str = "", **more: Any) -> Child:
         def run() -> None:
             gc.enable()
-            Worker(work, shadowing=not fresh).serve()
+            Worker(work, private=private).serve()
 
-        return start(run, work, self.limits, patience_s, self.host.fd, channel=True, sealed=fresh)
+        sealed = bool(private)
+        return start(run, work, self.limits, patience_s, self.host.fd, channel=True, sealed=sealed, **more)
 
     def make_room(self, start: Callable[[float], T]) -> T:
         """Fork; where the box is full of processes they are killed first, and every session is lost."""
@@ -94,6 +104,8 @@ class Sessions:
 
     def restart_all(self) -> None:
         kill_all()
+        if self.space is not None or ALONE:
+            empty_ipc()  # Memory that no process holds would be missing in what comes next.
         for session in self.sessions.values():
             self.renew(session)
 
@@ -169,7 +181,7 @@ class Sessions:
 
         def run() -> None:
             try:
-                copy_folder(os.open(source, os.O_RDONLY | os.O_DIRECTORY), os.open(target, os.O_RDONLY))
+                copy_folder(os.open(source, os.O_RDONLY), os.open(target, os.O_RDONLY), MAX_DEPTH)
             except (OSError, Refused) as error:
                 os.write(2, str(error).encode())
                 os._exit(1)
@@ -204,9 +216,11 @@ class Sessions:
             wait(ours.fileno(), select.POLLIN, time.monotonic() + FORK_S)
             said, credentials, _, _ = ours.recvmsg(1, CREDENTIALS)
             pid = CREDENTIAL.unpack(credentials[0][2])[0] if said else 0
-            if pid not in children(os.getpid()) or pid in self.workers():
+            if pid not in descendants(os.getpid()) or pid in self.workers():
                 raise Refused("the session could not be forked: no process or no memory is left")
-            return Child(pid, out, err, ours, self.host.fd)
+            if self.space is not None:
+                self.space.adopt(pid)
+            return Child(pid, out, err, ours, self.host.fd, self.space)
         except BaseException as error:
             ours.close()
             os.close(out)
@@ -242,29 +256,31 @@ class Sessions:
         finally:
             go_on(bystanders)
 
-    def reset(self, _session: Session, _envelope: dict[str, Any], _body: bytearray) -> Any:
-        """Nothing of before is left, or `clean` is false; then no session is left either."""
+    def reset(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
+        """End the episode; who comes after us answers. Where something is left `clean` is false, and no session is."""
+        while self.host.pending:
+            self.host.read(None)  # What crossed the end of an earlier call; no frame may be left half read.
         try:
-            clean = self.begin_anew()
+            for session in self.sessions.values():
+                session.worker.close()
+            if self.space is not None:
+                self.space.close()
+            elif not self.is_emptied():
+                raise OSError("processes or files are left")
         except Exception as error:
             self.sessions = {}
             return {"clean": False, "why": f"{type(error).__name__}: {error}"[:500]}, []
-        return {"clean": clean}, []
+        self.begin_anew(envelope["id"])
 
-    def begin_anew(self) -> bool:
-        """End every session, remove every file and begin a new trunk; whether nothing else is left."""
-        for session in self.sessions.values():
-            session.worker.close()
+    def is_emptied(self) -> bool:
+        """End every process and remove every file; whether nothing is left."""
         clean = kill_all()
         self.forget_background()
         for path in self.wipe:
             self.empty(path)
         if ALONE:
             empty_ipc()
-        clean = clean and not any(os.listdir(path) for path in self.wipe)
-        trunk = Session(self.new_worker(self.work), self.work)
-        self.sessions = {TRUNK: trunk}
-        return clean and children(os.getpid()) == [trunk.worker.pid]
+        return clean and not any(os.listdir(path) for path in self.wipe) and not children(os.getpid())
 
     def forget_background(self) -> None:
         """Close what is held of programs that are gone; whoever holds more of them closes that too."""
@@ -282,8 +298,8 @@ class Sessions:
         os.utime(path)
 
     def leave(self) -> None:
-        """End everything below us; as pid 1 the kernel does it."""
-        if not ALONE:
+        """End everything below us; where we are alone in a namespace the kernel does it."""
+        if self.space is None and not ALONE:
             kill_all()
             for path in self.wipe:
                 remove_folder(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import gc
 import json
@@ -12,10 +13,29 @@ import socket
 import sys
 import types
 
-from .children import QUIET, Exits, close_from
+from .arena import Arena, hold_proc, show_processes
+from .call import OomCounter
+from .children import QUIET, Exits, Filter, FirstToDie, close_from, give_up_capabilities
 from .frames import Wire
-from .limits import ALONE, FOLDER, PACKAGE, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, WIRE_IN, WIRE_OUT, libc
+from .keeper import FIRST, Pipe, keep
+from .kernel import drop_bounding
+from .limits import (
+    ALONE,
+    BOX_KILLED,
+    FOLDER,
+    PACKAGE,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_DUMPABLE,
+    PR_SET_PDEATHSIG,
+    PROC,
+    PROTOCOL,
+    RESET,
+    WIRE_IN,
+    WIRE_OUT,
+    libc,
+)
 from .network import hand_over
+from .space import Space
 from .supervisor import Supervisor
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
@@ -25,8 +45,8 @@ if TYPE_CHECKING:
 
 def connect(config: dict[str, Any]) -> Wire:
     """The host's wire, on the lowest descriptors: inherited, connected to once, or our own input and output."""
-    if "fd" in config:
-        ends = [int(config["fd"])]
+    if "ends" in config:
+        ends = config["ends"]
     elif "connect" in config:
         socket_ = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         socket_.connect(config["connect"])
@@ -34,19 +54,22 @@ def connect(config: dict[str, Any]) -> Wire:
     else:
         ends = [0, 1]
     # Above the low ones first: an end may have the number that another one is to get.
-    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, WIRE_OUT + 1) for fd in ends]
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, PROC + 1) for fd in ends]
     held = [WIRE_IN, WIRE_OUT][: len(ends)]
     for copy, fd in zip(copies, held):
         os.dup2(copy, fd, inheritable=False)
         os.set_blocking(fd, True)
     close_from(held[-1] + 1)
+    hold_proc()
     return Wire(held[0], held[-1])
 
 
-def prepare() -> None:
+def prepare(config: dict[str, Any]) -> None:
     """Make this process a zygote that its children cannot reach into."""
+    Filter.program = base64.b64decode(config.get("filter", {}).get(os.uname().machine, ""))
+    FirstToDie.watch()
     null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
+    for fd in (0, 1):  # What goes wrong before the first word is said on stderr, which the host reads until then.
         os.dup2(null, fd)
     os.close(null)
     for number in QUIET:
@@ -84,17 +107,96 @@ def main() -> NoReturn:
             if not os.path.basename(path).startswith("agentgym-"):
                 raise SystemExit(f"{path!r} is not a folder of ours to wipe")
     host = connect(config)
-    if "network" in config:
-        hand_over(WIRE_IN, config["network"])
-    prepare()
+    if "network" in config:  # Once: a program that takes this one's place has none to hand over.
+        hand_over(WIRE_IN, config.pop("network"))
+    arena = make_arena(host, config)
+    prepare(config)
     os.chdir("/")
-    supervisor = Supervisor(host, config)
+    oom = OomCounter()
+    if arena is None and ALONE:
+        serve_in_place(host, config, oom)
+
+    def supervise(start: Pipe, ended: Pipe) -> NoReturn:
+        serve_episode(host, config, oom, arena, start, ended)
+
+    keep(arena, supervise)
+
+
+def make_arena(host: Wire, config: dict[str, Any]) -> Arena | None:
+    """What makes a new place for each episode; None where episodes are reset in place."""
+    if config.get("arena") is None:
+        return None
+    try:
+        return Arena(config)
+    except OSError as error:
+        # By a new program: what was done half way must be in nobody's way.
+        start_again(host, config | {"arena": None, "why_in_place": f"{error.filename}: {error.strerror}"})
+
+
+def start_again(host: Wire, config: dict[str, Any]) -> NoReturn:
+    """Be a new program, with nothing of this one in memory but the configuration, and the same wire."""
+    config["ends"] = sorted({host.fd, host.outlet})
+    for fd in config["ends"]:
+        os.set_inheritable(fd, True)
+    os.execv(sys.executable, [sys.executable, "-I", "-S", "-B", FOLDER.rstrip("/"), json.dumps(config)])
+
+
+def first_word(host: Wire, word: int, said: dict[str, Any]) -> None:
+    """Answer the reset that an episode begins with; to the first one nobody asks."""
+    os.dup2(0, 2)
+    if word == FIRST:
+        host.write({"hello": PROTOCOL, "python": sys.version.split()[0], **said})
+    else:
+        host.write({"id": word, "clean": True})
+
+
+def serve_episode(
+    host: Wire, config: dict[str, Any], oom: OomCounter, arena: Arena | None, start: Pipe, ended: Pipe
+) -> NoReturn:
+    """Be the supervisor of one episode, in a place of its own."""
+
+    def begin_anew(call: int) -> NoReturn:
+        ended.say(call)
+        os._exit(RESET)
+
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if arena is not None:
+        drop_bounding()
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    FirstToDie.watch()
+    Space.begin()
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    space = None if arena is None else Space(show_processes)
+    supervisor = Supervisor(host, config, begin_anew, oom, arena, space)
+    word = start.hear()
+    if word is not None:
+        first_word(host, word, {"not_private": [] if arena is None else arena.not_private})
+        serve(supervisor)
+    os._exit(0)
+
+
+def serve_in_place(host: Wire, config: dict[str, Any], oom: OomCounter) -> NoReturn:
+    """Be the supervisor of all episodes. Each begins with a new program: nothing of earlier ones is in its memory."""
+
+    def begin_anew(call: int) -> NoReturn:
+        start_again(host, config | {"word": call})
+
+    give_up_capabilities()
+    supervisor = Supervisor(host, config, begin_anew, oom)
+    first_word(host, config.get("word", FIRST), {"place": "old", "why": config.get("why_in_place", "")})
+    serve(supervisor)
+
+
+def serve(supervisor: Supervisor) -> NoReturn:
+    """Serve until the host closes the wire; any other end says that it came from inside."""
+    code = BOX_KILLED
     try:
         supervisor.serve()
     except (EOFError, BrokenPipeError):
-        pass  # The host is gone.
+        code = 0  # The host is gone.
     finally:
         try:
             supervisor.leave()
         finally:
-            os._exit(0)
+            os._exit(code)

@@ -7,33 +7,45 @@ import signal
 import sys
 import time
 
+from .arena import Arena, show_processes
 from .background import BACKGROUND
 from .call import ERR, OUT, Call, OomCounter
 from .children import Child, start
-from .files import list_folder, write_file
+from .files import list_folder, remove_folder
+from .folder_copy import copy_folder, open_whatever_its_mode
 from .frames import Wire, zero
-from .limits import FOLDER, KILL_S, MAX_BACKGROUND, MAX_BODY, PROTOCOL, SHELL_BEGINS_S, TRUNK, NotAFile, Refused
+from .limits import FOLDER, KILL_S, MAX_BACKGROUND, MAX_BODY, PATIENCE_S, SHELL_BEGINS_S, TRUNK, NotAFile, Refused
 from .process_tree import descendants, go_on, kill_all_but, reap, stop_all
 from .program import Program
 from .sessions import Session
 from .shell import Shell, ShellRun
 from .snapshots import Snapshots
-from .transfer import Transfers
+from .space import Space, raised
+from .transfer import Transfers, write_file
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
 
 class Supervisor(Snapshots):
     """Answers the host's calls one by one; the only process here that the host listens to."""
 
-    def __init__(self, host: Wire, config: dict[str, Any]) -> None:
-        self.oom = OomCounter()
+    def __init__(
+        self,
+        host: Wire,
+        config: dict[str, Any],
+        begin_anew: Callable[[int], NoReturn],
+        oom: OomCounter,
+        arena: Arena | None = None,
+        space: Space | None = None,
+    ) -> None:
+        self.arena = arena
+        self.oom = oom
         self.transfers = Transfers()
         self.shells: dict[int, tuple[Shell | None, Program]] = {}
-        super().__init__(host, config)
+        super().__init__(host, config, begin_anew, space)
         self.operations = {
             "python": self.python,
             "exec": self.exec,
@@ -56,7 +68,6 @@ class Supervisor(Snapshots):
 
     def serve(self) -> None:
         """Answer until the wire closes."""
-        self.host.write({"hello": PROTOCOL, "python": sys.version.split()[0]})
         while True:
             BACKGROUND.wait(self.host)
             envelope, body = self.host.read(None)
@@ -103,23 +114,78 @@ class Supervisor(Snapshots):
     def python_fresh(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Everything else in the box is stopped meanwhile, and goes on afterwards."""
         bystanders = stop_all()
-        worker = self.make_room(lambda patience_s: self.new_worker(session.work, patience_s, fresh=True))
-        call = self.cell(worker, envelope, body)
-        worker.close()
-        if not kill_all_but(self.bystanders(bystanders)):
-            self.restart_all()
+        if self.space is None:
+            call = self.fresh_in_place(session, bystanders, envelope, body)
+        else:
+            call = self.fresh_in_a_copy(session, envelope, body)
         go_on(bystanders)
         call.lost = session.take_loss()
         return call.answer()
 
-    def cell(self, worker: Child, envelope: dict[str, Any], body: bytearray) -> Call:
+    def fresh_in_a_copy(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Call:
+        """In a place that nothing of the session sees or reaches, with a copy of its folder that ends with the call."""
+        source = open_whatever_its_mode(session.work)
+        try:
+            worker = self.make_room(lambda patience_s: self.worker_in_a_copy(session.work, source, patience_s))
+        finally:
+            os.close(source)
+        call = self.cell(worker, envelope, body, patience_s=envelope["timeout_s"])
+        worker.close()
+        assert worker.space is not None
+        worker.space.close()
+        return call
+
+    def worker_in_a_copy(self, work: str, source: int, patience_s: float) -> Child:
+        private = os.path.join(self.branches, "fresh")
+        arena, ours, end = self.arena, self.space, time.monotonic() + patience_s
+        assert arena is not None
+        assert ours is not None
+
+        def fill(stderr: int) -> None:
+            with raised():
+                arena.enter()
+                show_processes()
+            try:
+                for folder in (private, work):
+                    if not os.path.isdir(folder):
+                        os.mkdir(folder)
+                copy_folder(source, os.open(work, os.O_RDONLY | os.O_DIRECTORY))
+            except (OSError, Refused) as error:
+                os.write(stderr, f"the working folder cannot be copied: {error}\n".encode())
+                os._exit(1)
+
+        while True:
+            try:
+                with Space(lambda: None).while_entered(ours) as space:
+                    return self.new_worker(work, private=private, space=space, before=fill)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.002)
+
+    def fresh_in_place(
+        self, session: Session, bystanders: dict[int, int], envelope: dict[str, Any], body: bytearray
+    ) -> Call:
+        """Where there is no namespace for it: in the session's folder itself."""
+        private = os.path.join(self.branches, os.urandom(16).hex())
+        os.mkdir(private)
+        worker = self.make_room(lambda patience_s: self.new_worker(session.work, patience_s, private=private))
+        call = self.cell(worker, envelope, body)
+        worker.close()
+        if not kill_all_but(self.bystanders(bystanders)):
+            self.restart_all()
+        remove_folder(private)
+        return call
+
+    def cell(self, worker: Child, envelope: dict[str, Any], body: bytearray, *, patience_s: float = PATIENCE_S) -> Call:
         assert worker.channel is not None
         killed = self.oom.read()
         call = Call(self.host, worker, envelope)
         try:
-            worker.channel.write({"id": call.id, "functions": envelope["functions"]}, [body])
+            worker.channel.write({"id": call.id, "functions": envelope["functions"]}, [body], patience_s)
         except OSError:
-            call.end("protocol", -signal.SIGKILL, lost=True)
+            if not worker.ends(time.monotonic() + PATIENCE_S):  # Else its exit says more.
+                call.end("protocol", -signal.SIGKILL, lost=True)
         zero(body)  # Before any fork that follows the call.
         call.run()
         self.note_oom(call, killed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from .files import open_below, open_file, parts_of
+from .files import check_file, forget_compiled, open_below, open_file, parts_of, remove_quietly
 from .frames import write_fully
 from .limits import CHUNK, MAX_TRANSFERS, Refused
 
@@ -32,38 +32,52 @@ class Outgoing:
 
 
 class Incoming:
-    """A file that the host writes, under a name that no code can guess until it is whole."""
+    """A file that the host writes, under a name that no code can guess until it is whole.
+
+    Then it takes the place of whatever file is there: who has the old one open, or linked, does not see it. What Python
+    had compiled from a module of that name goes too.
+    """
 
     def __init__(self, work: str, path: str, *, executable: bool) -> None:
         parts = parts_of(path, work)
         if not parts:
             raise Refused(f"{path!r} is a folder")
-        self.name, self.hidden = parts[-1], f".{os.urandom(16).hex()}"
+        self.path, self.name, self.hidden = path, parts[-1], f".{os.urandom(16).hex()}"
         self.folder = open_below(work, parts[:-1], make=True)
         try:
+            check_file(self.name, self.folder, path)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            self.fd = os.open(self.hidden, flags, 0o755 if executable else 0o644, dir_fd=self.folder)
+            self.fd = os.open(self.hidden, flags, 0o644, dir_fd=self.folder)
         except BaseException:
             os.close(self.folder)
             raise
+        if executable:
+            os.fchmod(self.fd, 0o755)
 
-    def take(self, data: bytearray) -> None:
+    def take(self, data: bytes | bytearray | memoryview) -> None:
         write_fully(self.fd, [data], None)
 
     def finish(self) -> None:
-        """Give it its name, in place of a file that has it; no link is followed, and no folder replaced."""
+        """Give it its name; NotAFile where something else than a file has it by now."""
+        check_file(self.name, self.folder, self.path)
         os.rename(self.hidden, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
         self.hidden = ""
+        forget_compiled(self.name, self.folder)
 
     def close(self) -> None:
-        try:
-            if self.hidden:
-                os.unlink(self.hidden, dir_fd=self.folder)
-        except OSError:
-            pass  # The code has moved or removed it.
-        finally:
-            os.close(self.fd)
-            os.close(self.folder)
+        if self.hidden:
+            remove_quietly(self.hidden, self.folder)  # It may be that the code has moved or removed it.
+        os.close(self.fd)
+        os.close(self.folder)
+
+
+def write_file(work: str, path: str, data: memoryview, *, executable: bool) -> None:
+    incoming = Incoming(work, path, executable=executable)
+    try:
+        incoming.take(data)
+        incoming.finish()
+    finally:
+        incoming.close()
 
 
 class Transfers:

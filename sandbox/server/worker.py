@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Worker:
     """The process that runs Python cells; after the first cell nothing it says is trusted."""
 
-    def __init__(self, work: str, *, shadowing: bool) -> None:
+    def __init__(self, work: str, *, private: str = "") -> None:
+        """Be a session in `work`; or, with a folder of its own, a process that no file there stands in the way of."""
         self.pid = os.getpid()
         self.work = work
         self.call = 0
@@ -41,9 +42,11 @@ class Worker:
         self.names = main.__dict__
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN)  # As every Python has them: OSError rather than death.
-        os.environ.update(own_folder(work))
+        os.environ.update(private_folder(private) if private else own_folder(work))
+        if private:
+            sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
         # A verifier's `import re` must not find the re.py that the code under test left in the folder.
-        sys.path.insert(0 if shadowing else len(sys.path), work)
+        sys.path.insert(len(sys.path) if private else 0, work)
 
     def serve(self) -> NoReturn:
         """Run cells until the channel closes."""
@@ -176,6 +179,12 @@ class Worker:
 def own_folder(work: str) -> dict[str, str]:
     """What a session's environment says about its folder."""
     return {"HOME": work, "TMPDIR": work}
+
+
+def private_folder(folder: str) -> dict[str, str]:
+    """The environment of a process that finds no start-up file, cache or package of the session's."""
+    caches = {"PYTHONPYCACHEPREFIX": folder + "/pycache", "PYTHONNOUSERSITE": "1"}
+    return {"HOME": folder, "TMPDIR": folder, **caches}
 
 
 def exit_code(leaving: SystemExit) -> int:

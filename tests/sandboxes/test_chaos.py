@@ -23,7 +23,7 @@ from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.containers.client import connect
 from agentgym.sandboxes.docker import Docker
-from agentgym.sandboxes.link import SANDBOX_LOST
+from agentgym.sandboxes.refusals import SANDBOX_LOST
 from tests.sandboxes.conftest import wait_for_end
 from tests.sandboxes.engines import Engine, started
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.boxes import Box
-from agentgym.sandboxes.link import UnusablePath
+from agentgym.sandboxes.refusals import UnusablePath
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -98,5 +98,5 @@ async def test_a_thousand_leases_at_once_never_exceed_the_pool(many: Sandbox) ->
     async with many.open(size) as boxes, asyncio.TaskGroup() as tasks:
         for number in range(LEASES):
             tasks.create_task(rollout(number))
-    assert most == size
+    assert 1 < most <= size  # How many are inside at once depends on how long a reset takes beside two calls.
     assert answers == {f"(False, {number})\n" for number in range(LEASES)}

@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import logging
-import os
 import secrets
 import shutil
 import socket
@@ -20,6 +19,7 @@ from agentgym.errors import SandboxError, WireError
 from agentgym.process_identity import new_folder, owner, sweep_folders
 from agentgym.sandboxes.box import START_S, RemoteBox
 from agentgym.sandboxes.containers.attach import attach
+from agentgym.sandboxes.containers.box_wire import first_word, listener, network_of
 from agentgym.sandboxes.containers.client import (
     EngineDown,
     EngineFailed,
@@ -38,13 +38,13 @@ from agentgym.sandboxes.containers.heartbeat import (
     remove_volume,
     traces,
 )
-from agentgym.sandboxes.containers.settings import INSIDE, DockerSettings, container_limits, server_config
+from agentgym.sandboxes.containers.settings import INSIDE, DockerSettings, container_limits, server_config, system_calls
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.images.ready import ready_image
-from agentgym.sandboxes.networks.box_network import BoxNetwork, receive
-from agentgym.sandboxes.networks.modes import NONE, allow_of, proxy_environment, sockets_of
+from agentgym.sandboxes.local_server import END_S
+from agentgym.sandboxes.networks.modes import NONE, proxy_environment
 from agentgym.sandboxes.networks.services import LABEL, Services, check_images
-from agentgym.sandboxes.seccomp import profile
+from agentgym.sandboxes.server_files import BOX_KILLED
 from agentgym.sandboxes.volumes import read_only_mounts
 from agentgym.sandboxes.wire import Wire
 
@@ -54,53 +54,11 @@ if TYPE_CHECKING:
 
 OPERATIONS_AT_ONCE = 8
 NOBODY = "65534:65534"
+UNMASKED: dict[str, Any] = {"MaskedPaths": [], "ReadonlyPaths": []}
+"""A kernel shows a new namespace its processes only where all of /proc is seen: the server masks it for the code."""
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-async def _first_word(wire: Wire, digest: str, end: Callable[[], Any], network: BoxNetwork | None = None) -> RemoteBox:
-    try:
-        return await RemoteBox.open(wire, digest=digest, end=end, network=network)
-    except SandboxError as error:
-        wire.close()
-        raise EngineFailed(str(error)) from error
-    except BaseException:
-        wire.close()
-        raise
-
-
-def _listener(path: Path) -> socket.socket:
-    """A socket that the container's user may connect to; the folder above the mounted one keeps others out."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listener = socket.socket(socket.AF_UNIX)
-    except OSError:
-        os.close(folder)
-        raise
-    try:
-        # Through the descriptor: a socket's address holds 107 bytes, and TMPDIR may be longer.
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-        path.chmod(0o666)
-        listener.listen(1)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.close(folder)
-    return listener
-
-
-async def _network(connection: socket.socket, spec: DockerSettings) -> BoxNetwork:
-    """The network of a box whose server has just connected."""
-    said = server_config(spec, connected=True).get("network")
-    try:
-        sockets = await receive(connection, sockets_of(said), START_S) if said is not None else []
-    except BaseException:
-        connection.close()
-        raise
-    return BoxNetwork(sockets, allow_of(spec.network))
 
 
 class Engine:
@@ -172,12 +130,12 @@ class Engine:
 
     async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
         folder = self.new_folder()
-        with _listener(folder / "box.sock") as listener:
+        with listener(folder / "box.sock") as listening:
             try:
                 # The thread cannot be cancelled: a cancelled start is waited for and undone.
                 await finished(asyncio.ensure_future(self.do(self.create, spec, name, folder)))
                 await finished(asyncio.ensure_future(self.do(self.client.start, name)))
-                connection = await self.connection(listener, name)
+                connection = await self.connection(listening, name)
                 return await self._open(connection, spec, name, folder, digest)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +145,7 @@ class Engine:
         self, connection: socket.socket, spec: DockerSettings, name: str, folder: Path, digest: str
     ) -> RemoteBox:
         """The box at the other end of a new connection, with its network and its services."""
-        network = await _network(connection, spec)
+        network = await network_of(connection, spec)
         services = Services(self, name, spec.services, network)
 
         async def end() -> None:
@@ -199,7 +157,8 @@ class Engine:
         try:
             if services.each:
                 network.services, network.renew_services = services.each, services.renew
-            box = await _first_word(await Wire.over(connection), digest, end, network)
+            why_it_ended = functools.partial(self.why_it_ended, spec, name)
+            box = await first_word(await Wire.over(connection), digest, end, why_it_ended, network)
             await box.begin_surroundings()
             return box
         except BaseException:
@@ -219,7 +178,8 @@ class Engine:
         except BaseException:
             wire.close()
             raise
-        return await _first_word(wire, digest, functools.partial(self.end, name))
+        end, why_it_ended = functools.partial(self.end, name), functools.partial(self.why_it_ended, spec, name)
+        return await first_word(wire, digest, end, why_it_ended)
 
     def new_folder(self) -> Path:
         """A folder to mount into one container."""
@@ -246,7 +206,8 @@ class Engine:
                 binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"],
                 mounts=read_only_mounts(spec.volumes),
                 **(container_limits(spec) | self._as_podman_has_it(spec)),
-            ),
+            )
+            | UNMASKED,
         )
 
     def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
@@ -257,7 +218,7 @@ class Engine:
             if not Path(outside).exists():  # Docker refuses it; podman goes on without.
                 raise SandboxError(f"volumes: {outside!r} does not exist on this machine")
         path = self._folder / f"seccomp-{spec.network != NONE}.json"
-        path.write_text(profile(network=spec.network != NONE))
+        path.write_text(system_calls(spec))
         return {"security_opt": ["no-new-privileges:true", f"seccomp={path}"], "ulimits": podman_ulimits()}
 
     @functools.cached_property
@@ -276,13 +237,13 @@ class Engine:
         """Note a container as one in use, which no sweep removes."""
         self._names.add(name)
 
-    async def connection(self, listener: socket.socket, container: str) -> socket.socket:
+    async def connection(self, listening: socket.socket, container: str) -> socket.socket:
         """The one connection of the server inside; SandboxError as soon as the container has ended instead."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_S
         while True:
             try:
-                return (await asyncio.wait_for(loop.sock_accept(listener), 1.0))[0]
+                return (await asyncio.wait_for(loop.sock_accept(listening), 1.0))[0]
             except TimeoutError:
                 state = await self.do(self._state, container)
                 if not state["Running"] or loop.time() > deadline:
@@ -290,6 +251,24 @@ class Engine:
                         f"the box did not start: its container is {state['Status']}, "
                         f"exit code {state['ExitCode']} {state['Error']}"
                     ) from None
+
+    async def why_it_ended(self, spec: DockerSettings, name: str) -> str | None:
+        """How the code in a box ended it; None where its container goes on or is gone, or its engine does not say."""
+        deadline = asyncio.get_running_loop().time() + END_S
+        try:
+            while (state := await self.do(self._state, name))["Running"]:
+                if asyncio.get_running_loop().time() > deadline:
+                    return None
+                await asyncio.sleep(0.05)
+        except SandboxError:
+            return None
+        code = state["ExitCode"]
+        if state["OOMKilled"]:
+            return "it used up the memory of its container"
+        # Under gVisor the code can kill its server; under runc a signal to it comes from outside.
+        if code == BOX_KILLED or (spec.runtime == "runsc" and code):
+            return f"its container ended with code {code}"
+        return None
 
     async def end(self, name: str, folder: Path | None = None) -> None:
         """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym.sandboxes.local import BRANCHES
 from agentgym.sandboxes.networks.modes import NONE, engine_network, server_network
 from agentgym.sandboxes.networks.rules import Allow
 from agentgym.sandboxes.networks.services import Service, check_names
-from agentgym.sandboxes.seccomp import profile
+from agentgym.sandboxes.seccomp import filters, profile
+from agentgym.sandboxes.server_files import BRANCHES, SERVERS, arena
 from agentgym.sandboxes.volumes import check_volumes
 
 GVISOR = "runsc"
@@ -77,8 +77,13 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
     limits = {"NOFILE": 512, "CORE": 0}
     if spec.runtime == GVISOR:  # Past the container's own limits gVisor itself would end, and the box with it.
         limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
+    else:
+        limits |= {"SIGPENDING": 1024, "MSGQUEUE": 256 << 10}
     wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
     config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+    if spec.runtime != GVISOR:  # Which lets nobody make a namespace; gVisor's own kernel answers all calls.
+        config["filter"] = filters(network=spec.network != NONE)
+        config["arena"] = arena(spec.disk_mb, shared=list(spec.volumes), users=True)
     if connected and spec.network != NONE and spec.runtime != GVISOR:
         config["network"] = server_network(spec.network)
     return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
@@ -102,8 +107,16 @@ def container_limits(spec: DockerSettings) -> dict[str, Any]:
         "mem_limit": memory_bytes,
         "memswap_limit": memory_bytes,
         "nano_cpus": int(spec.cpus * 1e9),
-        "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids,
+        "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids + SERVERS,
         "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true", f"seccomp={profile(network=spec.network != NONE)}"],
+        "security_opt": ["no-new-privileges:true", f"seccomp={system_calls(spec)}"],
         "log_config": LogConfig(type="none"),
     }
+
+
+def system_calls(spec: DockerSettings) -> str:
+    """Return the system calls that the container may make, as the JSON text that an engine takes.
+
+    The keeper of a box makes namespaces; what runs code is under a stricter filter, which the server installs.
+    """
+    return profile(network=spec.network != NONE, keeper=spec.runtime != GVISOR)

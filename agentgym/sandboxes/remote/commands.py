@@ -5,11 +5,13 @@ from typing import Any, get_args
 
 from agentgym.boxes import OUTPUT_LIMIT, ExecResult, Status
 from agentgym.errors import WireError
-from agentgym.sandboxes.link import MAX_FILE
+from agentgym.sandboxes.host_functions import MAX_FILE
 from agentgym.sandboxes.remote.calls import MAX_CODE, encoded
 from agentgym.sandboxes.wire import Frame
 
-STATUSES = frozenset(get_args(Status))
+STATUSES = frozenset(get_args(Status)) - {"box_killed"}
+"""What a box can say of a program; that the box itself was ended is for the host to say."""
+KILLED = ExecResult(status="box_killed", exit_code=-9, stdout="", stderr="", state_lost=True)
 
 
 def command_frame(

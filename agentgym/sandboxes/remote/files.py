@@ -27,7 +27,8 @@ from agentgym.sandboxes.host_files import (
     open_file,
     store_tree,
 )
-from agentgym.sandboxes.link import MAX_FILE, SANDBOX_LOST, NotAFile, UnusablePath, raise_refusal
+from agentgym.sandboxes.host_functions import MAX_FILE
+from agentgym.sandboxes.refusals import SANDBOX_LOST, NotAFile, UnusablePath, raise_refusal
 from agentgym.sandboxes.remote.calls import check_timeout, deadline_in, left_until
 from agentgym.sandboxes.remote.process import RemoteProcess
 from agentgym.sandboxes.remote.programs import Programs

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.link import SANDBOX_LOST, Link
+from agentgym.sandboxes.link import Link
+from agentgym.sandboxes.refusals import SANDBOX_LOST
 from agentgym.sandboxes.wire import Frame
 
 WINDOW = 256 << 10
@@ -53,13 +54,13 @@ class RemoteStream:
             raise ValueError(f"size: {size} is not a positive number of bytes")
         await self._process.news.until(lambda: bool(self._pieces) or self.ended, timeout_s)
         if not self._pieces:
-            self._process.check()
+            await self._process.check()
             return b""
         piece = self._pieces.popleft()
         if len(piece) > size:
             self._pieces.appendleft(piece[size:])
             piece = piece[:size]
-        self._give_back(len(piece))
+        await self._give_back(len(piece))
         return piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -74,12 +75,12 @@ class RemoteStream:
             raise WireError(f"over {WINDOW} bytes that nobody asked for")
         self._pieces.append(data)
 
-    def _give_back(self, count: int) -> None:
+    async def _give_back(self, count: int) -> None:
         """Let the box send as much again as was read, in large steps."""
         self._owed += count
         if self._owed * 2 >= WINDOW and not self.ended:
             self._held -= self._owed
-            self._process.tell("credit", of=self._name, count=self._owed)
+            await self._process.tell("credit", of=self._name, count=self._owed)
             self._owed = 0
 
 
@@ -119,16 +120,16 @@ class RemoteProcess:
         async with asyncio.timeout(timeout_s):
             while left:
                 await self.news.until(lambda: self._room > 0 or not self._takes_input, None)
-                self._check_input()
+                await self._check_input()
                 piece = left[: min(self._room, PIECE)]
                 left = left[len(piece) :]
                 self._room -= len(piece)
-                self.tell("input", bytes(piece))
+                await self.tell("input", bytes(piece))
             await self.news.until(lambda: self._room == WINDOW or not self._takes_input, None)
-        self._check_input()
+        await self._check_input()
 
-    def _check_input(self) -> None:
-        self.check()
+    async def _check_input(self) -> None:
+        await self.check()
         if not self._takes_input:
             raise BrokenPipeError("the program takes no more input")
 
@@ -136,21 +137,21 @@ class RemoteProcess:
         """End its standard input behind all that was written; once is enough."""
         if self._takes_input:
             self._takes_input = False
-            self.tell("input", last=True)
+            await self.tell("input", last=True)
 
     async def wait(self, *, timeout_s: float | None = None) -> int:
         """Return its exit code as soon as it has ended; TimeoutError after `timeout_s`, and it goes on."""
         await self.news.until(lambda: self._exit_code is not None or self._lost, timeout_s)
         if self._exit_code is None:
-            self.check()
+            await self.check()
         assert self._exit_code is not None
         return self._exit_code
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """Kill it and all that it started, and wait for that; send another signal to its process group."""
         if self._exit_code is None:
-            self.check()
-            self.tell("signal", signal=int(signal.Signals(number)))
+            await self.check()
+            await self.tell("signal", signal=int(signal.Signals(number)))
             if number == signal.SIGKILL:
                 await self.wait()
 
@@ -158,7 +159,7 @@ class RemoteProcess:
         """End it, and everything that it started; a box that does not confirm that in time is cut."""
         try:
             if not (self._lost or self._gone):
-                self.tell("close")
+                await self.tell("close")
                 await self.news.until(lambda: self._lost or self._gone, timeout_s)
         except TimeoutError:
             self._link.cut("a program in it did not end")
@@ -168,17 +169,20 @@ class RemoteProcess:
             self._link.processes.pop(self.number, None)
             self.lose()
 
-    def tell(self, op: str, body: bytes = b"", **fields: object) -> None:
+    async def tell(self, op: str, body: bytes = b"", **fields: object) -> None:
         """Say something about it to the box, at once; SandboxError where the box is gone."""
         with suppress(WireError):
             self._link.tell({"process": self.number, "op": op, **fields}, body)
             return
-        raise SandboxError(f"{SANDBOX_LOST}: {self._link.broken}")
+        raise await self._link.lost()
 
-    def check(self) -> None:
-        """Raise SandboxError where its end was not seen."""
-        if self._lost and self._exit_code is None:
-            raise SandboxError(f"{SANDBOX_LOST}: the program ended with its box: {self._link.broken or 'it was reset'}")
+    async def check(self) -> None:
+        """Raise SandboxError where its end was not seen: BoxKilledError where code of the box has ended the box."""
+        if not self._lost or self._exit_code is not None:
+            return
+        if self._link.broken:
+            raise await self._link.lost()
+        raise SandboxError(f"{SANDBOX_LOST}: the program ended when its box was reset, or it was closed")
 
     def hear(self, frame: Frame) -> None:
         """Take what the box says of it; WireError where that makes no sense."""

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agentgym.boxes import OUTPUT_LIMIT, ExecResult, HostFunction
-from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.link import SANDBOX_LOST
+from agentgym.errors import BoxKilledError, SandboxError, WireError
+from agentgym.sandboxes.refusals import SANDBOX_LOST
 from agentgym.sandboxes.remote.calls import Calls, encoded
-from agentgym.sandboxes.remote.commands import check_user, command_frame, limit_field, parse_result
+from agentgym.sandboxes.remote.commands import KILLED, check_user, command_frame, limit_field, parse_result
 from agentgym.sandboxes.remote.process import RemoteProcess
 from agentgym.sandboxes.wire import Frame
 
@@ -36,7 +36,7 @@ class Programs(Calls):
         """
         check_user(user)
         body, fields = command_frame(command, cwd, env, stdin)
-        return self._result(await self._call("exec", body, timeout_s, **fields, **limit_field(output_limit)))
+        return await self._run("exec", body, timeout_s, **fields, **limit_field(output_limit))
 
     async def python(
         self,
@@ -58,7 +58,7 @@ class Programs(Calls):
             if not name.isidentifier() or keyword.iskeyword(name):
                 raise ValueError(f"functions: {name!r} is not a name")
         fields: dict[str, Any] = {"functions": sorted(functions), "fresh": fresh, **limit_field(output_limit)}
-        return self._result(await self._call("python", encoded(code, "code"), timeout_s, functions, **fields))
+        return await self._run("python", encoded(code, "code"), timeout_s, functions, **fields)
 
     @asynccontextmanager
     async def start(
@@ -102,6 +102,15 @@ class Programs(Calls):
         finally:
             await self.link.finish("end_shell", timeout_s, shell=number)
 
+    async def _run(
+        self, op: str, body: bytes, timeout_s: float, serve: Mapping[str, HostFunction] | None = None, **fields: Any
+    ) -> ExecResult:
+        """Run something to its end; where it ends the whole box, that is its result."""
+        try:
+            return self._result(await self._call(op, body, timeout_s, serve, **fields))
+        except BoxKilledError:
+            return KILLED
+
     def _result(self, frame: Frame) -> ExecResult:
         """Return the result in an answer; a box whose answer makes no sense is cut."""
         try:
@@ -123,4 +132,4 @@ class RemoteShell:
         """Run a command in the shell; see `boxes.BoxShell.run`. ValueError where the shell was closed."""
         body = encoded(command, "command")
         fields = {"shell": self._number, **limit_field(output_limit)}
-        return self._box._result(await self._box._call("run", body, timeout_s, **fields))
+        return await self._box._run("run", body, timeout_s, **fields)

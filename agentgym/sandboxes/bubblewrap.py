@@ -1,0 +1,100 @@
+"""The command that makes a box with bubblewrap: what the code in it sees of this machine."""
+
+import itertools
+import os
+import pwd
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.server_files import BRANCHES
+
+PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64")
+SETTINGS = ("alternatives", "ld.so.conf.d", "ssl")
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+BOX_USERS = range(200_000, 265_536)
+"""The users of this machine as whom the boxes of root run, one after the other; they own nothing."""
+_boxes = itertools.count(secrets.randbelow(len(BOX_USERS)))
+
+
+def interpreter_of(python: str | None) -> list[str]:
+    system = "/usr/bin/python3"
+    return [python or (system if Path(system).exists() else os.path.realpath(sys.executable)), "-I", "-S", "-B"]
+
+
+def drop_root() -> list[str]:
+    """The command that makes root a user of no other box first: what one box uses up is missing in no other.
+
+    Root's files stay closed, and the process limit holds.
+    """
+    if os.geteuid() != 0:
+        return []
+    user = str(BOX_USERS[next(_boxes) % len(BOX_USERS)])
+    return ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"]
+
+
+def bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int], extra: Sequence[str]) -> list[str]:
+    """The command up to its options; what bubblewrap mounts in memory serves where an episode's own place cannot."""
+    memory = ("--size", str(disk_bytes), "--tmpfs")
+    # /dev and / are file systems in memory too: left writable, they would carry files past a reset.
+    return [
+        *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--as-pid-1", "--new-session"),
+        # In the box's own user namespace only, and for its keeper alone: what runs code has none.
+        *("--cap-add", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "box"),
+        *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
+        *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
+        *_read_only(interpreter),
+        *extra,
+        *("--proc", "/proc", "--tmpfs", "/dev"),
+        *(word for name in DEVICES for word in ("--dev-bind-try", f"/dev/{name}", f"/dev/{name}")),
+        *(word for name, to in LINKS.items() for word in ("--symlink", to, f"/dev/{name}")),
+        *("--dir", "/dev/pts", "--mqueue", "/dev/mqueue"),
+        *(word for path in ("/dev/shm", "/tmp", BRANCHES) for word in (*memory, path)),
+        # As data: the user that the box runs as may not be able to reach the folder of this package.
+        *(word for path, fd in files.items() for word in ("--ro-bind-data", str(fd), path)),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"),
+    ]
+
+
+def shared_folders() -> list[str]:
+    """Return the folders of the host that a box sees."""
+    below = [f"/{name}" for name in PROGRAMS] + [f"/etc/{name}" for name in SETTINGS]
+    return ["/usr", *(path for path in below if Path(path).is_dir() and not Path(path).is_symlink())]
+
+
+def _read_only(interpreter: str) -> list[str]:
+    """The mounts of the host's programs and libraries, and of the few folders of /etc that they need."""
+    binds = ["--ro-bind", "/usr", "/usr"]
+    for name in PROGRAMS:
+        path = Path("/", name)
+        if path.is_symlink():
+            binds += ["--symlink", str(path.readlink()), str(path)]
+        elif path.exists():
+            binds += ["--ro-bind", str(path), str(path)]
+    for name in SETTINGS:
+        binds += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    if not interpreter.startswith("/usr/"):
+        prefix = _prefix(interpreter)
+        binds += ["--ro-bind", prefix, prefix]
+    return binds
+
+
+def _prefix(interpreter: str) -> str:
+    """Return the folder that an interpreter needs; SandboxError where a user's own files may lie in it."""
+    prefix = Path(interpreter).resolve().parents[1]
+    homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1000]
+    if prefix == Path("/") or any(home.is_relative_to(prefix) for home in homes if home != Path("/nonexistent")):
+        raise SandboxError(
+            f"python: {interpreter!r} would show all of {str(prefix)!r} to the code in the box, and a user's home is "
+            "in it; install that Python into a folder of its own, such as /opt/python"
+        )
+    return str(prefix)

@@ -1,0 +1,173 @@
+"""The place of one episode: its own folders in memory, queues, terminals and processes, that end with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from .kernel import (
+    BIND,
+    NEW_MOUNTS,
+    NEW_NAMES,
+    NEW_PROCESSES,
+    NEW_QUEUES,
+    NEW_USERS,
+    NO_DEVICES,
+    NO_EXEC,
+    NO_SUID,
+    PRIVATE,
+    READ_ONLY,
+    RECURSIVE,
+    mount,
+    read_only,
+    set_space,
+    unshare,
+)
+from .limits import HIGHEST_FD, PROC, SYS_CLOSE_RANGE, libc
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from typing import Any
+
+MASKED = ("acpi", "asound", "kcore", "keys", "latency_stats", "scsi", "sched_debug", "timer_list", "timer_stats")
+"""What is below /proc and is the machine's, not the box's."""
+USER_LIMITS = {"max_inotify_instances": 64, "max_inotify_watches": 8192, "max_user_namespaces": 0}
+"""Of all processes of a box together; without a limit of its own, one box takes what another needs."""
+TERMINALS = 32
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+class Arena:
+    """Makes the place of each episode; OSError where the kernel does not let us."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        asked = config["arena"]
+        self.memory = f"mode=1777,size={asked['bytes']},nr_inodes={asked['inodes']}"
+        self.folders: list[str] = [config["work"], config["branches"], "/dev/shm"]
+        self.shared: list[str] = asked["shared"]
+        self.not_private: list[str] = []
+        """Folders of the host whose inodes this box shares with others, because the kernel could not cover them."""
+        if asked["users"]:
+            self.try_out()
+            make_users()
+        self.home = os.open("self/ns/mnt", os.O_RDONLY, dir_fd=PROC)
+        self.begin()
+
+    def try_out(self) -> None:
+        """Do it all in another process first: what is half done cannot be taken back. OSError says what failed."""
+        heard, said = os.pipe()
+        other = os.fork()
+        if other == 0:
+            try:
+                make_users()
+                self.enter()
+            except OSError as error:
+                os.write(said, f"{error.filename}: {error.strerror}".encode())
+            finally:
+                os._exit(0)
+        os.close(said)
+        os.waitpid(other, 0)
+        why = os.read(heard, 1000)
+        os.close(heard)
+        if why:
+            raise OSError(0, "no place of its own for each episode", why.decode())
+
+    def begin(self) -> None:
+        """What all episodes of the box have in common."""
+        for name in DEVICES:
+            path = f"/dev/{name}"
+            if os.path.exists(path) and os.stat(path).st_dev != os.stat("/dev").st_dev:
+                read_only(path, NO_SUID | NO_EXEC)  # It is the host's.
+        self.cover_shared()
+        for name, limit in USER_LIMITS.items():
+            write_if_there(f"sys/user/{name}", limit)
+
+    def cover_shared(self) -> None:
+        """Have inodes of our own in front of the host's folders: locks and watches on them are seen by nobody else."""
+        held = {path: os.open(path, os.O_PATH) for path in sorted(self.shared)}
+        for path, fd in held.items():  # The outer ones come first, and cover what was mounted in them.
+            lower = f"/proc/self/fd/{fd}"
+            try:
+                options = f"lowerdir={lower}:/tmp,userxattr"
+                mount("overlay", path, "overlay", READ_ONLY | NO_SUID | NO_DEVICES, options)
+            except OSError:
+                self.not_private.append(path)
+                mount(lower, path, "", BIND)
+            os.close(fd)
+
+    def enter(self) -> None:
+        """Go into a new place; what is forked from now on is in it."""
+        unshare(NEW_MOUNTS | NEW_NAMES | NEW_QUEUES)
+        self.furnish()
+
+    def leave(self) -> int:
+        """Go back; the place ends with its last process, and when the descriptor is closed that this returns."""
+        left = os.open("self/ns/mnt", os.O_RDONLY, dir_fd=PROC)
+        set_space(self.home, NEW_MOUNTS)
+        return left
+
+    def furnish(self) -> None:
+        for path in self.folders:
+            mount("tmpfs", path, "tmpfs", NO_SUID | NO_DEVICES, self.memory)
+        mount("mqueue", "/dev/mqueue", "mqueue", NO_SUID | NO_DEVICES | NO_EXEC)
+        terminals = f"newinstance,ptmxmode=0666,mode=620,max={TERMINALS}"
+        mount("devpts", "/dev/pts", "devpts", NO_SUID | NO_EXEC, terminals)
+        if os.path.isdir("/sys/fs/cgroup"):
+            cover("/sys/fs/cgroup")
+
+
+def make_users() -> None:
+    """Have what we make belong to a user namespace of our own, in which we are who we were.
+
+    We go on as a child, the first process of a namespace that belongs to it; its parent only waits for its end.
+    """
+    user, group = os.getuid(), os.getgid()
+    unshare(NEW_USERS | NEW_MOUNTS | NEW_PROCESSES)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    mount("", "/", "", PRIVATE | RECURSIVE)
+    child = os.fork()
+    if child:
+        libc.syscall(SYS_CLOSE_RANGE, 0, ctypes.c_uint(HIGHEST_FD), 0)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    mount("proc", "/proc", "proc", NO_SUID | NO_DEVICES | NO_EXEC)
+    hold_proc()
+
+
+def hold_proc() -> None:
+    """Hold what the kernel shows of the processes of our namespace, under its own number."""
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if proc != PROC:
+        os.dup2(proc, PROC, inheritable=False)
+        os.close(proc)
+
+
+def show_processes() -> None:
+    """Show the processes of our namespace at /proc, read-only, and nothing of the machine that is a secret."""
+    mount("proc", "/proc", "proc", READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC)
+    for name in MASKED:
+        path = f"/proc/{name}"
+        if os.path.isdir(path):
+            cover(path)
+        elif os.path.exists(path):
+            mount("/dev/null", path, "", BIND)
+
+
+def cover(folder: str) -> None:
+    """Have an empty folder in a folder's place."""
+    mount("tmpfs", folder, "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC, "mode=555,size=4k,nr_inodes=2")
+
+
+def write_if_there(path: str, number: int) -> None:
+    """Set a limit of the kernel's, where it has it and lets us."""
+    try:
+        fd = os.open(path, os.O_WRONLY, dir_fd=PROC)
+    except OSError:
+        return
+    try:
+        os.write(fd, str(number).encode())
+    except OSError:
+        pass
+    finally:
+        os.close(fd)

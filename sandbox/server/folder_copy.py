@@ -1,0 +1,121 @@
+"""The copy of a working folder: of any depth and any mode, following no link."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .limits import PROC, Refused
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def open_whatever_its_mode(path: str) -> int:
+    """A descriptor of a folder of ours, which keeps its mode."""
+    handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        os.chmod(f"self/fd/{handle}", mode | stat.S_IRWXU, dir_fd=PROC)
+        fd = os.open(".", DIRECTORY, dir_fd=handle)
+        os.fchmod(fd, mode)
+        return fd
+    finally:
+        os.close(handle)
+
+
+def copy_folder(source: int, target: int, max_depth: int | None = None) -> None:
+    """Copy files, folders and links, with modes and times; pipes, sockets and devices are left out.
+
+    Two folders are open at a time, however deep they lie. Both descriptors are closed.
+    """
+    folders: list[tuple[int, tuple[int, int], list[str]]] = []
+    left = copy_files(source, target)
+    while True:
+        if left:
+            name = left.pop()
+            if max_depth is not None and len(folders) >= max_depth:
+                raise Refused(f"it is over {max_depth} folders deep")
+            info = os.stat(name, dir_fd=source, follow_symlinks=False)
+            mode = stat.S_IMODE(info.st_mode)
+            make_readable(name, source, mode)
+            os.mkdir(name, 0o700, dir_fd=target)
+            source, target = step(source, name), step(target, name)
+            folders.append((mode, (info.st_atime_ns, info.st_mtime_ns), left))
+            left = copy_files(source, target)
+        elif folders:
+            mode, times, left = folders.pop()
+            os.utime(target, ns=times)
+            source, target = leave(source, mode), leave(target, mode)
+        else:
+            os.close(source)
+            os.close(target)
+            return
+
+
+def step(folder: int, name: str) -> int:
+    """The folder of that name, in the place of the descriptor that led to it."""
+    try:
+        return os.open(name, DIRECTORY, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def leave(folder: int, mode: int) -> int:
+    """The folder above, in the place of a descriptor of a folder that gets its mode at last."""
+    above = os.open("..", DIRECTORY, dir_fd=folder)
+    os.fchmod(folder, mode)
+    os.close(folder)
+    return above
+
+
+def make_readable(name: str, folder: int, mode: int) -> None:
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(name, mode | stat.S_IRWXU, dir_fd=folder)
+
+
+def copy_files(source: int, target: int) -> list[str]:
+    """Copy all but the folders, whose names are the answer."""
+    folders: list[str] = []
+    for name in os.listdir(source):
+        info = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if stat.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        elif stat.S_ISDIR(info.st_mode):
+            folders.append(name)
+        elif stat.S_ISREG(info.st_mode):
+            copy_file(source, target, name, info)
+    return folders
+
+
+def copy_file(source: int, target: int, name: str, info: os.stat_result) -> None:
+    """One file, whatever its mode; its holes stay holes."""
+    mode = stat.S_IMODE(info.st_mode)
+    if not mode & stat.S_IRUSR:
+        os.chmod(name, mode | stat.S_IRWXU, dir_fd=source)
+    old = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=source)
+    new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=target)
+    try:
+        copy_content(old, new, info.st_size)
+        for fd in (old, new):
+            os.fchmod(fd, mode)
+        os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
+    finally:
+        os.close(old)
+        os.close(new)
+
+
+def copy_content(old: int, new: int, size: int) -> None:
+    os.ftruncate(new, size)
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(old, at, os.SEEK_DATA)
+        except OSError:
+            return  # Nothing but a hole is left.
+        end = os.lseek(old, at, os.SEEK_HOLE)
+        os.lseek(new, at, os.SEEK_SET)
+        while at < end:
+            count = os.sendfile(new, old, at, min(end - at, 1 << 24))
+            if not count:
+                return
+            at += count

@@ -1,0 +1,99 @@
+"""Calls of the kernel that Python 3.9 has no function for: namespaces, mounts, capabilities and filters of calls."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+
+from .limits import PR_GET_TID_ADDRESS, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SYS_CLONE, libc
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from typing import Any
+
+NEW_MOUNTS, NEW_NAMES, NEW_QUEUES, NEW_USERS, NEW_PROCESSES = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+"""CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID."""
+READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+CLONE_PARENT = 0x8000
+CLONE_THREAD_ID = 0x200000 | 0x1000000
+"""CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID."""
+CAP_SYS_ADMIN = 21
+HIGHEST_CAPABILITY = 63
+PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
+CAPABILITIES_V3 = 0x20080522
+
+
+def check(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def unshare(spaces: int) -> None:
+    check(libc.unshare(spaces), "unshare")
+
+
+def set_space(fd: int, space: int) -> None:
+    """Enter a namespace; for one of processes, only what is forked from now on does."""
+    check(libc.setns(fd, space), "setns")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    words = (source.encode(), target.encode(), kind.encode())
+    check(libc.mount(*words, ctypes.c_ulong(flags), options.encode()), f"mount {kind} on {target}")
+
+
+def read_only(target: str, flags: int = 0) -> None:
+    """Make one mount read-only; a device in it can be used, and its inode not changed."""
+    mount("", target, "", REMOUNT | BIND | READ_ONLY | flags)
+
+
+def thread_id_place() -> Any:
+    """Where the kernel was asked to clear this thread's id; None where it does not say."""
+    place = ctypes.c_void_p()
+    return None if libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(place), 0, 0, 0) else place
+
+
+def clone(flags: int) -> int:
+    """os.fork with flags, of a process that has one thread; -1 where the kernel refuses, or it cannot be done here.
+
+    What C's fork does beside it is needed with several threads only, and for the cached thread id.
+    """
+    place = thread_id_place()
+    if SYS_CLONE is None or place is None:
+        return -1
+    api = ctypes.pythonapi
+    api.PyOS_BeforeFork()
+    # The last two: the place of the thread id, in the order of either architecture.
+    pid: int = api.syscall(SYS_CLONE, flags | CLONE_THREAD_ID | signal.SIGCHLD, None, None, place, place)
+    if pid:
+        api.PyOS_AfterFork_Parent()
+    else:
+        api.PyOS_AfterFork_Child()
+    return pid
+
+
+def set_capabilities(permitted: int, effective: int) -> None:
+    """Keep these capabilities, as bits, and no other; none passes to a program that is started."""
+    header = struct.pack("Ii", CAPABILITIES_V3, 0)
+    low, high = 0xFFFFFFFF, 32
+    sets = (effective & low, permitted & low, 0, effective >> high, permitted >> high, 0)
+    check(libc.capset(header, struct.pack("6I", *sets)), "capset")
+
+
+def drop_bounding() -> None:
+    """Leave no capability that a program could be given, by whatever its file says."""
+    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for number in range(HIGHEST_CAPABILITY + 1):
+        if libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0):
+            return
+
+
+def filter_calls(program: bytes) -> None:
+    """Let this process and what it starts make the system calls of a BPF program only, for good."""
+    code = ctypes.create_string_buffer(program, len(program))
+    rules = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, rules, 0, 0), "the filter of system calls")

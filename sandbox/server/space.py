@@ -1,0 +1,199 @@
+"""A namespace of processes for the code of a box, and its first process, which keeps order there for us."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import struct
+import time
+from contextlib import contextmanager
+
+from .kernel import CAP_SYS_ADMIN, NEW_PROCESSES, set_capabilities, set_space, unshare
+from .limits import CREDENTIAL, CREDENTIALS, HIGHEST_FD, PR_SET_PDEATHSIG, PROC, SYS_CLOSE_RANGE, libc
+
+TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import ClassVar, NoReturn
+
+ADMIN = 1 << CAP_SYS_ADMIN
+ORDER = struct.Struct("ci")
+SIGNAL, ADOPT, STATUS, REAP = b"s", b"a", b"w", b"r"
+"""Orders: signal all; know this child of yours; tell how it ended, once it has; collect what has ended."""
+
+
+class Space:
+    """Processes that see and signal each other, and nothing of ours; all of them end with their first one.
+
+    Our own processes there have the first one for a parent, as far as they can see.
+    """
+
+    current: Space | None = None
+    """Where the code of this box is; None where it is in our own namespace."""
+    first_processes: ClassVar[set[int]] = set()
+    """Of all spaces of this server: they are spared when what runs in a space is killed."""
+    ours = -1
+    """The namespace that we are in ourselves."""
+
+    def __init__(self, furnish: Callable[[], object]) -> None:
+        self.numbers: dict[int, int] = {}
+        """Of the processes that were adopted, by our own number: the one that each has here."""
+        self.end, theirs = socket.socketpair()
+        with raised():
+            set_space(Space.ours, NEW_PROCESSES)
+            unshare(NEW_PROCESSES)
+            self.pid = os.fork()
+            if self.pid == 0:
+                keep_order(theirs, furnish)
+            theirs.close()
+            self.fd = os.open("self/ns/pid_for_children", os.O_RDONLY, dir_fd=PROC)
+        if self.end.recv(ORDER.size) != READY:
+            raise OSError("the first process of a namespace could not begin")
+        Space.first_processes.add(self.pid)
+
+    def enter(self) -> None:
+        """Have all processes that are forked from now on be in this space."""
+        with raised():
+            set_space(self.fd, NEW_PROCESSES)
+        Space.current = self
+
+    @contextmanager
+    def while_entered(self, before: Space) -> Iterator[Space]:
+        """Enter it, and go back; it is closed where the block fails."""
+        try:
+            self.enter()
+            yield self
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            before.enter()
+
+    def fork(self) -> int:
+        """os.fork of a process in this space, by way of another one; BlockingIOError where the box is full."""
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        between = os.fork()
+        if between == 0:
+            try:
+                between = os.getpid()
+                if os.fork():
+                    os._exit(0)
+            except OSError:
+                os._exit(1)
+            theirs.send(b".")
+            while os.getppid() == between:
+                time.sleep(0.0001)
+            return 0
+        theirs.close()
+        said, credentials, _, _ = ours.recvmsg(1, CREDENTIALS)
+        ours.close()
+        os.waitpid(between, 0)
+        if not said:
+            raise BlockingIOError("the box is full of processes")
+        pid: int = CREDENTIAL.unpack(credentials[0][2])[0]
+        self.adopt(pid)
+        return pid
+
+    def adopt(self, pid: int) -> None:
+        """Have its end be kept until we ask for it."""
+        self.numbers[pid] = self.number(pid)
+        self.order(ADOPT, self.numbers[pid])
+
+    def status(self, pid: int) -> int:
+        """How an adopted process ended, as os.waitpid says it; it has ended."""
+        return self.order(STATUS, self.numbers.pop(pid))
+
+    def number(self, pid: int) -> int:
+        """The number that a process has in this space."""
+        fd = os.open(f"{pid}/status", os.O_RDONLY, dir_fd=PROC)
+        try:
+            text = os.read(fd, 4096)
+        finally:
+            os.close(fd)
+        line = text[text.index(b"NSpid:") :].split(b"\n", 1)[0]
+        return int(line.split()[-1])
+
+    def signal_all(self, number: int) -> None:
+        """Signal every process in it at once: none can fork past it."""
+        self.order(SIGNAL, number)
+
+    def reap(self) -> None:
+        self.order(REAP, 0)
+
+    def order(self, order: bytes, number: int) -> int:
+        self.end.send(ORDER.pack(order, number))
+        said = self.end.recv(ORDER.size)
+        if len(said) != ORDER.size:
+            raise SystemExit("the first process of a namespace is gone")
+        answer: int = ORDER.unpack(said)[1]
+        return answer
+
+    def close(self) -> None:
+        """Kill everything in it; return when it is empty."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.end.close()
+        os.close(self.fd)
+        os.waitpid(self.pid, 0)  # It ends after all others.
+        Space.first_processes.discard(self.pid)
+
+    @classmethod
+    def begin(cls) -> None:
+        """Remember where we are, before any space is made."""
+        cls.ours = os.open("self/ns/pid", os.O_RDONLY, dir_fd=PROC)
+
+
+READY = ORDER.pack(b".", 0)
+
+
+class raised:
+    """What the kernel asks of those who make namespaces is ours for the time of a block."""
+
+    def __enter__(self) -> None:
+        set_capabilities(ADMIN, ADMIN)
+
+    def __exit__(self, *_: object) -> None:
+        set_capabilities(ADMIN, 0)
+
+
+def keep_order(end: socket.socket, furnish: Callable[[], object]) -> NoReturn:
+    """Be the first process of a space: it does what we order, and takes nothing from those in it."""
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        furnish()
+        set_capabilities(0, 0)
+        os.dup2(end.fileno(), 0)
+        libc.syscall(SYS_CLOSE_RANGE, 1, ctypes.c_uint(HIGHEST_FD), 0)
+        os.write(0, READY)
+        known: dict[int, int | None] = {}
+        while order := os.read(0, ORDER.size):
+            kind, number = ORDER.unpack(order)
+            os.write(0, ORDER.pack(b".", obey(kind, number, known)))
+    finally:
+        os._exit(0)
+
+
+def obey(order: bytes, number: int, known: dict[int, int | None]) -> int:
+    """The answer to one order; `known` are the processes whose end will be asked for."""
+    if order == ADOPT:
+        known[number] = None
+        return 0  # Whoever adopts it has not opened it yet: it must not be collected.
+    if order == SIGNAL:
+        try:
+            os.kill(-1, number)
+        except ProcessLookupError:
+            pass  # Nobody else is here.
+    elif order == STATUS and known.get(number) is None:
+        known.pop(number, None)
+        return os.waitpid(number, 0)[1]
+    elif order == STATUS:
+        return known.pop(number) or 0
+    try:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] in known:
+                known[ended[0]] = ended[1]
+    except ChildProcessError:
+        pass
+    return 0

@@ -1,0 +1,366 @@
+"""Nothing crosses from episode to episode, nor from a session to a verifier; a box that its code ended is a result."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import agentgym as ag
+from agentgym.boxes import Box, Boxes
+from agentgym.errors import BoxKilledError
+from agentgym.sandboxes.local import Bubblewrap, Process
+from agentgym.testing import Scripted, call
+from tests.sandboxes.conftest import make
+
+KINDS: list[object] = [
+    "unsafe",
+    "bubblewrap",
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("runsc", marks=[pytest.mark.docker, pytest.mark.slow]),
+]
+ISOLATED = KINDS[1:]
+PLACED = KINDS[1:3]
+"""Where each episode has namespaces of its own."""
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[Boxes]:
+    async with make(request.param).open(2) as boxes:
+        yield boxes
+
+
+def of(kinds: list[object]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("pool", kinds, indirect=True)
+
+
+SCAN = """
+import re
+found = set()
+pattern = re.compile(('can' + 'ary').encode() + rb'[a-z]{4}X[0-9]{4}')
+for line in open('/proc/self/maps'):
+    span, mode = line.split()[:2]
+    if mode.startswith('rw'):
+        start, end = (int(x, 16) for x in span.split('-'))
+        with open('/proc/self/mem', 'rb', 0) as memory:
+            memory.seek(start)
+            try: found |= set(pattern.findall(memory.read(end - start)))
+            except OSError: pass
+print(sorted(found))
+"""
+
+
+async def say_names(box: Box, number: int) -> None:
+    await box.write({f"canarywritX{number:04d}.py": f"canarycontX{number:04d}"})
+    await box.exec(f"echo canaryexecX{number:04d} > /dev/null; mkdir canarylistX{number:04d}")
+    await box.python(f"'canarycodeX{number:04d}'", functions={f"canaryfuncX{number:04d}": lambda: 0}, fresh=number == 1)
+    with pytest.raises(FileNotFoundError):
+        await box.read(f"canaryreadX{number:04d}")
+    await box.list()
+
+
+@of(KINDS)
+async def test_no_name_of_an_earlier_episode_is_in_the_memory_of_the_next(pool: Boxes) -> None:
+    async with pool.lease() as box:
+        for number in range(3):
+            await say_names(box, number)
+        await box.reset()
+        assert (await box.python(SCAN)).stdout == "[]\n"
+
+
+@of(PLACED)
+async def test_no_counter_of_the_kernel_tells_the_next_episode_anything(pool: Boxes) -> None:
+    count = """
+import ctypes, os
+open('f', 'w').close()
+shm = ctypes.CDLL(None).shmget(0, 4096, 0o600)
+(os.stat('f').st_ino, os.getpid(), os.posix_spawn('/bin/true', ['true'], {}), shm)
+"""
+    busy = """
+import os
+for n in range(90):
+    open(str(n), 'w').close()
+    if not os.fork(): os._exit(0)
+    os.wait()
+"""
+    async with pool.lease() as box:
+        await box.reset()
+        quiet = (await box.python(count)).stdout
+        await box.python(busy)
+        await box.reset()
+        assert (await box.python(count)).stdout == quiet
+        assert (await box.exec("ls /sys/fs/cgroup 2>/dev/null")).stdout == ""
+
+
+@of(PLACED)
+async def test_flags_of_the_folders_end_with_their_episode(pool: Boxes) -> None:
+    flags = """
+import fcntl, os, struct
+def flags(path, value=None):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if value is not None: fcntl.ioctl(fd, 0x40086602, struct.pack('l', value))
+        return struct.unpack('l', fcntl.ioctl(fd, 0x80086601, bytes(8)))[0]
+    except OSError as error: return error.errno
+    finally: os.close(fd)
+places = ['/tmp', '/dev/shm', '/branches']
+"""
+    async with pool.lease() as box:
+        before = (await box.python(flags + "[flags(p) for p in places]")).stdout
+        await box.python(flags + "[flags(p, 0x40 | 0x80) for p in places]")
+        await box.reset()
+        assert (await box.python(flags + "[flags(p) for p in places]")).stdout == before
+
+
+@of(PLACED)
+async def test_things_in_the_way_of_a_wipe_and_very_many_files_cost_a_reset_nothing(pool: Boxes) -> None:
+    async with pool.lease() as box:
+        await box.python("import os\nos.makedirs('/tmp/.lifted-1-1/d')\nfor n in range(8000): os.mknod(f'/tmp/{n}')")
+        await box.reset()
+        assert await box.list() == []
+
+
+@of(PLACED)
+async def test_inodes_and_folders_in_memory_are_bounded(pool: Boxes) -> None:
+    fill = """
+import os
+n = 0
+try:
+    while True: os.mknod(f'/tmp/{n}'); n += 1
+except OSError as error: print(error.errno, n < 70_000)
+"""
+    async with pool.lease() as box:
+        assert (await box.python(fill, timeout_s=60.0)).stdout == "28 True\n"
+        assert (await box.exec("echo 1")).stdout == "1\n"
+        assert (await box.python("6 * 7", fresh=True, timeout_s=60.0)).stdout == "42\n"
+
+
+TICKING = """
+import ctypes, os, signal, time
+libc = ctypes.CDLL(None, use_errno=True)
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGCONT, lambda *_: None)
+    class sigevent(ctypes.Structure):
+        _fields_ = [('value', ctypes.c_void_p), ('signo', ctypes.c_int), ('notify', ctypes.c_int)]
+        _fields_ += [('pad', ctypes.c_byte * 48)]
+    class itimerspec(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_long) for name in ('is_', 'ins', 'vs', 'vns')]
+    for k in range(500):
+        event, timer = sigevent(None, signal.SIGCONT, 0), ctypes.c_void_p()
+        libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
+        at = 0.02 * (k + 1)
+        libc.timer_settime(timer, 0, ctypes.byref(itimerspec(0, 0, int(at), int(at % 1 * 1e9))), None)
+    n = 0
+    while True:
+        n += 1
+        for pid in map(int, filter(str.isdigit, os.listdir('/proc'))):
+            if pid not in (1, os.getpid(), os.getppid()):
+                try: os.kill(pid, 9)
+                except OSError: pass
+        with open('solution.py', 'w') as file: file.write(f'ticks = {n}')
+while not os.path.exists('solution.py'): time.sleep(0.01)
+"""
+
+
+@of(PLACED)
+async def test_a_verifier_is_out_of_reach_of_a_process_that_cannot_be_stopped(pool: Boxes) -> None:
+    watch = """
+import time
+seen = set()
+for _ in range(30):
+    seen.add(open('solution.py').read())
+    time.sleep(0.02)
+len(seen)
+"""
+    async with pool.lease() as box:
+        await box.python(TICKING)
+        said = await box.python(watch, fresh=True, timeout_s=20.0)
+        assert (said.status, said.stdout, said.stderr) == ("ok", "1\n", "")
+
+
+@of(KINDS)
+async def test_no_compiled_file_stands_in_for_one_that_the_host_writes(pool: Boxes) -> None:
+    plant = """
+import importlib.util, os, py_compile
+open('evil.py', 'w').write('print("forged")')
+cached = importlib.util.cache_from_source('hidden.py')
+os.makedirs('__pycache__', exist_ok=True)
+py_compile.compile('evil.py', cached, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+"""
+    async with pool.lease() as box:
+        await box.reset()
+        await box.python(plant)
+        await box.write({"hidden.py": "print('real')"})
+        assert (await box.exec("python3 -c 'import hidden'")).stdout == "real\n"
+        await box.python(plant)  # After the write too.
+        assert (await box.python("import hidden", fresh=True)).stdout == "real\n"
+
+
+@of(KINDS)
+async def test_an_old_handle_or_link_does_not_see_what_the_host_writes(pool: Boxes) -> None:
+    async with pool.lease() as box:
+        await box.reset()
+        await box.python("import os\nf = open('t.py', 'w+'); os.link('t.py', 'link')")
+        await box.write({"t.py": "secret"})
+        assert (await box.python("f.seek(0); f.read() + open('link').read()")).stdout == "''\n"
+        await box.python("f.write('evil'); f.flush()")
+        assert await box.read("t.py") == b"secret"
+
+
+@of(KINDS)
+async def test_fresh_code_finds_no_start_up_file_of_the_session(pool: Boxes) -> None:
+    plant = """
+import os, sys
+folder = os.path.expanduser(f'~/.local/lib/python3.{sys.version_info[1]}/site-packages')
+os.makedirs(folder)
+open(folder + '/usercustomize.py', 'w').write('import os; os._exit(0)')
+"""
+    run = "import subprocess\nsubprocess.run(['python3', '-c', 'raise SystemExit(3)']).returncode"
+    async with pool.lease() as box:
+        await box.reset()
+        assert (await box.python(plant)).status == "ok"
+        assert (await box.python(run, fresh=True)).stdout == "3\n"
+
+
+def mode_of_null() -> int:
+    return Path("/dev/null").stat().st_mode & 0o777
+
+
+async def test_boxes_of_bubblewrap_do_not_meet_in_the_folders_of_this_machine() -> None:
+    hold = "import fcntl\nf = open('/usr/bin/env'); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    async with make("bubblewrap").open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
+        assert (await one.python(hold)).status == "ok"
+        assert (await other.python(hold)).status == "ok"
+        assert (await other.exec("chmod 600 /dev/null")).exit_code != 0
+    assert await asyncio.to_thread(mode_of_null) == 0o666
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each box a user of its own")
+async def test_no_box_of_root_takes_what_another_needs() -> None:
+    take = """
+import ctypes
+libc = ctypes.CDLL(None)
+n = 0
+while libc.inotify_init1(0) >= 0: n += 1
+n
+"""
+    async with make("bubblewrap").open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
+        first = int((await one.python(take)).stdout)
+        assert 0 < first <= 64
+        assert int((await other.python(take)).stdout) == first
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_rights_too(tmp_path: Path) -> None:
+    make("bubblewrap")
+    code = (
+        "import asyncio, logging\nfrom agentgym.sandboxes.local import Bubblewrap\nlogging.basicConfig()\n"
+        "async def main():\n"
+        "    async with Bubblewrap().open(1) as boxes, boxes.lease() as box:\n"
+        "        await box.write({'f': 'x'})\n"
+        "        await box.reset()\n"
+        "        print(await box.list(), (await box.python('6 * 7', fresh=True)).stdout)\n"
+        "asyncio.run(main())\n"
+    )
+    copy = Path(shutil.copytree(Path(__file__).parents[2] / "agentgym", tmp_path / "agentgym"))
+    shutil.copytree(Path(__file__).parents[2] / "sandbox", tmp_path / "sandbox")
+    for path in (tmp_path, *tmp_path.parents):
+        if path.owner() == "root" and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o055)
+    drop = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups", "--"]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [*drop, sys.executable, "-c", code],
+        cwd=copy.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(copy.parent), "HOME": "/nonexistent"},
+    )
+    assert (done.stdout, done.stderr) == ("[] 42\n\n", "")
+
+
+async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
+    with pytest.raises(ag.SandboxError, match="home is in it"):
+        async with Bubblewrap(python=str(Path.home() / "bin" / "python3")).open(1) as boxes, boxes.lease():
+            pass
+
+
+BAD_PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 300 + "f", "..", "/etc/passwd", "", "\x7f\n\u202e", "a/../../b"]
+
+
+@of(KINDS)
+@pytest.mark.parametrize("path", BAD_PATHS, ids=range(len(BAD_PATHS)))
+async def test_no_path_ends_a_box(pool: Boxes, path: str, tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("x")
+    async with pool.lease() as box:
+        calls = [box.read(path), box.list(path), box.write({path: "x"}), box.put(tmp_path / "source", path)]
+        for made in (*calls, box.get(path or ".", tmp_path / "target")):
+            with suppress(OSError, ValueError):
+                await made
+        assert (await box.python("6 * 7")).stdout == "42\n"
+
+
+# ---------------------------------------------------------------------------------------------- the end of a box
+
+
+async def each_call_says_so(box: Box) -> None:
+    for ended in (await box.python("1"), await box.exec("true")):
+        assert (ended.status, ended.exit_code, ended.state_lost) == ("box_killed", -9, True)
+    for other in (box.read("f"), box.list(), box.write({"f": "x"}), box.fork()):
+        with pytest.raises(BoxKilledError):
+            await other
+
+
+async def test_a_box_that_its_code_ended_is_a_result_of_every_call() -> None:
+    async with Process(unsafe=True).open(1) as boxes:
+        async with boxes.lease() as box:
+            assert (await box.python("import os; os.kill(os.getppid(), 9)")).status == "box_killed"
+            await each_call_says_so(box)
+        async with boxes.lease() as box:
+            assert (await box.python("1")).stdout == "1\n"
+
+
+class Ended(ag.ToolEnv[ag.Task]):
+    """An env whose model ends its box."""
+
+    sandbox = Process(unsafe=True)
+    limits = ag.Limits(turns=4, seconds=60, context_tokens=8192)
+
+    @ag.tool
+    async def python(self, code: str) -> str:
+        """Run code."""
+        return (await self.box.python(code)).text()
+
+    @ag.tool
+    async def read(self, path: str) -> str:
+        """Read a file."""
+        return (await self.box.read(path)).decode()
+
+    @ag.reward
+    async def solved(self) -> float:
+        """Whether the box still has the file."""
+        return float("f" in await self.box.list())
+
+
+async def test_a_rollout_whose_code_ended_its_box_is_scored() -> None:
+    task = ag.Task(id="t", prompt=(ag.Message(role="user", content="x"),))
+    said: list[ag.Message | str] = [
+        call("python", code="import os; os.kill(os.getppid(), 9)"),
+        call("read", path="f"),
+        "done",
+    ]
+    rollout = await ag.rollout(Ended, task, Scripted(said))
+    assert (rollout.reward, rollout.failure) == (0.0, None)
+    assert rollout.metrics["box_killed"] == 1
+    assert rollout.metrics["tool_errors"] == 1
+    assert "box_killed" in str(rollout) or "[the box was ended by the code that ran in it]" in str(rollout)
