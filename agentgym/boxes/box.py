@@ -172,13 +172,15 @@ class Box(Protocol):
     ) -> bytes:
         """Return a file, or what is in a folder, as a tar archive; with `target` it is written there and b"" returned.
 
-        Links are in it as links; pipes, sockets and devices are left out. ValueError over `limit` bytes of archive.
+        Modes and times are exact, links are in it as links; pipes, sockets and devices are left out. ValueError over
+        `limit` bytes of archive.
         """
         ...
 
     async def unpack(self, archive: bytes | str | Path, path: str = ".", *, timeout_s: float = 30.0) -> None:
         """Make the files, folders and links of a tar archive, compressed or not, below the folder `path`.
 
+        They have the archive's modes and times, and take the place of files of their names.
         The archive is its bytes, or a file of this machine. ValueError for what is none, and for a name that leads out;
         what came before that name is made.
         """

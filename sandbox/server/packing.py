@@ -1,4 +1,4 @@
-"""A working folder as a tar file: written from below a descriptor, and read back below one."""
+"""Folders as tar archives: written from below a descriptor, and read back below one; no link is followed."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
 TIME = "mtime"
 
 
-def pack(work: str, stream: IO[bytes]) -> None:
-    """Write the folder's content: files, folders, links and hard links, with exact modes and times.
+def pack(folder: int, stream: IO[bytes], name: str = "") -> None:
+    """Write what is in the folder, or one thing in it: files, folders, links and hard links, with modes and times.
 
     Pipes, sockets and devices are left out.
     """
     import tarfile  # Here: only the process that packs pays for it.
 
-    top = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
-        pack_folder(archive, top, "", {}, 0)
+        for each in [name] if name else sorted(os.listdir(folder)):
+            pack_entry(archive, folder, each, "", {}, 0)
 
 
-def pack_folder(
-    archive: tarfile.TarFile, folder: int, prefix: str, linked: dict[tuple[int, int], str], depth: int
+def pack_entry(
+    archive: tarfile.TarFile, folder: int, name: str, prefix: str, linked: dict[tuple[int, int], str], depth: int
 ) -> None:
-    """Write what is in a folder; `linked` has the first name of each file that has several."""
-    if depth > MAX_DEPTH:
-        raise Refused(f"it is over {MAX_DEPTH} folders deep")
-    for name in sorted(os.listdir(folder)):
-        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        entry = entry_of(archive, prefix + name, info)
-        if stat.S_ISLNK(info.st_mode):
-            entry.type, entry.linkname = b"2", os.readlink(name, dir_fd=folder)
-            archive.addfile(entry)
-        elif stat.S_ISREG(info.st_mode) and (info.st_dev, info.st_ino) in linked:
-            entry.type, entry.linkname = b"1", linked[info.st_dev, info.st_ino]
-            archive.addfile(entry)
-        elif stat.S_ISREG(info.st_mode):
-            if info.st_nlink > 1:
-                linked[info.st_dev, info.st_ino] = prefix + name
-            entry.size = info.st_size
-            with os.fdopen(open_whatever_mode(name, folder, info), "rb") as file:
-                archive.addfile(entry, file)
-        elif stat.S_ISDIR(info.st_mode):
-            entry.type = b"5"
-            archive.addfile(entry)
-            inner = open_whatever_mode(name, folder, info)
-            try:
-                pack_folder(archive, inner, f"{prefix}{name}/", linked, depth + 1)
-            finally:
-                os.fchmod(inner, entry.mode)
-                os.close(inner)
+    """Write a file, a link, or a folder with all in it; `linked` has the first name of each file that has several."""
+    info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    entry = entry_of(archive, prefix + name, info)
+    if stat.S_ISLNK(info.st_mode):
+        entry.type, entry.linkname = b"2", os.readlink(name, dir_fd=folder)
+        archive.addfile(entry)
+    elif stat.S_ISREG(info.st_mode) and (info.st_dev, info.st_ino) in linked:
+        entry.type, entry.linkname = b"1", linked[info.st_dev, info.st_ino]
+        archive.addfile(entry)
+    elif stat.S_ISREG(info.st_mode):
+        if info.st_nlink > 1:
+            linked[info.st_dev, info.st_ino] = prefix + name
+        with os.fdopen(open_whatever_mode(name, folder, info), "rb") as file:
+            entry.size = os.fstat(file.fileno()).st_size
+            archive.addfile(entry, file)
+    elif stat.S_ISDIR(info.st_mode):
+        entry.type = b"5"
+        archive.addfile(entry)
+        inner = open_whatever_mode(name, folder, info)
+        try:
+            if depth == MAX_DEPTH:
+                raise Refused(f"it is over {MAX_DEPTH} folders deep")
+            for each in sorted(os.listdir(inner)):
+                pack_entry(archive, inner, each, f"{prefix}{name}/", linked, depth + 1)
+        finally:
+            os.fchmod(inner, entry.mode)
+            os.close(inner)
 
 
 def entry_of(archive: tarfile.TarFile, path: str, info: os.stat_result) -> tarfile.TarInfo:
@@ -83,53 +83,70 @@ def open_whatever_mode(name: str, folder: int, info: os.stat_result) -> int:
     return fd
 
 
-def unpack(work: str, stream: IO[bytes]) -> None:
-    """Make what the tar file holds below the folder: no link is followed, and no name leads out.
+def unpack(work: str, top: list[str], stream: IO[bytes]) -> None:
+    """Make what an archive holds, compressed or not, below the folder `top`: in place of files of the same names.
 
-    Refused for a name that does, and for anything but files, folders and links.
+    No link is followed, and no name leads out. Refused for what is none, and anything but files, folders and links.
     """
     import tarfile
 
-    folders: list[tuple[list[str], int, int]] = []
+    os.close(open_below(work, top, make=True))
+    folders: dict[tuple[str, ...], tuple[int, int]] = {}
     try:
-        with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8") as archive:
+        with tarfile.open(fileobj=stream, mode="r|*", encoding="utf-8") as archive:
             for entry in archive:
-                parts = parts_below(entry.name)
+                parts = [*top, *parts_below(entry.name)]
                 if entry.isdir():
                     os.close(open_below(work, parts, make=True))
-                    folders.append((parts, entry.mode & 0o7777, time_of(entry)))
+                    folders[tuple(parts)] = (entry.mode & 0o7777, time_of(entry))
                 else:
-                    unpack_entry(archive, work, parts, entry)
+                    unpack_entry(archive, work, top, parts, entry)
                 archive.members.clear()  # type: ignore[attr-defined]  # Else it would hold every name until its end.
-    except (tarfile.TarError, EOFError) as error:
-        raise Refused(f"it is no snapshot: {error}") from None
-    for parts, mode, time in reversed(folders):  # The inner ones first: a mode may close its folder.
-        fd = open_below(work, parts)
+    except (OSError, Refused, MemoryError, RecursionError):
+        raise
+    except Exception as error:  # Each compression has errors of its own.
+        raise Refused(f"this is no tar archive, or not all of it: {error}") from None
+    folders.pop(tuple(top), None)
+    for inner, (mode, time) in sorted(folders.items(), key=by_depth):  # A mode may close its folder.
+        fd = open_below(work, [*inner])
         os.fchmod(fd, mode)
         os.utime(fd, ns=(time, time))
         os.close(fd)
 
 
-def unpack_entry(archive: tarfile.TarFile, work: str, parts: list[str], entry: tarfile.TarInfo) -> None:
+def by_depth(folder: tuple[tuple[str, ...], object]) -> int:
+    """The inner ones first."""
+    return -len(folder[0])
+
+
+def unpack_entry(archive: tarfile.TarFile, work: str, top: list[str], parts: list[str], entry: tarfile.TarInfo) -> None:
+    if not (entry.issym() or entry.islnk() or entry.isreg()) or parts == top:
+        raise Refused(f"{entry.name!r} in the archive is no file, folder or link")
     folder = open_below(work, parts[:-1], make=True)
     name, time = parts[-1], time_of(entry)
     try:
+        make_way(name, folder)
         if entry.issym():
             os.symlink(entry.linkname, name, dir_fd=folder)
             os.utime(name, ns=(time, time), dir_fd=folder, follow_symlinks=False)
         elif entry.islnk():
-            first = parts_below(entry.linkname)
+            first = [*top, *parts_below(entry.linkname)]
             source = open_below(work, first[:-1])
             try:
                 os.link(first[-1], name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
             finally:
                 os.close(source)
-        elif entry.isreg():
-            unpack_file(archive, folder, name, entry, time)
         else:
-            raise Refused(f"{entry.name!r} is no file, no folder and no link")
+            unpack_file(archive, folder, name, entry, time)
     finally:
         os.close(folder)
+
+
+def make_way(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
 
 
 def unpack_file(archive: tarfile.TarFile, folder: int, name: str, entry: tarfile.TarInfo, time: int) -> None:
@@ -141,16 +158,16 @@ def unpack_file(archive: tarfile.TarFile, folder: int, name: str, entry: tarfile
             file.write(data)
         file.flush()
         if os.fstat(file.fileno()).st_size != entry.size:
-            raise Refused(f"it is no snapshot: {entry.name!r} is cut off")
+            raise Refused(f"{entry.name!r} in the archive is cut off")
         os.fchmod(file.fileno(), entry.mode & 0o7777)
         os.utime(file.fileno(), ns=(time, time))
 
 
 def parts_below(path: str) -> list[str]:
-    """The names of a path in the tar file; Refused where it leads out of the folder."""
-    parts = path.rstrip("/").split("/")
-    if any(part in ("", ".", "..") or "\0" in part for part in parts) or len(parts) > MAX_DEPTH + 1:
-        raise Refused(f"{path!r} leads out of the folder, or is no path of a snapshot")
+    """The names of a path in an archive; Refused where it leads out of the folder."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith("/") or ".." in parts or len(parts) > MAX_DEPTH + 1:
+        raise Refused(f"{path!r} in the archive is outside of the folder, or over {MAX_DEPTH} folders deep")
     return parts
 
 

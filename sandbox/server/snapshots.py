@@ -9,7 +9,7 @@ import time
 from .background import BACKGROUND
 from .call import Capture
 from .children import Child, start
-from .files import empty_folder
+from .files import empty_folder, open_below
 from .frames import wait, write_fully, zero
 from .limits import CHANNEL, Refused
 from .packing import pack, unpack
@@ -36,7 +36,7 @@ class Snapshots(Sessions):
 
         def run() -> None:
             with os.fdopen(1, "wb", closefd=False) as stream:
-                pack(session.work, stream)
+                pack(open_below(session.work, []), stream)
 
         def carry(child: Child, deadline: float) -> None:
             part = bytearray(PART)
@@ -54,7 +54,7 @@ class Snapshots(Sessions):
 
         def run() -> None:
             with os.fdopen(CHANNEL, "rb", closefd=False) as stream:
-                unpack(session.work, stream)
+                unpack(session.work, [], stream)
                 while stream.read(PART):
                     pass
 

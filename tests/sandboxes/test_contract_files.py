@@ -95,7 +95,8 @@ async def test_a_large_file_follows_no_link_and_replaces_no_folder(box: Box, tmp
         await box.write({"folder": bytes(17 * MB)})
     with pytest.raises(UnusablePath):
         await box.write({"out/f": bytes(17 * MB)})
-    await box.write({"link": bytes(17 * MB)})
+    with pytest.raises(ValueError, match="'link' is a link"):
+        await box.write({"link": bytes(17 * MB)})
     assert await box.read("real") == b"safe\n"
     assert await box.list("outer") == await box.list("folder") == []
 
@@ -115,6 +116,12 @@ async def test_a_folder_goes_out_and_in_as_one_archive(box: Box, tmp_path: Path)
     assert (tmp_path / "here/d.tar").read_bytes() == packed
     await box.unpack(tmp_path / "here/d.tar", "again")
     assert await box.list("again") == await box.list("copy")
+    await box.exec("chmod 640 copy/run; ln copy/run copy/same; touch -d @5.5 copy/run; chmod 0 copy/empty")
+    await box.unpack(await box.archive("copy"), "exact")
+    shown = await box.exec(
+        "stat -c '%a %.1Y' exact/run; stat -c %a exact/empty; test exact/run -ef exact/same && echo one"
+    )
+    assert shown.stdout == "640 5.5\n0\none\n"
     one = await box.archive("d/a/b.txt")
     await box.unpack(one)
     assert await box.read("b.txt") == "bé".encode()
@@ -163,7 +170,7 @@ async def test_what_is_no_archive_is_refused(box: Box) -> None:
         pipe = tarfile.TarInfo("pipe")
         pipe.type = tarfile.FIFOTYPE
         tar.addfile(pipe)
-    with pytest.raises(ValueError, match="no file, folder or symbolic link"):
+    with pytest.raises(ValueError, match="no file, folder or link"):
         await box.unpack(packed.getvalue())
 
 

@@ -104,10 +104,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a name that leads out": lambda: tar_of(entry("../dev/shm/wicked")),
     "a name that leads out later": lambda: tar_of(entry("a", tarfile.DIRTYPE), entry("a/../../dev/shm/wicked")),
     "an absolute name": lambda: tar_of(entry("/dev/shm/wicked")),
-    "a name with nothing in it": lambda: tar_of(entry("a//b")),
     "a file through a link": lambda: tar_of(entry("out", tarfile.SYMTYPE, "/dev/shm"), entry("out/wicked", size=3)),
     "a folder through a link": lambda: tar_of(entry("o", tarfile.SYMTYPE, ".."), entry("o/wicked", tarfile.DIRTYPE)),
-    "a file in place of a link": lambda: tar_of(entry("out", tarfile.SYMTYPE, "/dev/shm/wicked"), entry("out", size=3)),
     "a hard link that leads out": lambda: tar_of(entry("wicked", tarfile.LNKTYPE, "../../etc/passwd")),
     "a hard link through a link": lambda: tar_of(
         entry("etc", tarfile.SYMTYPE, "/etc"), entry("wicked", tarfile.LNKTYPE, "etc/passwd")
