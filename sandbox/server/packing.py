@@ -23,9 +23,10 @@ def pack(folder: int, stream: IO[bytes], name: str = "") -> None:
     """
     import tarfile  # Here: only the process that packs pays for it.
 
+    linked: dict[tuple[int, int], str] = {}
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
         for each in [name] if name else sorted(os.listdir(folder)):
-            pack_entry(archive, folder, each, "", {}, 0)
+            pack_entry(archive, folder, each, "", linked, 0)
 
 
 def pack_entry(

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from agentgym.boxes import Box, Boxes, ExecResult
-from agentgym.errors import SandboxError
+from agentgym.errors import BoxKilledError, SandboxError
 from tests.sandboxes.conftest import KINDS, below, containers_of, make
 from tests.sandboxes.payloads import PAYLOADS, FileCall, Payload
 
@@ -317,12 +317,12 @@ if os.fork() == 0:
         assert (result.status, result.stdout, result.stderr) == ("ok", "42\n", "")
 
 
-async def test_a_server_that_is_killed_is_a_sandbox_error_and_its_place_is_filled_again() -> None:
+async def test_a_server_that_the_code_kills_is_a_result_and_its_place_is_filled_again() -> None:
     async with make("unsafe").open(1) as boxes:
         async with boxes.lease() as box:
-            with pytest.raises(SandboxError):
-                await box.python("import os; os.kill(os.getppid(), 9)")
-            with pytest.raises(SandboxError):
-                await box.exec("true")
+            assert (await box.python("import os; os.kill(os.getppid(), 9)")).status == "box_killed"
+            assert (await box.exec("true")).status == "box_killed"
+            with pytest.raises(BoxKilledError):
+                await box.list()
         async with boxes.lease() as box:
             assert (await box.python("1")).stdout == "1\n"

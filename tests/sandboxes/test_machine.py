@@ -61,7 +61,7 @@ def room_for(free: int) -> Iterator[None]:
 async def test_a_process_that_can_open_no_more_files_gets_a_sandbox_error_that_says_so(name: str) -> None:
     outcomes = []
     async with make(name).open(1) as boxes:
-        for free in range(30):
+        for free in range(60):
             with room_for(free):
                 try:
                     async with boxes.lease() as box:
@@ -80,7 +80,7 @@ async def test_a_process_that_can_open_no_more_files_gets_a_sandbox_error_that_s
 async def test_boxes_that_start_at_once_hold_the_files_of_their_server_one_after_the_other() -> None:
     count = 12
     async with make("bubblewrap").open(count) as boxes:
-        with room_for(20 + 3 * count):  # A start needs some 20, and a box that waits for its first word 2.
+        with room_for(50 + 3 * count):  # A start needs some 40, and a box that waits for its first word 2.
             async with AsyncExitStack() as stack:
                 leases = [asyncio.create_task(stack.enter_async_context(boxes.lease())) for _ in range(count)]
                 for lease in leases:

@@ -215,7 +215,7 @@ class Files(Programs):
             while frame.envelope.get("more") is True:
                 frame = await self._call("read_on", b"", left_until(deadline), transfer=number)
                 got += len(frame.body)
-                if got > limit or not frame.body:
+                if got > limit or (frame.envelope.get("more") is True and not frame.body):
                     self._make_no_sense(f"{got} bytes of a file, {len(frame.body)} of them now")
                 await take(frame.body)
         return executable

@@ -45,7 +45,7 @@ class Surroundings(Calls):
         Everything else in the box is stopped meanwhile; pipes and sockets are left out. ValueError over `limit` bytes,
         over `timeout_s`, and where the folder is over 100 folders deep; no file is written then.
         """
-        writer = await asyncio.to_thread(_Writer, Path(path), limit)
+        writer = _Writer(Path(path), limit)
         try:
             await self._call("snapshot", b"", timeout_s, carry=writer.take)
             await finished(asyncio.ensure_future(asyncio.to_thread(writer.keep)))
