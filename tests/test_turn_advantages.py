@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from agentgym.advantages import Estimator, advantages, turn_advantages
+from agentgym.advantages import LEAST_DIFFERENCE, Estimator, advantages, has_signal, turn_advantages
 from agentgym.samples import AdvantageLevel, build_samples
 from agentgym.scheduling.group_state import GroupState
 from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
@@ -107,6 +107,23 @@ def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_both_levels() -> N
     for advantage_level in get_args(AdvantageLevel):
         rows = build_samples([group], advantage_level=advantage_level)
         assert (len(rows), rows.groups_without_signal) == (0, 1)
+
+
+def test_a_signal_is_looked_for_in_the_rewards_unless_the_turns_are_asked_for() -> None:
+    tied = [played("a", 0, 1, 0), played("b", 0, 0, 1)]
+    assert not has_signal(tied)
+    assert has_signal(tied, by_turn=True)
+    assert not has_signal([])
+    assert not has_signal([], by_turn=True)
+
+
+def test_the_least_difference_of_two_rewards_is_a_signal() -> None:
+    rewards = [0.0, LEAST_DIFFERENCE]
+    least = [played(name, reward, 0) for name, reward in zip("ab", rewards, strict=True)]
+    assert has_signal(least)
+    assert has_signal(least, by_turn=True)
+    assert all(advantages(rewards, ["a", "b"], ["g", "g"]) != 0)
+    assert all(value != 0 for row in worth(*least) for value in row)
 
 
 @pytest.mark.parametrize("by_turn", [False, True])

@@ -78,6 +78,8 @@ async def test_the_limit_of_tokens_holds_for_sub_agents_that_run_at_once() -> No
     played = await ag.rollout(limited(tokens=400), TASK, engine)
     assert (played.stop_reason, played.sampled_tokens, played.reward) == ("tokens", 400, 1.0)
     assert engine.most <= 400
+    (answer,) = played.segments[0].turns[0].env_messages
+    assert {each.partition(":")[0] for each in answer["content"].split()} == {"answer", "tokens"}
 
 
 async def test_what_one_sub_agent_leaves_of_its_tokens_another_may_use() -> None:

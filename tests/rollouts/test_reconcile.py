@@ -133,3 +133,11 @@ def test_no_sampled_token_is_trained_twice(plan: list[tuple[int, int, int]]) -> 
     counts = trained(made.close())
     assert max(counts.values()) == 1
     assert all(len(s.token_ids) == len(s.sampled) == len(s.logprobs) for s in made.close())
+
+
+def test_a_prompt_and_its_answer_may_fill_the_context_and_one_id_more_is_refused() -> None:
+    full = PromptSegments(context_tokens=5)
+    full.add([1, 2, 3], sampled(10, 11), say(""))
+    assert rows(full) == [([1, 2, 3, 10, 11], [0, 0, 0, 1, 1])]
+    with pytest.raises(ValueError, match=r"^prompt: 3 ids and an answer do not fit 4 context_tokens"):
+        PromptSegments(context_tokens=4).add([1, 2, 3], sampled(10, 11), say(""))

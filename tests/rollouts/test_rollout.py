@@ -252,6 +252,14 @@ async def test_the_same_seed_asks_the_engine_with_the_same_seeds_and_no_two_turn
     assert len({*first, *await seeds(2, "t/0"), *await seeds(1, "t/1")}) == 9
 
 
+async def test_without_a_seed_the_seed_is_zero_and_the_engine_is_asked_with_seeds_of_63_bits() -> None:
+    without, zero = (Spy([say("hi"), say("ho"), say("bye")]) for _ in range(2))
+    await play(Desk, without)
+    await play(Desk, zero, seed=0)
+    assert [request["seed"] for request in without.asked] == [request["seed"] for request in zero.asked]
+    assert all(0 <= request["seed"] < 2**63 for request in zero.asked)
+
+
 async def test_an_env_with_a_sandbox_gets_a_box_and_the_rollout_notes_its_digest(boxes: FakeBoxes) -> None:
     class Boxed(Desk):
         sandbox: ClassVar[Any] = ag.AnyBox()

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+import time
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -215,3 +216,14 @@ async def test_a_plain_tool_that_raises_stop_iteration_is_answered_at_once() -> 
     result = await run("exhaust", {})
     assert "failed" in result.content
     assert "StopIteration" in result.content
+
+
+async def test_the_seconds_of_a_call_are_those_that_it_took() -> None:
+    begun = time.perf_counter()
+    result = await dispatch(Desk(), "greet", {})
+    assert 0 < result.seconds <= time.perf_counter() - begun
+
+
+def test_a_result_of_which_nothing_else_is_said_went_well_and_took_no_time() -> None:
+    well = ToolResult(content="x", error=False, malformed=False, failed=False, stop=None, seconds=0.0)
+    assert ToolResult(content="x") == well
