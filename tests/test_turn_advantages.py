@@ -86,6 +86,16 @@ def test_a_group_without_a_signal_changes_the_advantage_of_no_other(estimator: E
     assert both.tolist() == [*alone.tolist(), 0, 0, 0]
 
 
+@pytest.mark.parametrize("rewards", [[0.0, 0.2], [0.1, 0.0, 0.3]])
+def test_the_deviation_of_one_group_alone_is_that_of_the_batch(rewards: list[float]) -> None:
+    names = [str(n) for n in range(len(rewards))]
+    group = [played(name, reward, 0, 0) for name, reward in zip(names, rewards, strict=True)]
+    usual = advantages(rewards, names, ["g"] * len(rewards), estimator="grpo")
+    np.testing.assert_allclose(advantages(rewards, names, ["g"] * len(rewards), estimator="reinforce++"), usual)
+    for estimator in ("grpo", "reinforce++"):
+        np.testing.assert_allclose(worth(*group, estimator=estimator), np.repeat(usual[:, None], 2, 1), rtol=1e-6)
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce++"])
 def test_totals_that_tie_do_not_blow_up_what_the_turns_are_worth(estimator: Estimator) -> None:
     for gap in (0.0, 1e-5):

@@ -179,8 +179,9 @@ async def test_a_sub_agent_that_a_tool_has_stopped_samples_no_more() -> None:
                 seen.extend([await agent.run(), agent.stop_reason, await agent.turn()])
             return ""
 
-    await ag.rollout(Stops, TASK, Scripted([call("ask"), call("halt"), say("done")]))
+    played = await ag.rollout(Stops, TASK, Scripted([call("ask"), call("halt"), say("done")]))
     assert seen == ["bye", "halted", None]
+    assert [message["content"] for message in played.segments[1].turns[0].env_messages] == ["bye"]
 
 
 # Time

@@ -1,6 +1,7 @@
 """One env, one engine, one rollout: which tokens it holds, which limits end it, and which engine calls it made."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -76,6 +77,14 @@ async def test_a_rollout_holds_what_was_shown_and_what_was_written_and_knows_whi
     assert DECODE(segment.token_ids[segment.sampled].tolist()) == "hi<|im_end|>bye<|im_end|>"
     assert (segment.logprobs == np.where(segment.sampled, -0.5, 0)).all()
     assert (segment.kind, segment.parent, played.metrics["turns"]) == ("root", None, 2)
+
+
+async def test_the_seconds_of_a_rollout_hold_those_of_its_turns_and_their_answers() -> None:
+    begun = time.perf_counter()
+    played = await play(Desk, [say("hi"), say("bye")])
+    parts = [(turn.seconds, turn.env_seconds) for turn in played.segments[0].turns]
+    assert min(map(min, parts)) > 0
+    assert sum(map(sum, parts)) <= played.metrics["seconds"] <= time.perf_counter() - begun
 
 
 async def test_the_reward_is_the_steps_and_the_score_of_the_end_together() -> None:

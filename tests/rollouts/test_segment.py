@@ -17,6 +17,7 @@ from agentgym.messages import Message
 from agentgym.rollouts.segment import OpenSegment, is_due
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes
 from agentgym.types import Completion, Rollout, Segment
+from tests.rollouts.test_rollout import Rewriting
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode
@@ -153,6 +154,12 @@ async def test_a_window_that_holds_all_there_is_stays_where_it_is() -> None:
     assert (len(played.segments), played.metrics.get("slides")) == (1, None)
 
 
+async def test_a_policy_measures_what_a_template_that_rewrites_shows() -> None:
+    engine = Scripted([say("one"), say("two"), say("bye")], tokenizer=Rewriting())
+    played = await play(engine, context=Window(at=0.9, keep=1))
+    assert (played.error, played.metrics["rerenders"], played.metrics.get("slides")) == (None, 2, None)
+
+
 async def test_a_refusal_of_the_template_names_the_messages_that_it_refused() -> None:
     class Strict(ByteTokenizer):
         def render(self, messages: Sequence[Message], tools: Any, *, generation: bool) -> str:
@@ -282,6 +289,12 @@ def test_the_seconds_of_an_answer_are_counted_from_the_end_of_its_turn() -> None
     segment.answer([user("on")])
     (turn,) = segment.turns
     assert 0 <= turn.env_seconds <= time.perf_counter() - turn.sampled_at
+    assert turn.reward == 0.0
+
+
+def test_a_turn_that_was_never_answered_has_no_reward_and_no_seconds_of_the_env() -> None:
+    (turn,) = begun().close().turns
+    assert (turn.env_messages, turn.env_seconds, turn.reward) == ((), 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
