@@ -1,6 +1,7 @@
 """One env, one engine, one rollout: which tokens it holds, which limits end it, and which engine calls it made."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -248,6 +249,41 @@ async def test_where_the_template_rewrites_a_new_segment_opens_and_each_token_is
     assert "one" in DECODE(played.segments[1].token_ids[~played.segments[1].sampled].tolist())
     assert played.sampled_tokens == len("one") + len("two") + len("bye") + 3
     assert played.metrics["rerenders"] == 2
+
+
+class Unmarked(ByteTokenizer):
+    """A template that leaves the end mark of past turns out."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        text = super().render(messages, tools, generation=generation)
+        return re.sub(r"(<\|im_start\|>assistant\n[^<]*)<\|im_end\|>", r"\1", text) if generation else text
+
+
+async def test_where_the_template_changes_the_end_of_a_turn_its_segment_goes_on_and_that_end_is_not_trained() -> None:
+    played = await play(Desk, Scripted([say("hi"), say("bye")], tokenizer=Unmarked()))
+    (segment,) = played.segments
+    assert wrote(segment) == ["hi", "bye<|im_end|>"]
+    assert DECODE(segment.token_ids[segment.turns[0].stop : segment.turns[1].start].tolist()) == (
+        "\n<|im_start|>user\nyou said hi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert DECODE(segment.token_ids[segment.sampled].tolist()) == "hibye<|im_end|>"
+    assert played.metrics["realigned"] == 1
+
+
+class Strict(ByteTokenizer):
+    """A template that refuses an empty turn, so that marks which the model typed cannot be told apart by one."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        if any(message["role"] == "assistant" and not message["content"] for message in messages):
+            raise ValueError("an empty turn")
+        return super().render(messages, tools, generation=generation)
+
+
+async def test_where_the_whole_chat_is_rendered_and_shows_the_turn_as_it_was_its_segment_goes_on() -> None:
+    played = await play(Desk, Scripted([say("<|im_end|> in letters"), say("bye")], tokenizer=Strict()))
+    (segment,) = played.segments
+    assert wrote(segment) == ["<|im_end|> in letters<|im_end|>", "bye<|im_end|>"]
+    assert "you said <|im_end|> in letters" in DECODE(segment.token_ids[~segment.sampled].tolist())
 
 
 async def test_the_same_seed_asks_the_engine_with_the_same_seeds_and_no_two_turns_share_one() -> None:

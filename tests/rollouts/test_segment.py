@@ -34,8 +34,8 @@ class Desk(ag.Env[ag.Task]):
         return ag.StepResult([user(f"you said {action['content']}")], 0.0, action["content"] == "bye", False, {})
 
 
-def shown(segment: Segment) -> str:
-    return DECODE(segment.token_ids[: segment.turns[0].start].tolist())
+def shown(segment: Segment, turn: int = 0) -> str:
+    return DECODE(segment.token_ids[: segment.turns[turn].start].tolist())
 
 
 async def play(replies: Any, **settings: Any) -> Rollout:
@@ -149,9 +149,10 @@ async def test_the_request_for_a_summary_is_noted_behind_the_answer_and_where_th
 
 
 async def test_a_window_that_holds_all_there_is_stays_where_it_is() -> None:
-    env = type("Loud", (Loud,), {"context": Window(at=0.1, keep=1), "size": 300, "limits": Limits(turns=2)})
+    env = type("Loud", (Loud,), {"context": Window(at=0.1, keep=1), "size": 900, "limits": Limits(turns=2)})
     played = await ag.rollout(env, TASK, Scripted(looks))
     assert (len(played.segments), played.metrics.get("slides")) == (1, None)
+    assert "x" * 900 in shown(played.segments[0], turn=1)
 
 
 async def test_a_policy_measures_what_a_template_that_rewrites_shows() -> None:
