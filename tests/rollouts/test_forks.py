@@ -110,6 +110,25 @@ async def test_a_fork_under_a_template_that_rewrites_goes_on_from_what_the_templ
     assert "Go." not in opened
 
 
+async def test_a_fork_of_an_agent_that_has_not_spoken_goes_on_from_its_prompt() -> None:
+    class Doubts(Desk):
+        @ag.tool
+        async def split(self) -> str:
+            """Ask a sub-agent otherwise."""
+            async with (
+                self.fork("subagent", [Message(role="user", content="Which?")]) as agent,
+                agent.env.fork("fork", [Message(role="user", content="And why?")]) as other,
+            ):
+                return await other.run()
+
+    played = await play([call("split"), say("so"), say("done")], Doubts)
+    fork = played.segments[2]
+    opened = DECODE(fork.token_ids[: fork.turns[0].start].tolist())
+    assert opened.index("Which?") < opened.index("And why?")
+    assert [message["content"] for message in fork.prompt_messages] == ["Which?", "And why?"]
+    assert wrote(fork) == ["so"]
+
+
 async def test_fork_trains_the_shared_prefix_once() -> None:
     played = await play([call("look"), call("split"), say("a"), say("b"), say("done")])
     root, left, right = played.segments
