@@ -119,7 +119,8 @@ async def test_a_fork_of_an_agent_that_has_not_spoken_goes_on_from_its_prompt() 
                 self.fork("subagent", [Message(role="user", content="Which?")]) as agent,
                 agent.env.fork("fork", [Message(role="user", content="And why?")]) as other,
             ):
-                return await other.run()
+                text: str = await other.run()
+            return text
 
     played = await play([call("split"), say("so"), say("done")], Doubts)
     fork = played.segments[2]

@@ -315,6 +315,19 @@ async def test_an_env_with_a_sandbox_gets_a_box_and_the_rollout_notes_its_digest
     assert len(boxes.made) == 1
 
 
+async def test_an_env_is_closed_once_and_before_its_box_goes_back(boxes: FakeBoxes) -> None:
+    leased: list[int] = []
+
+    class Boxed(Desk):
+        sandbox: ClassVar[Any] = ag.AnyBox()
+
+        async def close(self) -> None:
+            leased.append(len(boxes.leased))
+
+    await play(Boxed, [say("bye")], boxes=boxes)
+    assert (leased, boxes.leased) == ([1], [])
+
+
 async def test_without_a_pool_a_rollout_opens_one_for_itself_and_closes_it() -> None:
     seen: list[str] = []
 
