@@ -6,7 +6,7 @@ Users raise plain Python in their environments and tools; `boundary` names the c
 import asyncio
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from agentgym.failures import describe, encodable, place_of, users_traceback
 
@@ -50,18 +50,34 @@ def is_stray(error: BaseException | None) -> bool:
     """
     if not isinstance(error, asyncio.CancelledError):
         return False
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # No event loop runs here.
-        return False
+    task = _running_task()
     return task is not None and not task.cancelling()
+
+
+def must_pass(error: BaseException) -> bool:
+    """Whether an error is not of the code that it comes out of, and must end what runs.
+
+    That is KeyboardInterrupt, the cancellation of the running task, and GeneratorExit where no task runs: a coroutine
+    is closed there. Every other error, SystemExit and GeneratorExit too, is one of the code that raised it.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is not None
+    if isinstance(error, asyncio.CancelledError):
+        return not is_stray(error)
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, GeneratorExit) and _running_task() is None)
+
+
+def _running_task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # No event loop runs here.
+        return None
 
 
 class boundary:
     """Turn any foreign exception into `kind`, chained and saying where; ours pass through, and remember where.
 
-    SystemExit, a stray CancelledError and a ToolError outside of a tool are foreign too; KeyboardInterrupt and the
-    cancellation of the running task pass.
+    A ToolError outside of a tool is foreign too, and every error that is no Exception, but for those of `must_pass`.
     """
 
     __slots__ = ("kind", "where")
@@ -77,7 +93,7 @@ class boundary:
     ) -> Literal[False]:
         if isinstance(error, AgentGymError) and not isinstance(error, ToolError):
             error.where = error.where or self.where
-        elif error is not None and _is_foreign(error):
+        elif error is not None and not must_pass(error):
             stray = is_stray(error) and not str(error)
             said = "CancelledError: nobody cancelled the rollout" if stray else describe(error)
             place = place_of(error) if self.kind is EnvError else ""
@@ -85,12 +101,6 @@ class boundary:
             crossed.where = self.where
             raise crossed from error
         return False
-
-
-def _is_foreign(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is None
-    return isinstance(error, Exception | SystemExit) or is_stray(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,9 @@ def describe(error: BaseException) -> str:
     """The error's type and text, also where its `__str__` raises."""
     try:
         return f"{type(error).__name__}: {error}"
-    except (Exception, SystemExit) as worse:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as worse:
         return f"{type(error).__name__}: (its text raised {type(worse).__name__})"
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +43,15 @@ def lent_folder(kind: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        remove_folder(folder)
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove a folder, however deep it is; what cannot be removed stays."""
+    try:
         shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
 
 
 def dead_folders() -> Iterator[Path]:
@@ -55,7 +64,7 @@ def dead_folders() -> Iterator[Path]:
 def sweep_folders() -> None:
     """Remove the folders that dead processes of this machine left behind."""
     for folder in dead_folders():
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _is_dead_folder(name: str) -> bool:

@@ -14,16 +14,44 @@ import pytest
 
 from agentgym.env_checks.check import forgotten
 from agentgym.env_checks.leaks import LeakWatch
+from agentgym.env_checks.plays import is_of_check
 from agentgym.rollouts.rollout import observers
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.transcript import printable
 from agentgym.types import Rollout
 
 SHOWN_ROLLOUTS = 3
-"""The most rollouts that a failed test shows: the last ones."""
-PLAYED = pytest.StashKey[deque[Rollout]]()
+"""The most rollouts of its own that a failed test shows: the last ones."""
+SHOWN_OF_CHECK = 4
+"""The most rollouts of `check_env` that a failed test shows beside its own."""
 WATCH = pytest.StashKey[LeakWatch]()
 ASYNC_PLUGINS = ("asyncio", "trio", "tornasync", "twisted", "aiohttp")
+
+
+class Played:
+    """The last rollouts of a test, and apart from them those that `check_env` played for itself."""
+
+    def __init__(self) -> None:
+        self.own: deque[Rollout] = deque(maxlen=SHOWN_ROLLOUTS)
+        self.of_check: deque[Rollout] = deque(maxlen=SHOWN_OF_CHECK)
+
+    def add(self, rollout: Rollout) -> None:
+        """Keep a rollout, and forget the oldest of its kind where there are too many."""
+        (self.of_check if is_of_check(rollout.rollout_id) else self.own).append(rollout)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.own.clear()
+        self.of_check.clear()
+
+    def sections(self) -> Iterator[tuple[str, str]]:
+        """Yield title and transcript of each rollout, those of the test itself first."""
+        yield from ((printable(f"rollout {rollout.rollout_id}"), str(rollout)) for rollout in self.own)
+        for rollout in self.of_check:
+            yield printable(f"rollout {rollout.rollout_id}, played by check_env itself"), str(rollout)
+
+
+PLAYED = pytest.StashKey[Played]()
 
 
 @pytest.fixture
@@ -48,8 +76,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the last rollouts of each test; let async tests run where the project's configuration does not say how."""
-    config.stash[PLAYED] = deque(maxlen=SHOWN_ROLLOUTS)
-    observers.append(config.stash[PLAYED].append)
+    config.stash[PLAYED] = Played()
+    observers.append(config.stash[PLAYED].add)
     if config.pluginmanager.hasplugin("asyncio") and not _configured(config, "asyncio_mode"):
         config.option.asyncio_mode = "auto"
         # pytest-asyncio asks every project without a configuration for this one, just behind this hook.
@@ -59,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Keep no further rollouts."""
     if PLAYED in config.stash:
-        observers.remove(config.stash[PLAYED].append)
+        observers.remove(config.stash[PLAYED].add)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -77,7 +105,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.failed:
         played = item.config.stash[PLAYED]
-        report.sections += [(printable(f"rollout {rollout.rollout_id}"), str(rollout)) for rollout in played]
+        report.sections += played.sections()
         played.clear()  # so that a failure of the teardown does not show them again
     return report
 

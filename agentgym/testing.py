@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from agentgym.boxes import Boxes
-from agentgym.engines.scripted import ByteTokenizer, Reply, ReplyPolicy, Scripted, call, calls, raw, say
+from agentgym.engines.scripted import ByteTokenizer, Reply, ReplyPolicy, Scripted, call, calls, check_replies, raw, say
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
+from agentgym.environments.task_rows import as_task
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes, Shell
 from agentgym.types import Sample
 
@@ -101,13 +102,18 @@ def check_env(
     `block_limit_s`: the seconds for which a method may hold up the event loop.
 
     :raises AssertionError: with every finding.
+    :raises TypeError: where `oracle` or `noop` are no replies, or `noop` is empty.
     """
     from agentgym.env_checks.check import EnvCheck, Settings, run_checks  # Rollouts are loaded for checks alone.
 
     cls = find_env(env)
+    check_replies("oracle", oracle)
+    check_replies("noop", noop)
+    if not callable(noop) and not noop:
+        raise TypeError("noop: must hold at least one reply, such as [say(...)], got none")
     settings = Settings(
         cls=cls,
-        task=task,
+        task=as_task(cls, task),
         oracle=oracle,
         noop=noop,
         boxes=boxes,

@@ -4,6 +4,7 @@ import json
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentgym.errors import Failure
@@ -42,12 +43,14 @@ def shorten(text: str, limit: int | None) -> str:
 
 def call_text(call: ToolCall) -> str:
     """A tool call as a line of code, such as `bash(cmd="ls")`; the model's own text where its JSON was not valid."""
-    function = call["function"]
-    arguments: Any = function["arguments"]
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return _as_text(call)
+    function: Mapping[str, Any] = call["function"]
+    name, arguments = _as_text(function.get("name", "")), function.get("arguments", "")
     if not isinstance(arguments, dict):
-        return f"{function['name']}({arguments})"
-    given = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
-    return f"{function['name']}({given})"
+        return f"{name}({_as_text(arguments)})"
+    given = ", ".join(f"{key}={_as_json(value)}" for key, value in arguments.items())
+    return f"{name}({given})"
 
 
 def message_parts(message: Message) -> Iterator[tuple[str, str]]:
@@ -57,18 +60,33 @@ def message_parts(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def _parts(message: Message) -> Iterator[tuple[str, str]]:
-    if thought := message.get("reasoning_content"):
-        yield "thinking", thought
-    if content := message.get("content"):
-        yield "", content
-    for call in message.get("tool_calls") or ():
+    for what, field in (("thinking", "reasoning_content"), ("", "content")):
+        if text := _as_text(message.get(field, "")):
+            yield what, text
+    made: Any = message.get("tool_calls")
+    for call in made if isinstance(made, list | tuple) else [] if made is None else [made]:
         yield "calls", call_text(call)
+
+
+def _as_text(value: object) -> str:
+    """Text as it is, None as "", and any other value as JSON: in a message made by hand a field may hold anything."""
+    return "" if value is None else value if isinstance(value, str) else _as_json(value)
+
+
+def _as_json(value: object) -> str:
+    """The value as JSON, or as Python writes it; its type where its own code raises."""
+    for write in (partial(json.dumps, ensure_ascii=False), repr):
+        try:
+            return write(value)
+        except Exception:  # A value of any kind may stand here: it is written in the next way.
+            continue
+    return f"<{type(value).__name__}>"
 
 
 def role_of(message: Message) -> str:
     """The role, with the name of a tool behind it: `tool bash`."""
-    name = message.get("name")
-    return f"{message['role']} {name}" if name else message["role"]
+    role, name = _as_text(message.get("role")) or "(no role)", _as_text(message.get("name"))
+    return f"{role} {name}" if name else role
 
 
 def plain_text(segments: Sequence[SegmentTranscript], *, limit: int | None = SHOWN_CHARACTERS) -> str:
@@ -142,15 +160,22 @@ def _with_entries(segments: Sequence[SegmentTranscript]) -> Iterator[tuple[Segme
 def _entries(segment: SegmentTranscript, parent: SegmentTranscript | None) -> Iterator[Message | str]:
     held, repeated = () if parent is None else parent.messages, 0
     for place, message in enumerate(segment.messages):
-        if place < segment.opened and message in held:
+        if place < segment.opened and any(_are_equal(message, other) for other in held):
             repeated += 1
             continue
         if repeated:
             yield f"[{_counted(repeated, 'message')} as in segment {segment.parent}]"
             repeated = 0
-        yield message
+        yield message if isinstance(message, Mapping) else Message(role="(no message)", content=message)
     if repeated:
         yield f"[{_counted(repeated, 'message')} as in segment {segment.parent}]"
+
+
+def _are_equal(message: Message, other: Message) -> bool:
+    try:
+        return message is other or bool(message == other)
+    except Exception:  # What a field of a message made by hand holds may refuse to be compared, as arrays do.
+        return False
 
 
 def show(
@@ -176,6 +201,6 @@ def show(
                 out.print(Text(entry, style="dim"))
                 continue
             for what, text in message_parts(entry):
-                out.print(Text(_label(entry, what), style=f"bold {_STYLES.get(entry['role'], '')}"))
+                out.print(Text(_label(entry, what), style=f"bold {_STYLES.get(_as_text(entry.get('role')), '')}"))
                 out.print(Text(printable(shorten(text, limit)), style="dim" if what == "thinking" else ""))
     out.print(Text(printable(foot), style="bold"))

@@ -37,6 +37,21 @@ def test_what_ends_the_program_is_never_turned_into_an_error(kind: type[BaseExce
         raise kind
 
 
+def test_the_end_of_a_coroutine_that_nobody_waits_for_passes() -> None:
+    with pytest.raises(GeneratorExit), boundary(EnvError, "step"):
+        raise GeneratorExit
+
+
+class Odd(BaseException):
+    """An error that is no Exception."""
+
+
+@pytest.mark.parametrize("kind", [GeneratorExit, Odd])
+async def test_what_is_no_exception_is_an_error_of_the_code_that_raised_it(kind: type[BaseException]) -> None:
+    with pytest.raises(EnvError, match=rf"^step: {kind.__name__}: , at test_errors"), boundary(EnvError, "step"):
+        raise kind
+
+
 def test_an_exit_inside_a_users_code_is_an_error_of_that_code() -> None:
     with pytest.raises(EnvError, match=r"^step: SystemExit: 2, at test_errors"), boundary(EnvError, "step"):
         raise SystemExit(2)

@@ -83,6 +83,26 @@ async def test_it(played):
     assert printed.count(" rollout t/0 ") == 1
 
 
+def test_the_rollouts_of_check_env_are_named_and_push_none_of_the_tests_own_out(tmp_path: Path) -> None:
+    tests = """
+import agentgym as ag
+from agentgym.testing import check_env, say
+from desk import Desk
+
+async def test_it():
+    for name in "abc":
+        await play(name)
+    await check_env(Desk, ag.Task(id="t", prompt="Find it."), oracle=[say("none")])
+"""
+    printed = run(tmp_path, tests)
+    titles = [line.strip("- ") for line in printed.splitlines() if line.startswith("---") and " rollout " in line]
+    assert titles[:3] == ["rollout a/0", "rollout b/0", "rollout c/0"]
+    assert titles[3:] == [
+        f"rollout t/check_env-{name}, played by check_env itself"
+        for name in ("oracle", "oracle-again", "no-op", "malformed-call")
+    ]
+
+
 def test_the_transcript_comes_through_the_workers_of_xdist(tmp_path: Path) -> None:
     printed = run(tmp_path, "async def test_it():\n    await play('t')\n    assert 0\n", "-n", "1")
     assert printed.count("assistant: It is gone, says t.") == 1

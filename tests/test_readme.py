@@ -26,15 +26,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run_folder(folder: Path, installed: Installed) -> Path:
-    """What two small steps of the README's recipe leave; where no box runs, the tiny model's code runs without one."""
+def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
+    """The folder of two small steps of the README's recipe, and the names of what they leave in it.
+
+    Where no box runs, the tiny model's code runs without one.
+    """
     small = ["--steps", "2", "--prompts", "4", "--eval-tasks", "8", *(["--box", "unsafe"] if no_box() else [])]
     done = installed.run("python", "train_pointers.py", *small, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
     assert summary["optimizer_steps"] == 2
     assert summary["failed"] == 0
-    return folder / str(summary["out"])
+    out = folder / str(summary["out"])
+    return out, {path.name for path in out.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def run_folder(run: tuple[Path, set[str]]) -> Path:
+    """The folder of the run; readers of its store may have left files of their own in it."""
+    return run[0]
 
 
 def test_the_installed_library_is_the_wheels(folder: Path, installed: Installed) -> None:
@@ -55,12 +65,12 @@ def test_the_recipe_lists_its_settings(folder: Path, installed: Installed) -> No
     assert "--train.lr" in done.stdout
 
 
-def test_the_recipe_trains_and_leaves_the_files_of_the_table(run_folder: Path) -> None:
+def test_the_recipe_trains_and_leaves_the_files_of_the_table(run: tuple[Path, set[str]]) -> None:
     files = set(
         re.findall(r"^\| `([\w./]+)` \|", README.partition("## Its recipe")[2].partition("\n## ")[0], re.MULTILINE)
     )
     assert {"settings.json", "metrics.jsonl", "summary.json", "checkpoints/", "adapter/"} <= files
-    assert {name.rstrip("/") for name in files} == {path.name for path in run_folder.iterdir()}
+    assert {name.rstrip("/") for name in files} == run[1]
 
 
 def test_what_was_trained_can_be_read_in_the_terminal(folder: Path, run_folder: Path, installed: Installed) -> None:

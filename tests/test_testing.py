@@ -225,6 +225,37 @@ async def test_the_contract_refuses_an_oracle_that_fails_or_falls_short(boxes: F
         await check_env(Secret, TASK, oracle=[raw("herring")], boxes=boxes)
 
 
+@pytest.mark.parametrize(
+    ("replies", "why"),
+    [
+        (None, ": must be a list of replies, .* got None"),
+        (say("42"), ": must be a list of replies, .* got one reply"),
+        ("42", ": must be a list of replies, .* got one reply"),
+        (iter([say("42")]), ": must be a list of replies"),
+        ([say("42"), None], r"\[1\]: must be a reply, such as say\(\.\.\.\), .* got None"),
+        ([{"role": "assistant"}], r"\[0\]: must be a reply"),
+    ],
+)
+async def test_what_are_no_replies_is_refused_by_the_name_of_the_argument(replies: Any, why: str) -> None:
+    with pytest.raises(TypeError, match=f"^replies{why}"):
+        Scripted(replies)
+    with pytest.raises(TypeError, match=f"^oracle{why}"):
+        await check_env(Secret, TASK, oracle=replies)
+    with pytest.raises(TypeError, match=f"^noop{why}"):
+        await check_env(Secret, TASK, oracle=ORACLE, noop=replies)
+
+
+async def test_a_noop_holds_a_reply() -> None:
+    with pytest.raises(TypeError, match=r"^noop: must hold at least one reply"):
+        await check_env(Secret, TASK, oracle=ORACLE, noop=[])
+
+
+async def test_a_policy_that_returns_no_reply_fails_its_rollout_in_words(boxes: FakeBoxes) -> None:
+    nothing: Any = lambda text: None  # noqa: E731
+    played = await ag.rollout(Secret, TASK, Scripted(nothing), boxes=boxes)
+    assert "what the function of replies returned: must be a reply" in str(played.error)
+
+
 async def test_a_forked_fake_box_goes_on_alone_with_files_and_names() -> None:
     box = FakeBox(files={"f": "x"})
     await box.python("import math\nx = [1]")

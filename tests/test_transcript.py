@@ -1,6 +1,7 @@
 """Transcripts as text: shortened, safe for a terminal, each message once."""
 
 import io
+from copy import copy
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from agentgym.errors import Failure
 from agentgym.messages import Message
 from agentgym.scheduling.accounting import Groups
 from agentgym.testing import sample
-from agentgym.transcript import SegmentTranscript, call_text, plain_text, printable, shorten
+from agentgym.transcript import SegmentTranscript, call_text, plain_text, printable, shorten, show
 from agentgym.types import Completion, Group, Rollout, Segment, Turn, Version
 
 
@@ -62,6 +63,48 @@ def test_each_message_is_a_line_with_its_role_and_an_empty_one_is_not_left_out()
         "    Well.",
         "tool look: ",
     ]
+
+
+class Silent:
+    """It cannot be written as text, or compared."""
+
+    def __repr__(self) -> str:
+        raise KeyError("repr")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+ROUND: list[Any] = []
+ROUND.append(ROUND)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ({"role": "user", "content": [{"type": "text", "text": "é"}]}, 'user: [{"type": "text", "text": "é"}]'),
+        ({"role": "user", "content": 7}, "user: 7"),
+        ({"role": "user", "content": ROUND}, "user: [[...]]"),
+        ({"role": "user", "content": Silent()}, "user: <Silent>"),
+        ({"role": "user", "content": None}, "user: "),
+        ({"role": ["user"], "name": 3}, '["user"] 3: '),
+        ({"content": "Go."}, "(no role): Go."),
+        ({}, "(no role): "),
+        ("Go.", "(no message): Go."),
+        ({"role": "assistant", "tool_calls": 5}, "assistant calls: 5"),
+        ({"role": "assistant", "tool_calls": [{"function": "look"}]}, 'assistant calls: {"function": "look"}'),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "assistant calls: ()"),
+        (call("look", at={1, 2}, by=Silent()), "assistant calls: look(at={1, 2}, by=<Silent>)"),
+        ({"role": "assistant", "reasoning_content": ["Hm."]}, 'assistant thinking: ["Hm."]'),
+    ],
+)
+def test_a_message_made_by_hand_is_shown_whatever_its_fields_hold(message: Any, shown: str) -> None:
+    segments = [said(message), said(copy(message), index=1, kind="fork", parent=0, opened=1)]
+    assert plain_text(segments[:1]) == shown
+    assert plain_text(segments).splitlines()[1] == shown
+    show("head", segments, "foot", console=Console(file=io.StringIO()))
 
 
 def test_what_a_segment_took_over_is_counted_and_what_only_looks_like_it_is_shown() -> None:

@@ -1,13 +1,12 @@
 """The command `agentgym gc`: removal of what killed runs left."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from agentgym.cli.output import say
 from agentgym.errors import SandboxError
-from agentgym.process_identity import dead_folders, is_dead
+from agentgym.process_identity import dead_folders, is_dead, remove_folder
 
 
 def gc(dry_run: bool = False) -> int:
@@ -61,4 +60,4 @@ def _remove(client: Any, container: str) -> None:
 
 def _dead_folders() -> Iterator[tuple[str, Callable[[], object]]]:
     for folder in dead_folders():
-        yield f"folder {folder}", partial(shutil.rmtree, folder, ignore_errors=True)
+        yield f"folder {folder}", partial(remove_folder, folder)

@@ -1,7 +1,7 @@
 """The protocol of engines: token ids in, token ids and their log-probabilities out."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer
@@ -49,3 +49,13 @@ class Engine(Protocol):
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Return the log-probability of each id but the first, given those before it, as `generate` would report it."""
         ...
+
+
+def check_engine(engine: Any) -> None:
+    """Raise TypeError where something else is given as an engine, such as the name of a model or a list of replies."""
+    if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
+        got = f"the class {engine.__name__}, without ()" if isinstance(engine, type) else f"{engine!r:.80}"
+        raise TypeError(
+            f"engine: must be an engine, got {got}; open one with `async with ag.LocalEngine(MODEL) as engine`, "
+            f"or in a test give `agentgym.testing.Scripted([say(...), ...])`"
+        )

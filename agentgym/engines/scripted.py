@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +43,22 @@ Reply: TypeAlias = Message | str
 
 ReplyPolicy: TypeAlias = Callable[[str], Reply]
 """A function from the whole text before the assistant's turn to the assistant's reply."""
+
+
+def check_replies(name: str, replies: Any) -> None:
+    """Raise TypeError where the argument `name` is neither a list of replies, each of which is read, nor a function."""
+    if callable(replies):
+        return
+    if isinstance(replies, str | bytes | Mapping) or not isinstance(replies, Sequence):
+        one = "one reply" if isinstance(replies, str | Mapping) else f"{replies!r:.80}"
+        raise TypeError(f"{name}: must be a list of replies, such as [say(...)], or a function of the text, got {one}")
+    for place, reply in enumerate(replies):
+        _check_reply(f"{name}[{place}]", reply)
+
+
+def _check_reply(where: str, reply: Any) -> None:
+    if not isinstance(reply, str) and not (isinstance(reply, Mapping) and isinstance(reply.get("content"), str)):
+        raise TypeError(f"{where}: must be a reply, such as say(...), call(...) or a text, got {reply!r:.80}")
 
 
 _TURN_MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
@@ -99,6 +115,7 @@ class Scripted:
         end: str = "<|im_end|>",
         context_tokens: int = 1 << 20,
     ) -> None:
+        check_replies("replies", replies)
         self.replies = replies
         self.context_tokens = context_tokens
         self.version = 0
@@ -129,7 +146,9 @@ class Scripted:
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:
         if callable(self.replies):
-            return self.replies(self.tokenizer.decode(token_ids))
+            made = self.replies(self.tokenizer.decode(token_ids))
+            _check_reply("what the function of replies returned", made)
+            return made
         rollout_id = session.rpartition("/")[0]
         self._sessions.setdefault(rollout_id, set()).add(session)
         played = self._played.get(rollout_id, 0)

@@ -111,7 +111,7 @@ def _check_left(left: Sequence[str]) -> Iterator[Finding]:
 async def _played(settings: Settings) -> list[Finding]:
     async with _boxes(settings.cls, settings.boxes) as (boxes, no_box):
         stage = Stage(settings.cls, settings.task, boxes)
-        first = await stage.run(Scripted(settings.oracle))
+        first = await stage.run("oracle", Scripted(settings.oracle))
         findings = list(_check_oracle(settings, first, no_box))
         plays = [first]
         if first.error is None:
@@ -176,7 +176,7 @@ async def _again(settings: Settings, stage: Stage, first: ObservedRollout) -> tu
     """Play the oracle again, to find what differs, what is shared, what blocks, and a score that changes."""
     before = shared_state(stage.cls)
     with StallWatch(settings.cls, settings.block_limit_s) as stalls:
-        second = await stage.run(Scripted(settings.oracle), score_twice=True)
+        second = await stage.run("oracle-again", Scripted(settings.oracle), score_twice=True)
     findings = compare(first, second) if settings.repeatable else []
     if not findings and settings.repeatable:
         change = "a reward must not change what it looks at; remember its first result in self"
@@ -186,7 +186,7 @@ async def _again(settings: Settings, stage: Stage, first: ObservedRollout) -> tu
 
 
 async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], ObservedRollout]:
-    play = await stage.run(Repeating(settings.noop))
+    play = await stage.run("no-op", Repeating(settings.noop))
     if play.bad_rewards:
         return [], play  # The reward itself has a finding.
     if play.error is not None:
@@ -203,7 +203,7 @@ async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], 
 
 async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Finding], ObservedRollout]:
     engine = Once([BROKEN_CALL])
-    play = await stage.run(engine)
+    play = await stage.run("malformed-call", engine)
     if engine.went_on:
         return [], play
     if play.error is not None:
@@ -223,7 +223,7 @@ async def _check_cancel(settings: Settings, stage: Stage, oracle: ObservedRollou
         return [Finding("cancel", "the rollout swallowed its cancellation", CANCEL_CHANGE)]
     findings: list[Finding] = []
     for turn, where in _waits(oracle):
-        play = await stage.run(Scripted(settings.oracle), cancel_in=turn)
+        play = await stage.run("cancelled", Scripted(settings.oracle), cancel_in=turn)
         plays.append(play)
         if play.swallowed_by is not None:
             findings.append(Finding("cancel", f"{where} swallowed a cancellation", CANCEL_CHANGE))

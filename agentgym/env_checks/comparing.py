@@ -9,8 +9,11 @@ from agentgym.env_checks.plays import ObservedRollout
 from agentgym.environments.env import Env
 from agentgym.messages import Message
 
-ANYWAY = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?")
-"""Texts that may differ between two plays of a sound env: addresses in memory, durations, times of day."""
+ANYWAY = re.compile(
+    r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?"
+    r"|\bthread (?:id )?\d+|\bstarted (?:daemon )?\d+"
+)
+"""Texts that may differ between two plays of a sound env: addresses in memory, durations, times of day, thread ids."""
 SEED = "draw from random.Random(seed) with the seed that reset(seed=...) is given"
 
 

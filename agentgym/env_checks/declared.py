@@ -64,13 +64,14 @@ def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
                 "tasks(split) must give the tasks of both splits",
             )
         ]
+    listed = all(isinstance(tasks, list | tuple) for tasks in given)
     ids = sorted({task.id for task in train} & {task.id for task in test})
-    if ids:
-        shown = ", ".join(map(repr, ids[:3]))
-        return [
-            Finding("tasks", f"train and test share {len(ids)} ids ({shown})", "no held-out task may be trained on")
-        ]
-    return _check_contents(train, test, listed=all(isinstance(tasks, list | tuple) for tasks in given))
+    if not ids:
+        return _check_contents(train, test, listed=listed)
+    shown = ", ".join(map(repr, ids[:3]))
+    some = "" if listed else f" among the first {LOOKED_AT} tasks of each"
+    wrong = f"train and test share {len(ids)} {'id' if len(ids) == 1 else 'ids'}{some} ({shown})"
+    return [Finding("tasks", wrong, "no held-out task may be trained on")]
 
 
 _SPLITS: tuple[Split, Split] = ("train", "test")
@@ -91,7 +92,10 @@ def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool
         return []
     if not pairs or not columns:
         return []
-    wrong = f"train and test share {len(pairs)} tasks under different ids ({pairs[0][0].id!r} and {pairs[0][1].id!r})"
+    example = f"({pairs[0][0].id!r} and {pairs[0][1].id!r})"
+    wrong = f"{len(pairs)} of {len(test)} test tasks are in train under another id {example}"
+    if not listed:
+        wrong = f"the first {len(pairs)} tasks of train and test are the same but for their ids {example}"
     return [Finding("tasks", wrong, "no held-out task may be trained on")]
 
 

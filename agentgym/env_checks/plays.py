@@ -24,6 +24,13 @@ RESET, SCORE = -1, -2
 """Stand-ins for a turn's number: the parts of a rollout that belong to no turn."""
 CANCEL_GRACE_S = 30.0
 """Most seconds that a cancelled rollout may take to close."""
+_NAMED = "check_env-"
+"""How the last part of the id of a check's own rollout begins."""
+
+
+def is_of_check(rollout_id: str) -> bool:
+    """Whether a check of an env played the rollout for itself."""
+    return rollout_id.rpartition("/")[2].startswith(_NAMED)
 
 
 @dataclass(slots=True)
@@ -143,11 +150,11 @@ class Stage:
         """Whether the env of the last play showed tools to the model."""
 
     async def run(
-        self, engine: Scripted, *, cancel_in: int | None = None, score_twice: bool = False
+        self, name: str, engine: Scripted, *, cancel_in: int | None = None, score_twice: bool = False
     ) -> ObservedRollout:
-        """Play one rollout to its end; whatever it raises is in `error` of what is returned."""
+        """Play one rollout to its end; whatever it raises is in `error` of what is returned. Its id has `name`."""
         play = self.play = ObservedRollout(cancel_in=cancel_in, score_twice=score_twice)
-        playing = asyncio.create_task(rollout(self.cls, self.task, engine, boxes=self.boxes, seed=7))
+        playing = self._begin(name, engine)
         cancelled = asyncio.create_task(play.cancelled.wait())
         try:
             await asyncio.wait({playing, cancelled}, return_when=asyncio.FIRST_COMPLETED)
@@ -162,13 +169,17 @@ class Stage:
         """Play a rollout and cancel it while it waits for the engine."""
         play, engine = ObservedRollout(), Waiting()
         self.play = play
-        playing = asyncio.create_task(rollout(self.cls, self.task, engine, boxes=self.boxes, seed=7))
+        playing = self._begin("cancelled", engine)
         asked = asyncio.create_task(engine.asked.wait())
         await asyncio.wait({playing, asked}, return_when=asyncio.FIRST_COMPLETED)
         await _stop(asked)
         await _stop(playing)
         play.note(playing)
         return play
+
+    def _begin(self, name: str, engine: Scripted) -> "asyncio.Task[Rollout]":
+        named = f"{self.task.id}/{_NAMED}{name}"
+        return asyncio.create_task(rollout(self.cls, self.task, engine, boxes=self.boxes, seed=7, rollout_id=named))
 
 
 async def _stop(task: "asyncio.Task[Any]") -> None:

@@ -16,9 +16,7 @@ from agentgym.environments.forks import ForkedAgent, ForkKind, ForkManager
 from agentgym.environments.limits import Limits
 from agentgym.errors import EnvError
 from agentgym.messages import Message
-from agentgym.tools.declarations import (
-    check_made,
-)
+from agentgym.tools.declarations import check_awaited, check_made, check_on_class, check_read
 from agentgym.tools.tool import tools_of
 from agentgym.tools.tool_threads import Threads
 from agentgym.types import StepResult, Task
@@ -77,6 +75,11 @@ class Env(Generic[TaskT]):
         check_made(cls.system, str | None, f"{name}.system", "text")
         if isinstance(cls.sandbox, type) or not (cls.sandbox is None or callable(getattr(cls.sandbox, "open", None))):
             check_made(cls.sandbox, (), f"{name}.sandbox", "a sandbox, such as `ag.AnyBox()`")
+        made: type = cls
+        check_on_class(made, "tasks")
+        check_read(made, "tools")
+        for method in ("reset", "step", "score", "close"):
+            check_awaited(made, method)
 
     def __init__(self, task: TaskT) -> None:
         self.task = task

@@ -1,11 +1,12 @@
 """Reward methods: their decorator, their weights, and the call of one."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, overload
 
-from agentgym.errors import AgentGymError, EnvError
+from agentgym.errors import AgentGymError, EnvError, must_pass
 from agentgym.failures import describe, log_once, place_of, place_of_function
 from agentgym.tools.declarations import (
     check_number,
@@ -61,9 +62,11 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
     """
     try:
         value = await call_method(method, {}, name=f"agentgym-reward {method.__name__}", threads=threads)
-    except AgentGymError:
+    except (AgentGymError, asyncio.CancelledError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if must_pass(error):
+            raise
         log_once(where, error, method)
         place = place_of(error) or place_of_function(method)
         failed = EnvError(f"{where} raised {describe(error)}, at {place}")

@@ -9,10 +9,7 @@ from agentgym.environments.env import Env, TaskT
 from agentgym.environments.rewards import reward_value, rewards_of
 from agentgym.errors import EnvError, boundary
 from agentgym.messages import Message, ToolCall
-from agentgym.tools.declarations import (
-    check_free,
-    check_reward,
-)
+from agentgym.tools.declarations import check_awaited, check_free, check_reward
 from agentgym.tools.tool import ToolResult, declared, dispatch, tools_of
 from agentgym.types import StepResult, StopReason
 
@@ -26,13 +23,15 @@ class ToolEnv(Env[TaskT]):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
         made: type = cls
         for attribute, name, _ in declared(made):
             check_free(attribute, _TAKEN, f"tool {name!r} of {cls.__name__}", f', as in `@ag.tool(name="{name}")`')
         for name in rewards_of(made):
             check_free(name, _TAKEN, f"reward {name!r} of {cls.__name__}", "")
             check_reward(getattr(cls, name), f"reward {name!r} of {cls.__name__}")
+        super().__init_subclass__(**kwargs)  # Behind the names: a tool called "close" has another mistake.
+        for method in ("setup", "call_tools"):
+            check_awaited(made, method)
 
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from agentgym.boxes import Box, Boxes
 from agentgym.chat.chat import Chat
-from agentgym.engines.base import Engine
+from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT, threads_ended
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
@@ -44,7 +44,10 @@ async def rollout(
     can be had at all. The same seed, weights and tool answers give the same tokens. Cancelling closes the env and
     gives the box back. A failed engine or box is tried again, from nothing, up to `limits.retries` times, as long as
     no action had reached the env.
+
+    :raises TypeError: where `engine` is no engine.
     """
+    check_engine(engine)
     cls = find_env(env)
     task = as_task(cls, task)
     async with AsyncExitStack() as stack:

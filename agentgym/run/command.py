@@ -120,7 +120,7 @@ def _parsed(recipe: type[RunConfig], default: RunConfig, arguments: Sequence[str
 
     said = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(said), needs_extra():  # tyro looks for torch
             return tyro.cli(recipe, args=arguments, default=default, config=(tyro.conf.AvoidSubcommands,))
     except SystemExit as stopped:
         if (refused := _refused(stopped)) is not None:

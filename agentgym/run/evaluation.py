@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.boxes import Boxes
-from agentgym.engines.base import Engine
+from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env
 from agentgym.environments.registry import find_env
 from agentgym.scheduling.run_groups import Groups, run_groups
@@ -86,8 +86,10 @@ async def evaluate(
     """Play `k` rollouts of each of the first `n` held-out tasks, or of `tasks`, on any engine.
 
     Where the env asks for a sandbox and no `boxes` are given, a pool is opened and closed. The same seed plays the
-    same draws. Raises ValueError where there is no task, AgentGymError where all rollouts failed.
+    same draws. Raises ValueError where there is no task, TypeError where `engine` is no engine, AgentGymError where all
+    rollouts failed.
     """
+    check_engine(engine)
     if n < 1 or k < 1:
         raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
     cls = find_env(env)

@@ -17,7 +17,7 @@ from typing import Any
 
 from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
-from agentgym.process_identity import new_folder, sweep_folders
+from agentgym.process_identity import new_folder, remove_folder, sweep_folders
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.faults import finished
@@ -289,7 +289,7 @@ async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> No
 
 def _remove(folders: Sequence[str]) -> None:
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _settle(gone: "asyncio.Future[None]") -> None:

@@ -95,6 +95,7 @@ def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:
 
     Raises ValueError, naming the field, for another version, for a field that is wrong, and where a process is missing.
     """
+    _refuse_no_states(states)
     read = [_read(state) for state in states]
     if [state.rank for state in read] != list(range(len(states))) or any(s.world != len(states) for s in read):
         found = [f"{state.rank} of {state.world}" for state in read]
@@ -106,6 +107,18 @@ def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:
     return read
 
 
+def _refuse_no_states(states: Any) -> None:
+    wanted = "sampler: give a list with the state_dict() of each process, in the order of their ranks"
+    if isinstance(states, str | bytes) or not isinstance(states, Sequence):
+        kind = "one dict; write [state]" if isinstance(states, Mapping) else type(states).__name__
+        raise ValueError(f"{wanted}; got {kind}")
+    if not states:
+        raise ValueError(f"{wanted}; got an empty list")
+    for rank, state in enumerate(states):
+        if not isinstance(state, Mapping):
+            raise ValueError(f"{wanted}; got {type(state).__name__} at position {rank}")
+
+
 def _read(state: Mapping[str, Any]) -> SamplerState:
     version = state.get("version")
     if version != VERSION:
@@ -114,7 +127,11 @@ def _read(state: Mapping[str, Any]) -> SamplerState:
             f"resume the run with the agentgym that wrote it, or start a new run"
         )
     try:
-        return _adapter().validate_json(json.dumps(state))
+        text = json.dumps(dict(state))
+    except (TypeError, ValueError, RecursionError) as wrong:
+        raise ValueError(f"sampler: the state is none that state_dict() gave, JSON cannot say it: {wrong}") from None
+    try:
+        return _adapter().validate_json(text)
     except ValidationError as wrong:
         first = wrong.errors()[0]
         name = ".".join(["sampler", *map(str, first["loc"])])

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from agentgym.boxes import Boxes
-from agentgym.engines.base import Engine
+from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
 from agentgym.scheduling.accounting import Groups
@@ -52,6 +52,7 @@ class Scheduler(Generic[TaskT]):
         boxes: Boxes | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> None:
+        check_engine(engine)
         oversample = oversample or Oversample()
         oversample.fits(group_size=settings.n, staleness=staleness)
         self._settings, self._on_rollout = settings, on_rollout

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -197,14 +198,25 @@ class RolloutStore:
     def _far(self) -> set[int]:
         """The rollouts whose reward is far from all others of their phase."""
         found: set[int] = set()
-        for phase in self.phases():
-            scored = "FROM rollouts WHERE phase = ? AND reward IS NOT NULL"
-            low, high = (
-                self._rows(f"SELECT number, reward {scored} ORDER BY reward {way} LIMIT 2", phase)
-                for way in ("", "DESC")
-            )
-            found |= far_ends(low, high, self._rows(f"SELECT count(*) {scored}", phase)[0][0])
+        with self._one_moment():
+            for phase in self.phases():
+                scored = "FROM rollouts WHERE phase = ? AND reward IS NOT NULL"
+                low, high = (
+                    self._rows(f"SELECT number, reward {scored} ORDER BY reward {way} LIMIT 2", phase)
+                    for way in ("", "DESC")
+                )
+                found |= far_ends(low, high, self._rows(f"SELECT count(*) {scored}", phase)[0][0])
         return found
+
+    @contextmanager
+    def _one_moment(self) -> Iterator[None]:
+        """Let all that is read within the block be of one moment, whatever is written meanwhile."""
+        connection = self._opened()
+        connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            connection.rollback()
 
     def _readable(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
         """The rollout; StoreError where its bytes are damaged."""
@@ -234,12 +246,16 @@ class RolloutStore:
         )
 
     def _rows(self, sql: str, *values: object) -> list[Any]:
-        if self._connection is None:
-            raise ValueError("the store is not open: use `with RolloutStore(folder) as store`")
+        connection = self._opened()
         try:
-            return self._connection.execute(sql, values).fetchall()
+            return connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise damaged(self.path, error) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise ValueError("the store is not open: use `with RolloutStore(folder) as store`")
+        return self._connection
 
 
 def _conditions(

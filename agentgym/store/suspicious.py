@@ -13,7 +13,7 @@ from agentgym.types import Group, Rollout
 SIGNS: Mapping[str, str] = {
     "no-tool-call": "scored above the mean of its group without a tool call, while others of the group called tools",
     "tool-fails": "has the highest reward of its group, although more than half of its calls of one tool failed",
-    "malformed-call": "has the highest reward of its group, although it wrote a tool call that could not be read",
+    "malformed-call": "has the highest reward of its group, although a call of it reached no tool",
     "repeats": "wrote the same turn three times or more",
     "logprob-gap": "a log-probability of the trainer is more than 1 nat off the engine's",
     "reward-far": "its reward is far from those of all other rollouts of its phase",

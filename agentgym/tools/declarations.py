@@ -71,6 +71,37 @@ def check_free(name: str, taken: frozenset[str], where: str, decorator: str) -> 
         raise ValueError(f"{where}: agentgym's own classes use {name!r}; give the method another name{decorator}")
 
 
+def check_awaited(owner: type, name: str) -> None:
+    """Raise ValueError where a method that agentgym awaits is no `async def`; a decorated `async def` is one."""
+    where = f"{owner.__name__}.{name}"
+    if not callable(found := getattr(owner, name)):
+        raise ValueError(f"{where}: must be a method, got {found!r:.80}; write `async def {name}(...)`")
+    function = _function_in(inspect.getattr_static(owner, name))
+    _check_kind(function, where)
+    if inspect.isfunction(function) and not _is_async(function):
+        raise ValueError(f"{where}: is a plain `def`, and agentgym awaits it; write `async def {name}(...)`")
+
+
+def check_on_class(owner: type, name: str) -> None:
+    """Raise ValueError where a method that agentgym calls on the class itself needs an instance, or is async."""
+    where, use = f"{owner.__name__}.{name}", f"write `@classmethod` above `def {name}(cls, ...)`"
+    static = inspect.getattr_static(owner, name)
+    if inspect.isfunction(static):
+        raise ValueError(f"{where}: is called on the class, without an instance; {use}")
+    if not callable(found := getattr(owner, name)):
+        raise ValueError(f"{where}: must be a method of the class, got {found!r:.80}; {use}")
+    function = _function_in(static)
+    _check_kind(function, where)
+    if _is_async(function):
+        raise ValueError(f"{where}: is an `async def`, and agentgym does not await it; write a plain `def`")
+
+
+def check_read(owner: type, name: str) -> None:
+    """Raise ValueError where an attribute that agentgym reads is a method."""
+    if inspect.isfunction(inspect.getattr_static(owner, name)):
+        raise ValueError(f"{owner.__name__}.{name}: is read, not called; write `@property` above `def {name}(self)`")
+
+
 def check_made(value: object, kind: type | UnionType | tuple[()], where: str, example: str) -> None:
     """Raise ValueError where a class attribute is no instance of `kind`; a class that lacks its `()` is named."""
     if not isinstance(value, kind):
@@ -90,6 +121,15 @@ def check_number(name: str, value: object) -> None:
     """Raise ValueError where a setting is no finite number."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{name}: must be a finite number, got {value!r}")
+
+
+def _function_in(static: Any) -> Any:
+    return static.__func__ if isinstance(static, staticmethod | classmethod) else static
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether it is an `async def`, or a decorator's function around one."""
+    return inspect.iscoroutinefunction(inspect.unwrap(function, stop=inspect.iscoroutinefunction))
 
 
 def _check_kind(function: Callable[..., Any], where: str) -> None:

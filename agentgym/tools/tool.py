@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from agentgym.errors import AgentGymError, EnvError, ToolError, is_stray
+from agentgym.errors import AgentGymError, EnvError, ToolError, must_pass
 from agentgym.failures import describe, log_once
 from agentgym.sound_json import MAX_DEPTH, is_sound
 from agentgym.time_limits import TimeLimit
@@ -51,7 +51,7 @@ class ToolResult:
     error: bool = False
     """Whether anything went wrong, in the call or in the tool."""
     malformed: bool = False
-    """Whether the call was wrong and never reached the tool."""
+    """Whether the call reached no tool: it is no JSON, names an unknown tool, or has a wrong argument."""
     failed: bool = False
     """Whether the tool's own code raised (not ToolError), timed out or returned neither text nor JSON."""
     stop: str | None = None
@@ -246,16 +246,12 @@ async def _call(
     except AgentGymError as error:
         error.where = error.where or _named(made, function)
         raise
-    except asyncio.CancelledError as error:
-        if not is_stray(error):
+    except BaseException as error:  # A tool that calls sys.exit() must not end the training.
+        if must_pass(error):
             raise
-        said = "something that it waited for was cancelled"
-        return ToolResult(content=f"error: tool {made.name!r} failed: CancelledError: {said}", error=True, failed=True)
-    except (Exception, SystemExit) as error:  # A tool that calls sys.exit() must not end the training.
-        return _failed(made, function, error)
-    except BaseExceptionGroup as error:
-        if error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is not None:
-            raise
+        if isinstance(error, asyncio.CancelledError):
+            text = f"error: tool {made.name!r} failed: CancelledError: something that it waited for was cancelled"
+            return ToolResult(content=text, error=True, failed=True)
         return _failed(made, function, error)
 
 

@@ -108,7 +108,7 @@ class _Worker:
         self.future: asyncio.Future[Any] = loop.create_future()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
-        self._working = True
+        self._working = self._unwanted = False
 
     def described(self) -> str:
         """Say the thread's name and the line that it is at, for the log."""
@@ -116,8 +116,12 @@ class _Worker:
         return f"its thread {self.thread.name!r} still runs, at {place_of_frame(frame) if frame else 'its end'}"
 
     def interrupt(self) -> None:
-        """Raise Interrupted in the thread where it is at work, and look after five seconds whether it has ended."""
+        """Raise Interrupted in the thread where it is at work, and look after five seconds whether it has ended.
+
+        Work that has not begun is not begun.
+        """
         with self._lock:  # Held until it is raised: the thread cannot meanwhile go on to something else.
+            self._unwanted = True
             if not self._working or self.thread.ident is None:
                 return
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), ctypes.py_object(Interrupted))
@@ -141,6 +145,7 @@ class _Worker:
     def _outcome(self) -> tuple[Callable[[Any], None], object]:
         try:
             try:
+                self._begin()
                 outcome: tuple[Callable[[Any], None], object] = (self.future.set_result, self.work())
             finally:
                 with self._lock:
@@ -150,6 +155,12 @@ class _Worker:
         except BaseException as error:
             return self.future.set_exception, error
         return outcome
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._unwanted:
+                raise Interrupted
+            self._working = True
 
     def _tell(self, set_it: Callable[[Any], None], value: object) -> None:
         def settle() -> None:

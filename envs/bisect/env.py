@@ -49,6 +49,11 @@ class Bisect(ag.ToolEnv[BisectTask]):
 
     @classmethod
     def tasks(cls, split: ag.Split) -> ag.Procedural[BisectTask]:
+        """Return tasks whose ids differ between the splits; both draw their secrets from all of 1..15.
+
+        No secret is held out: all tasks have one prompt, so a model cannot remember the secret of a task, only learn
+        how to search. A model that never met some of the secrets would rightly learn not to guess them.
+        """
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
 

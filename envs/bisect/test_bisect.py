@@ -112,7 +112,7 @@ def test_every_secret_is_drawn_and_none_outside() -> None:
     assert {task.secret for task in Bisect.tasks("train")[:300]} == set(range(1, 16))
 
 
-def test_train_and_test_tasks_never_overlap() -> None:
+def test_no_task_of_the_test_split_has_the_id_of_a_training_task() -> None:
     train, test = Bisect.tasks("train"), Bisect.tasks("test")
     assert train[len(train) - 1].id != test[0].id
     assert train.indices.stop <= test.indices.start

@@ -472,13 +472,14 @@ async def test_actions_that_are_not_discrete_are_an_error() -> None:
 
 
 def test_an_exported_env_is_closed_behind_the_thread_of_its_tool() -> None:
-    diary, free = list[str](), threading.Event()
+    diary, begun, free = list[str](), threading.Event(), threading.Event()
 
     class Slow(ag.ToolEnv[ag.Task]):
         @ag.tool(timeout_s=0.01)
         def work(self) -> None:
             """Work for longer than it may."""
             try:
+                begun.set()
                 free.wait()
             except threads.Interrupted:  # It came before the call of C was begun.
                 free.wait()
@@ -494,8 +495,9 @@ def test_an_exported_env_is_closed_behind_the_thread_of_its_tool() -> None:
 
     exported = ExportedEnv(Slow, tasks=[ag.Task.model_validate({"id": "t", "prompt": "Go."})])
     exported.reset(seed=0)
-    text, *_ = exported.step('<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call>')
-    assert "timed out" in text
+    while not begun.is_set():  # A call whose thread had not begun by then does nothing.
+        text, *_ = exported.step('<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call>')
+        assert "timed out" in text
     threading.Timer(0.1, free.set).start()
     exported.close()
     assert diary == ["work ended", "closed"]

@@ -1,9 +1,11 @@
 """Every mistake that is planted in an env is found, in words that name what to change; all of them in one report."""
 
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,11 @@ async def test_the_env_without_a_mistake_passes(no_leaks: None) -> None:
     await check_env(looking.Looking, looking.TASK, oracle=looking.ORACLE)
 
 
+async def test_a_task_may_be_a_dict_of_its_fields() -> None:
+    task: Any = looking.TASK.model_dump()
+    await check_env(looking.Looking, task, oracle=looking.ORACLE)
+
+
 async def test_several_mistakes_are_reported_together() -> None:
     class Several(looking.Looking):
         @ag.reward
@@ -62,6 +69,23 @@ async def test_several_mistakes_are_reported_together() -> None:
     lines = str(raised.value).splitlines()
     assert lines[0] == "check_env(Several): 2 findings"
     assert [line.split(":")[0] for line in lines[1:]] == ["oracle", "no-op"]
+
+
+async def test_the_ids_of_threads_in_an_error_are_no_second_finding() -> None:
+    class Shelf(looking.Looking):
+        async def setup(self) -> None:
+            self.db = sqlite3.connect(":memory:")
+
+        @ag.tool
+        def look(self) -> str:  # type: ignore[override]
+            """Look."""
+            return str(self.db.execute("select 1").fetchall())
+
+        async def close(self) -> None:
+            self.db.close()
+
+    with pytest.raises(AssertionError, match=r"^check_env\(Shelf\): 1 finding\ntool: tool 'look' raised Programming"):
+        await check_env(Shelf, looking.TASK, oracle=looking.ORACLE)
 
 
 async def test_what_each_rollout_leaves_is_one_finding() -> None:

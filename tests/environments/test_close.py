@@ -3,12 +3,13 @@
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import agentgym as ag
-from agentgym.engines.scripted import Scripted, call, say
+from agentgym.engines.scripted import Reply, Scripted, call, say
 from agentgym.environments.env import close
 from agentgym.tools import tool_threads as threads
 
@@ -22,6 +23,9 @@ class Ward(ag.ToolEnv[ag.Task]):
 
     entered: "asyncio.Future[Ward]"
     """The first one that is inside its tool."""
+
+    begun = False
+    """Whether a call of its tool has begun its work."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -37,9 +41,11 @@ class Ward(ag.ToolEnv[ag.Task]):
 
     def work(self) -> str:
         try:
+            self.begun = True
             self.loop.call_soon_threadsafe(self.enter)
             self.free.wait()
         except threads.Interrupted:  # It came before the call of C was begun.
+            self.loop.call_soon_threadsafe(self.enter)
             self.free.wait()
         finally:
             self.diary.append("work ended")
@@ -78,7 +84,12 @@ def ward() -> type[Ward]:
     return type("Ward", (Ward,), {})
 
 
-async def begin(env: type[Ward], script: list[Any]) -> tuple["asyncio.Task[ag.Rollout]", Ward]:
+def late(env: type[Ward]) -> Callable[[str], Reply]:
+    """A script that operates past the limit: again where the thread had not begun by then, which is no operation."""
+    return lambda text: say("done") if env.made[0].begun else call("operate_late")
+
+
+async def begin(env: type[Ward], script: Any) -> tuple["asyncio.Task[ag.Rollout]", Ward]:
     """A rollout that is inside its plain tool."""
     current_usage = asyncio.create_task(ag.rollout(env, TASK, Scripted(script)))
     return current_usage, await env.entered
@@ -103,7 +114,8 @@ async def test_a_cancelled_rollout_is_closed_behind_the_thread_of_its_tool(cance
 
 
 async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_leaks: None) -> None:
-    current_usage, env = await begin(ward(), [call("operate_late"), say("done")])
+    kind = ward()
+    current_usage, env = await begin(kind, late(kind))
     await env.answered.wait()
     await turns_of_the_loop()
     assert env.diary == []
@@ -122,7 +134,8 @@ async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_clo
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(threads, "GRACE_S", 0.02)
-    current_usage, env = await begin(ward(), [call("operate_late"), say("done")])
+    kind = ward()
+    current_usage, env = await begin(kind, late(kind))
     assert (await current_usage).reward == 1.0
     assert env.diary == ["closed"]
     said = [record.getMessage() for record in caplog.records if "is closed while" in record.getMessage()]

@@ -29,6 +29,11 @@ class Quiz(Base):
         return "seen"
 
     @ag.tool
+    async def fail(self) -> str:
+        """Fail."""
+        raise ag.ToolError("no")
+
+    @ag.tool
     async def submit(self) -> ag.Stop:
         """Hand in."""
         return ag.Stop("submitted")
@@ -89,9 +94,18 @@ async def test_calls_errors_and_malformed_calls_are_counted_apart() -> None:
     assert (await env.score())["errors"] == -1
 
 
+async def test_a_call_reaches_a_tool_or_is_malformed_and_what_the_model_made_up_names_no_metric() -> None:
+    env = Quiz(TASK)
+    broken = call("look")
+    broken["tool_calls"][0]["function"]["arguments"] = "{oops"
+    for action in (broken, call("lok"), call("look", at=1), call("look"), call("fail")):
+        await env.step(action)
+    assert env.metrics == {"tool_calls": 2, "malformed_calls": 3, "tool_errors": 4, "tool_errors/fail": 1}
+
+
 async def test_the_tools_are_shown_and_the_prompt_is_the_task() -> None:
     env = Quiz(TASK)
-    assert [tool["function"]["name"] for tool in env.tools] == ["look", "submit"]
+    assert [tool["function"]["name"] for tool in env.tools] == ["look", "fail", "submit"]
     assert await env.reset(seed=1) == (list(TASK.prompt), {})
 
 

@@ -71,7 +71,7 @@ async def test_a_reward_that_is_no_number_is_refused_by_its_name_and_type(value:
     assert said == f"Quiz: reward 'fixed' returned {value!r} ({type(value).__name__}): return a number"
 
 
-@pytest.mark.parametrize("raised", [KeyError("judge"), SystemExit(3)])
+@pytest.mark.parametrize("raised", [KeyError("judge"), SystemExit(3), GeneratorExit("judge")])
 async def test_a_reward_that_raises_is_named_with_its_line_and_logged_once(
     raised: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,6 +1,7 @@
 """The command line of a recipe: which engine comes first, and decides what the flags under it mean."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.sglang.engine import SGLangEngine
+from agentgym.models import find_model
 from agentgym.run.command import main, refuse_ignored, settings
 from agentgym.run.loop import open_engine
 from recipes.bisect_turns import BisectTurns
@@ -187,10 +189,45 @@ def test_a_wrong_setting_is_one_line(arguments: list[str], said: str, tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_package_is_one_line() -> None:
-    done = recipe("--steps", "1", first=WITHOUT_TORCH)
+@pytest.mark.parametrize("first", [WITHOUT_TORCH, "import sys; sys.modules['torch'] = None\n"])
+def test_a_missing_package_is_one_line(first: str) -> None:
+    done = recipe("--steps", "1", first=first)
     assert done.returncode == 1
     assert done.stderr == "ChaseGRPO: torch is not installed: pip install 'agentgym[train]'\n"
+
+
+def test_a_shipped_model_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
+    done = recipe(
+        "--out", str(tmp_path), "--model", "tiny", first="import agentgym.models as m; m.SHIPPED['tiny'] = 'x'\n"
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("ChaseGRPO: model: 'tiny' is not in this installation (")
+    assert done.stderr.endswith("; install agentgym again\n")
+
+
+@pytest.mark.parametrize("lacks", ["tokenizer", "config", "weights"])
+def test_a_folder_that_is_no_whole_model_is_one_line(lacks: str, tmp_path: Path) -> None:
+    model = shutil.copytree(ROOT / "recipes" / "checkpoints" / "chase", tmp_path / "model")
+    if lacks == "tokenizer":
+        (model / "tokenizer.json").write_text("{}")
+    elif lacks == "config":
+        (model / "config.json").write_text('{"model_type": "no_such_type"}')
+    else:
+        (model / "model.safetensors").write_bytes(b"")
+    done = recipe("--out", str(tmp_path / "out"), "--model", str(model), "--steps", "0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("ChaseGRPO: ")]
+    assert f"model: {model} cannot be loaded; give the folder of a whole model, or a name on the " in line
+    assert done.stderr.endswith(f"{line}\n")
+
+
+def test_the_command_line_names_a_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = find_model(settings(ChaseGRPO, ["--model", "tiny"]).model)
+    assert (Path(found) / "config.json").exists()
+    (tmp_path / "tiny").mkdir()
+    assert str(find_model(settings(ChaseGRPO, ["--model", "tiny"]).model)) == "tiny"
 
 
 def test_a_bug_keeps_its_traceback() -> None:

@@ -39,7 +39,7 @@ class Boss(ag.ToolEnv[ag.Task]):
         return f"{agent.stop_reason}:{len(text)}"
 
     @ag.reward
-    def one_point(self) -> float:
+    async def one_point(self) -> float:
         return 1.0
 
 

@@ -15,6 +15,7 @@ from agentgym.engines.scripted import ByteTokenizer, Reply, Scripted, raw, say
 from agentgym.messages import Message
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.types import Completion, Rollout, Segment
+from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode
@@ -120,13 +121,13 @@ async def test_past_a_limit_a_rollout_is_truncated_and_scored(limits: Any, repli
     assert all(len(segment.token_ids) <= limits.get("context_tokens", 8192) for segment in played.segments)
 
 
-async def test_past_its_seconds_a_rollout_is_truncated_and_scored() -> None:
+def test_past_its_seconds_a_rollout_is_truncated_and_scored() -> None:
     class Slow(Desk):
         async def step(self, action: Message) -> ag.StepResult:
             await asyncio.Event().wait()
             raise AssertionError
 
-    played = await play(limited(Slow, seconds=0.01), [say("hi")])
+    played = run_in_virtual_time(play(limited(Slow, seconds=10), [say("hi")]))
     assert (played.stop_reason, played.reward, played.error) == ("seconds", 1.0, None)
     assert wrote(played.segments[0]) == ["hi<|im_end|>"]
 

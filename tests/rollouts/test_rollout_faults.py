@@ -15,6 +15,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes
 from agentgym.types import Completion
+from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 SCRIPT = [call("look"), say("done")]
@@ -49,7 +50,7 @@ def desk(**parts: Any) -> type[Desk]:
     return type("Broken", (Desk,), parts)
 
 
-def raising(kind: type[Exception], text: str) -> Callable[..., Any]:
+def raising(kind: type[BaseException], text: str) -> Callable[..., Any]:
     async def fail(*args: Any, **kwargs: Any) -> Any:
         raise kind(text)
 
@@ -106,12 +107,6 @@ NO_NUMBER = ag.StepResult([], float("nan"), True, False, {})
         pytest.param(desk(score=giving({"x": float("inf")})), "EnvError: .*inf", 2, id="an_infinite_score"),
         pytest.param(Undocumented, "EnvError: .*needs a docstring", 0, id="a_tool_without_a_docstring"),
         pytest.param(
-            desk(limits=ag.Limits(turns=1, seconds=0.01), score=forever),
-            "EnvError: Broken.score: TimeoutError",
-            1,
-            id="a_score_that_never_comes",
-        ),
-        pytest.param(
             desk(limits=ag.Limits(context_tokens=5)),
             "ContextOverflow: .* fills the 5 tokens of limits.context_tokens",
             0,
@@ -126,6 +121,14 @@ async def test_a_failing_env_is_a_rollout_without_a_reward_that_keeps_its_segmen
     assert (played.reward, played.stop_reason) == (None, "error")
     assert re.match(error, played.error or "")
     assert len(played.messages) == written
+    assert boxes.leased == []
+
+
+def test_a_score_that_never_comes_is_a_rollout_without_a_reward_that_keeps_its_segments(boxes: FakeBoxes) -> None:
+    env = desk(limits=ag.Limits(turns=1, seconds=10), score=forever)
+    played = run_in_virtual_time(ag.rollout(env, TASK, Scripted(SCRIPT), boxes=boxes))
+    assert (played.reward, played.stop_reason, len(played.messages)) == (None, "error", 1)
+    assert (played.error or "").startswith("EnvError: Broken.score: TimeoutError")
     assert boxes.leased == []
 
 
@@ -241,3 +244,20 @@ async def test_a_close_that_fails_does_not_swallow_a_cancellation(boxes: FakeBox
     with pytest.raises(asyncio.CancelledError):
         await playing
     assert boxes.leased == []
+
+
+@pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, type("Odd", (BaseException,), {})])
+@pytest.mark.parametrize("where", ["setup", "reset", "step", "score", "close"])
+async def test_an_error_that_is_no_exception_fails_its_rollout_alone(kind: type[BaseException], where: str) -> None:
+    sound = getattr(Desk, where)
+
+    async def method(self: Desk, *args: Any, **given: Any) -> Any:
+        if self.task.id == "bad":
+            raise kind("odd")
+        return await sound(self, *args, **given)
+
+    tasks = [TASK.model_copy(update={"id": name}) for name in ("bad", "good")]
+    groups = await ag.run_groups(desk(**{where: method}), tasks, Scripted(SCRIPT), n=1, boxes=FakeBoxes())
+    bad, good = groups.rollouts
+    assert (bad.reward, good.reward) == (None, 1.0)
+    assert (bad.error or "").startswith(f"EnvError: Broken.{where}: {kind.__name__}: odd, at test_rollout_faults.py:")

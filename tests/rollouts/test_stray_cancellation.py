@@ -12,6 +12,7 @@ from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types import Completion, Rollout
+from benchmarks.virtual import run_in_virtual_time
 
 SCRIPT = [call("look"), say("done")]
 
@@ -137,7 +138,7 @@ async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_an
 class Guarded(Desk):
     """Its tool swallows whatever comes, as a bare `except` does."""
 
-    limits = ag.Limits(turns=50, seconds=0.01)
+    limits = ag.Limits(turns=50, seconds=10)
 
     async def see(self) -> str:
         try:
@@ -147,8 +148,8 @@ class Guarded(Desk):
         raise AssertionError
 
 
-async def test_a_tool_that_swallows_the_time_limit_does_not_switch_it_off() -> None:
-    played = await ag.rollout(Guarded, tasks("t")[0], Scripted(lambda text: call("look")))
+def test_a_tool_that_swallows_the_time_limit_does_not_switch_it_off() -> None:
+    played = run_in_virtual_time(ag.rollout(Guarded, tasks("t")[0], Scripted(lambda text: call("look"))))
     assert (played.stop_reason, played.reward, played.metrics["turns"]) == ("seconds", 1.0, 1)
 
 
@@ -169,15 +170,15 @@ async def test_a_tool_that_swallows_a_cancellation_does_not_keep_the_rollout_ali
         await playing
 
 
-async def test_a_close_that_hangs_ends_at_the_limit() -> None:
+def test_a_close_that_hangs_ends_at_the_limit() -> None:
     class Hangs(Desk):
-        limits = ag.Limits(seconds=0.01)
+        limits = ag.Limits(seconds=10)
 
         async def close(self) -> None:
             await asyncio.Event().wait()
 
-    played = await ag.rollout(Hangs, tasks("t")[0], Scripted([say("done")]))
-    said = "EnvError: Hangs.close: TimeoutError: not done after 0.01 s, which is limits.seconds, at test_stray"
+    played = run_in_virtual_time(ag.rollout(Hangs, tasks("t")[0], Scripted([say("done")])))
+    said = "EnvError: Hangs.close: TimeoutError: not done after 10 s, which is limits.seconds, at test_stray"
     assert (played.error or "").startswith(said)
 
 

@@ -207,6 +207,15 @@ def helper(text: str) -> None:
     raise KeyError(text)
 
 
+def awaited(text: str) -> Any:
+    """A method of an env that fails in the helper when it is awaited."""
+
+    async def method(self: Desk) -> None:
+        helper(text)
+
+    return method
+
+
 async def test_a_failure_names_what_was_crossed_and_has_the_traceback_of_the_users_lines() -> None:
     async def setup(self: Desk) -> None:
         try:
@@ -233,7 +242,7 @@ def dead(self: Desk) -> None:
     ("parts", "where", "line"),
     [
         ({"one": ag.reward(lambda self: helper("r"))}, "Made: reward 'one'", "in helper"),
-        ({"close": lambda self: helper("c")}, "Made.close", "in helper"),
+        ({"close": awaited("c")}, "Made.close", "in helper"),
         ({"__init__": lambda self, task: helper("i")}, "Made(task)", "in helper"),
     ],
 )
@@ -290,7 +299,7 @@ def test_a_long_chain_of_causes_is_kept_whole() -> None:
 
 
 async def test_later_failures_are_notes_of_the_first() -> None:
-    played = await play(env(setup=lambda self: helper("first"), close=lambda self: helper("second")))
+    played = await play(env(setup=awaited("first"), close=awaited("second")))
     assert played.failure is not None
     assert played.failure.where == "Made.setup"
     assert "; Made.close: KeyError: 'second', at test_windows.py:" in played.failure.message

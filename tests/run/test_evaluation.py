@@ -1,6 +1,7 @@
 """Evaluations: what was played, how much of it was solved, what failed."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,19 @@ def group(name: str, *rewards: float | None) -> Group:
         for i, reward in enumerate(rewards)
     ]
     return Group(group_id=name, rollouts=tuple(made))
+
+
+@pytest.mark.parametrize("engine", ["tiny", None, [say("101")], Scripted])
+async def test_what_is_no_engine_is_refused_with_what_to_give(engine: Any) -> None:
+    told = pytest.raises(TypeError, match=r"^engine: must be an engine, got .*LocalEngine\(MODEL\).*Scripted\(")
+    with told:
+        await ag.evaluate(Guess, engine)
+    with told:
+        await ag.rollout(Guess, Guess.tasks("test")[0], engine)
+    with told:
+        await ag.run_groups(Guess, Guess.tasks("test"), engine, n=1)
+    with told:
+        ag.Scheduler(Guess, Guess.tasks("test"), engine, ag.GroupSettings(n=1))
 
 
 async def test_the_held_out_tasks_are_played_k_times_each() -> None:

@@ -2,20 +2,15 @@
 
 import asyncio
 import errno
-import secrets
 from pathlib import Path
 
 import pytest
 
 from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.errors import EngineError, SandboxError, ToolError
+from tests.sandboxes.conftest import one_more_minute
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def one_more_minute() -> str:
-    """Seconds that no other test, and no other run of this one, sleeps: an unsafe box sees every process here."""
-    return f"60.{secrets.randbelow(10**9):09d}"
 
 
 def still_running(mark: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,16 +30,19 @@ def engine() -> None:
 
 
 class Relay:
-    """A TCP port in front of the local engine, which can be taken away and given back."""
+    """A TCP port in front of the local engine, which can be taken away and given back; nobody else takes it then."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.host = f"tcp://127.0.0.1:{port}"
+    def __init__(self) -> None:
+        self.held = socket.socket()
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.held.bind(("127.0.0.1", 0))
+        self.port = self.held.getsockname()[1]
+        self.host = f"tcp://127.0.0.1:{self.port}"
         self.writers: set[asyncio.StreamWriter] = set()
         self.server: asyncio.Server | None = None
 
     async def up(self) -> None:
-        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port, reuse_port=True)
 
     async def down(self) -> None:
         if self.server is not None:
@@ -70,15 +73,14 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def relay() -> AsyncIterator[Relay]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        made = Relay(free.getsockname()[1])
-    await made.up()
-    try:
-        yield made
-    finally:
-        await made.down()
-        await asyncio.sleep(0)
+    made = Relay()
+    with made.held:
+        await made.up()
+        try:
+            yield made
+        finally:
+            await made.down()
+            await asyncio.sleep(0)
 
 
 def owned() -> list[str]:
@@ -92,10 +94,13 @@ def owned() -> list[str]:
 
 
 async def wait_until_gone(name: str) -> None:
-    """By the engine's own events: the removal of that container."""
-    client = connect(timeout_s=20)
+    """By the engine's own events: the removal of that container, which may be gone already."""
+    from docker.errors import NotFound
+
+    client = connect()
     try:
-        await asyncio.to_thread(client.wait, name, condition="removed")
+        with suppress(NotFound):
+            await asyncio.to_thread(client.wait, name, condition="removed")
     finally:
         client.close()
 
@@ -125,7 +130,7 @@ async def test_a_remote_box_ends_when_its_client_is_gone() -> None:
                 await box.python("1")
         client = connect()
         try:
-            assert await asyncio.to_thread(client.wait, name, timeout=10)
+            assert await asyncio.to_thread(client.wait, name)
         finally:
             client.close()
         await there.up()
@@ -218,10 +223,8 @@ async def test_a_sweep_removes_what_a_start_left_and_spares_what_runs(monkeypatc
             (name,) = owned()
             run = name.split("-")[1]
             labels = {"agentgym.owner": owner(), "agentgym.run": run}
-            await asyncio.to_thread(
-                client.create_container, default_image(), ["{}"], name="agentgym-left", labels=labels
-            )
-            await wait_until_gone("agentgym-left")
+            left = await asyncio.to_thread(client.create_container, default_image(), ["{}"], labels=labels)
+            await wait_until_gone(left["Id"])
             assert owned() == [name]
             assert (await box.python("1")).ok
     finally:

@@ -6,6 +6,7 @@ import pytest
 
 from agentgym.boxes import Box, Boxes
 from agentgym.errors import SandboxError
+from tests.sandboxes.conftest import one_more_minute
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -18,7 +19,7 @@ def count():
         except OSError: pass  # It ended meanwhile.
     return found
 import time
-end = time.monotonic() + 5
+end = time.monotonic() + 20
 while count() < {1} and time.monotonic() < end: time.sleep(0.01)
 count()"""
 FACTS = "f\n0\n700\n1000000000\n"
@@ -27,7 +28,7 @@ import os, time
 if os.fork() == 0:
     os.setsid()
     time.sleep(0.1)  # It forks once more after the call has ended.
-    if os.fork() == 0: os.execvp('sleep', ['sleep', '67.5'])
+    if os.fork() == 0: os.execvp('sleep', ['sleep', '{0}'])
     os._exit(0)
 """
 
@@ -75,12 +76,13 @@ async def test_a_branch_starts_in_the_folder_where_the_session_stood(box: Box) -
 async def test_closing_a_branch_ends_its_processes_and_no_others(box: Box) -> None:
     await box.python("import subprocess\np = subprocess.Popen(['sleep', '66.5'], start_new_session=True)")
     branch = await box.fork()
-    await branch.python("subprocess.Popen('sleep 67.5 & sleep 67.5', shell=True, start_new_session=True)")
-    await branch.python(DAEMON)
-    assert (await box.python(SLEEPERS.format("67.5", 4) + " >= 4")).stdout == "True\n"
+    mark = one_more_minute()
+    await branch.python(f"subprocess.Popen('sleep {mark} & sleep {mark}', shell=True, start_new_session=True)")
+    await branch.python(DAEMON.format(mark))
+    assert (await box.python(SLEEPERS.format(mark, 4) + " >= 4")).stdout == "True\n"
     await branch.close()
     await branch.close()
-    assert (await box.python(SLEEPERS.format("67.5", 0))).stdout == "0\n"
+    assert (await box.python(SLEEPERS.format(mark, 0))).stdout == "0\n"
     assert (await box.python("p.poll()")).stdout == ""
     with pytest.raises(SandboxError, match="sandbox_lost: the branch"):
         await branch.python("1")

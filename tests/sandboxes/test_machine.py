@@ -92,6 +92,17 @@ def test_an_engine_over_ssh_is_refused_with_what_to_use_instead() -> None:
         connect(host="ssh://there")
 
 
+def make_deep(folder: Path, levels: int) -> None:
+    """Make folders in one another, deeper than Python's own removal can go."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=here)  # A path of them all would be too long.
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+
+
 async def test_unsafe_boxes_sweep_the_folders_of_dead_owners_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +112,7 @@ async def test_unsafe_boxes_sweep_the_folders_of_dead_owners_first(
         dead.setattr(owners, "owner", lambda: f"{host}/{boot}/{pid}/1")
         left = new_folder("box")
         (left / "file").touch()
+        make_deep(left, 2000)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(owners, "owner", lambda: f"elsewhere/{boot}/{pid}/1")
         theirs = new_folder("box")

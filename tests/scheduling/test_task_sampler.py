@@ -176,6 +176,29 @@ def test_the_states_of_all_processes_are_asked_for_in_the_order_of_their_ranks()
             sampler(1, 0, states=wrong)
 
 
+@pytest.mark.parametrize(
+    ("states", "got"),
+    [
+        ([], "an empty list"),
+        ([None], "NoneType at position 0"),
+        (None, "NoneType"),
+        ("[]", "str"),
+        (sampler(1, 0).state_dict(), r"one dict; write \[state\]"),
+        ([sampler(2, 0).state_dict(), [1]], "list at position 1"),
+    ],
+)
+def test_what_is_no_list_of_states_is_refused_with_what_to_give(states: Any, got: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^sampler: give a list with the state_dict\(\) of each process.*; got {got}$"
+    ):
+        sampler(1, 0).load_state_dict(states)
+
+
+def test_a_state_that_json_cannot_say_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^sampler: the state is none that state_dict\(\) gave"):
+        sampler(1, 0).load_state_dict([sampler(1, 0).state_dict() | {"last_id": object()}])
+
+
 def test_another_order_of_tasks_or_too_few_of_them_are_refused() -> None:
     first = sampler(1, 0)
     draw(first, 6)

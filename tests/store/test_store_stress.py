@@ -16,6 +16,7 @@ from agentgym.store import rows
 from agentgym.store import writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
+from agentgym.store.suspicious import FEWEST
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Group, Rollout
 from tests.store.test_store import group, rollout, same, segment
@@ -49,6 +50,24 @@ def read_on(folder: Path, counts: list[int], done: threading.Event) -> None:
             found = list(store.find())
             whole = all(same(of.rollout, rollout(of.rollout.rollout_id)) for of in found)
             counts.append(len(found) if whole else -1)
+
+
+def test_what_is_far_is_judged_by_the_rollouts_of_one_moment_while_others_are_written(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("t/0"))], step=0)
+        writer.flush()
+        with RolloutStore(tmp_path) as store:
+            read = store._rows
+
+            def read_while_others_are_written(sql: str, *values: object) -> list[Any]:
+                found = read(sql, *values)
+                if "LIMIT 2" in sql:
+                    writer.add([group(*(rollout(f"t{len(sql)}/{i}") for i in range(FEWEST)))], step=1)
+                    writer.flush()
+                return found
+
+            store._rows = read_while_others_are_written  # type: ignore[method-assign]
+            assert {of.suspicious for of in store.find()} == {()}
 
 
 @pytest.fixture

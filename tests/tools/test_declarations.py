@@ -144,6 +144,61 @@ def test_a_reward_that_could_not_be_called_is_refused_when_the_class_is_made(par
         env(right=part)
 
 
+@pytest.mark.parametrize("name", ["setup", "reset", "step", "score", "close", "call_tools"])
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (lambda self, *given, **named: None, "is a plain `def`, and agentgym awaits it; write `async def {}"),
+        (yielding_async, "is a generator"),
+        (property(plain), "must be a method, got .*; write `async def {}"),
+        (None, "must be a method, got None; write `async def {}"),
+    ],
+)
+def test_a_method_that_is_awaited_is_an_async_def(name: str, part: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"^Quiz\.{name}: {why.format(name)}"):
+        env(**{name: part})
+
+
+def test_an_env_without_tools_must_await_its_methods_too() -> None:
+    with pytest.raises(ValueError, match=r"^Bare\.step: is a plain `def`"):
+        type("Bare", (ag.Env,), {"step": plain})
+
+
+def test_a_decorated_async_method_is_awaited_as_it_is() -> None:
+    async def close(self: object) -> None: ...
+
+    @functools.wraps(close)
+    def decorated(self: object) -> Any:
+        return close(self)
+
+    assert env(close=decorated, setup=functools.partialmethod(close))
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (lambda self, split: [], "is called on the class, without an instance; write `@classmethod` above"),
+        ([TASK], r"must be a method of the class, got \[.*; write `@classmethod` above"),
+        (classmethod(yielding), "is a generator"),
+        (classmethod(fresh(Base.step)), "is an `async def`, and agentgym does not await it"),
+    ],
+)
+def test_tasks_is_a_plain_method_of_the_class(part: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"^Quiz\.tasks: {why}"):
+        env(tasks=part)
+
+
+def test_tasks_may_be_static_or_cached() -> None:
+    cached: Any = functools.cache(lambda cls, split: [TASK])
+    assert env(tasks=staticmethod(lambda split: [TASK])).tasks("train") == [TASK]
+    assert env(tasks=classmethod(cached)).tasks("train") == [TASK]
+
+
+def test_tools_is_a_property() -> None:
+    with pytest.raises(ValueError, match=r"^Quiz\.tools: is read, not called; write `@property` above `def tools"):
+        env(tools=lambda self: [])
+
+
 def test_none_takes_a_tool_or_a_reward_of_a_base_away() -> None:
     bare: type = env(look=None, right=None)
     assert (tools_of(bare), rewards_of(bare)) == ({}, {})

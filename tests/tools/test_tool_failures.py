@@ -261,10 +261,13 @@ class Mute(ag.ToolError):
 
 class Leaving(Exception):
     def __str__(self) -> str:
-        raise SystemExit(3)
+        raise GeneratorExit
 
 
-@pytest.mark.parametrize("error", [Mute(), Leaving(), BaseExceptionGroup("two", [SystemExit(1), ValueError("x")])])
+ODD_ERRORS = [Mute(), Leaving(), GeneratorExit(), BaseExceptionGroup("two", [SystemExit(1), ValueError("x")])]
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS)
 async def test_an_exception_that_cannot_say_its_text_fails_its_call_alone(error: BaseException) -> None:
     class Odd(ag.ToolEnv[ag.Task]):
         @ag.tool

@@ -10,6 +10,7 @@ import numpy as np
 from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.extras import needs_extra
+from agentgym.models import loading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,16 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
     with needs_extra():
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    config = AutoConfig.from_pretrained(model).get_text_config()
+    with loading(model):
+        config = AutoConfig.from_pretrained(model).get_text_config()
     try:
         stops = _as_set(GenerationConfig.from_pretrained(model).eos_token_id)
     except OSError:  # there is no such file
         stops = set()
     stops = stops or _as_set(getattr(config, "eos_token_id", None))
     if tokenizer is None:
-        own = AutoTokenizer.from_pretrained(model)
+        with loading(model):
+            own = AutoTokenizer.from_pretrained(model)
         tokenizer, stops = HuggingFaceTokenizer(own), stops | _as_set(own.eos_token_id)
     return ModelFacts(
         tokenizer=tokenizer,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.engines.transformers.fast_decoder import dense
 from agentgym.extras import needs_extra
+from agentgym.models import loading
 from agentgym.types import Floats, Ints
 
 KV_BYTES = 1 << 30
@@ -33,7 +34,9 @@ def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
     with needs_extra():
         from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).to(device_of(device))
+    with loading(name):
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+    return model.to(device_of(device))
 
 
 def device_of(name: str) -> torch.device:
@@ -49,7 +52,8 @@ def load_tokenizer(name: str | Path) -> tuple[ChatTokenizer, set[int]]:
     with needs_extra():
         from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    with loading(name):
+        tokenizer = AutoTokenizer.from_pretrained(name)
     return HuggingFaceTokenizer(tokenizer), _as_set(tokenizer.eos_token_id)
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
+from agentgym.models import loading
 from agentgym.train.batching.layouts import Inputs
 from agentgym.train.fingerprint import base_fingerprint
 from agentgym.train.objective.logprobs import token_logprobs
@@ -100,17 +101,12 @@ def load_policy(
 
 def _base(path: Path | str, dtype: torch.dtype) -> Any:
     """Return the base model with all of its weights; ValueError that says what to do where some are missing."""
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     _refuse_folder(path)
-    try:
+    with loading(path):
         _refuse_padding_id(path)
         base, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(
-            f"model: {path} cannot be loaded, from a folder or from the Hugging Face hub: {error}"
-        ) from error
     if getattr(base, "_hf_peft_config_loaded", False):
         raise ValueError(f"model: {path} is an adapter; {MERGE_FIRST}")
     missing = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
@@ -152,7 +148,8 @@ def empty_policy(path: Path | str, *, dtype: torch.dtype, shape: AdapterShape) -
     """Return the same policy without its weights, on the meta device; only the model's config is read."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(path)
+    with loading(path):
+        config = AutoConfig.from_pretrained(path)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return _adapted(AutoModelForCausalLM.from_config(config, dtype=dtype), path, shape)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -28,14 +29,18 @@ class Peer:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._held = socket.socket()  # Nobody else takes the port while the peer is dead.
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self.port: int = self._held.getsockname()[1]
+        await self.rise()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.die()
+        self._held.close()
 
     @property
     def url(self) -> str:
@@ -49,8 +54,8 @@ class Peer:
         await self._server.wait_closed()
 
     async def rise(self) -> None:
-        """Listen on the same port again."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        """Listen on the peer's port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, reuse_port=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from agentgym.environments.env import Split
 from tests.env_checks.looking import TASK, Looking, LookTask
 
-FOUND = r"tasks: train and test share 3 tasks under different ids \('train-0' and 'test-0'\)"
+FOUND = r"tasks: 3 of 4 test tasks are in train under another id \('train-0' and 'test-0'\): no held-out task"
 
 
 class Planted(Looking):
     @classmethod
     def tasks(cls, split: Split) -> Sequence[LookTask]:
-        return [TASK.model_copy(update={"id": f"{split}-{number}", "answer": str(number)}) for number in range(3)]
+        count = 3 if split == "train" else 4
+        return [TASK.model_copy(update={"id": f"{split}-{number}", "answer": str(number)}) for number in range(count)]

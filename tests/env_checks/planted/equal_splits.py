@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from agentgym.environments.env import Split
 from tests.env_checks.looking import TASK, Looking, LookTask
 
-FOUND = r"tasks: train and test share 1 ids \('t'\): no held-out task may be trained on"
+FOUND = r"tasks: train and test share 1 id \('t'\): no held-out task may be trained on"
 
 
 class Planted(Looking):

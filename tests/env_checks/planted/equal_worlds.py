@@ -4,7 +4,9 @@ import agentgym as ag
 from agentgym.environments.env import Split
 from tests.env_checks.looking import TASK, Looking, LookTask
 
-FOUND = r"tasks: train and test share 64 tasks under different ids \('train-0' and 'test-0'\): no held-out task"
+FOUND = (
+    r"tasks: the first 64 tasks of train and test are the same but for their ids \('train-0' and 'test-0'\): no held"
+)
 
 
 class Planted(Looking):
