@@ -87,8 +87,9 @@ class Completion:
     versions: tuple[Version, ...] = (Version(0, 0),)
 
     def __post_init__(self) -> None:
-        _set_vectors(self, token_ids=np.int64, logprobs=np.float32)
-        ids, logprobs = self.token_ids, self.logprobs
+        ids, logprobs = _vector(self.token_ids, np.int64), _vector(self.logprobs, np.float32)
+        object.__setattr__(self, "token_ids", ids)
+        object.__setattr__(self, "logprobs", logprobs)
         # Messages are made only where a law is broken: this runs once a turn.
         if len(ids) != len(logprobs):
             raise ValueError(

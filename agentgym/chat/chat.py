@@ -93,7 +93,7 @@ class Chat:
         some more than fit are returned.
         """
         check_messages(new, answers=True)
-        end = self.tokenizer.decode(token_ids[-1:])
+        end = self._template.end_text(self.tokenizer, token_ids[-1])
         body = self._body(token_ids[:-1])
         written, told, as_calls = reply, new, False
         if is_malformed(reply):

@@ -73,7 +73,8 @@ def _loaded(body: str) -> object:
 
 
 def _is_sound(function: dict[str, Any]) -> bool:
-    return is_sound(function["name"]) and is_sound(function["arguments"])
+    name: str = function["name"]
+    return whole_characters(name) is name and is_sound(function["arguments"])
 
 
 def thinks(opening: str) -> bool:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,11 +75,18 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in _TURN_MARKS.split(text):
-            ids += [self._marks[part]] if part in self._marks else unbroken(whole_characters(part))[0].encode()
+            if part in self._marks:
+                ids.append(self._marks[part])
+            else:
+                ids += part.encode() if part.isascii() else unbroken(whole_characters(part))[0].encode()
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return b"".join([_BYTES.get(i) or bytes([i % 256]) for i in token_ids]).decode(errors="replace")
+        try:
+            read = bytes([*token_ids])
+        except ValueError:  # Not all of them are bytes.
+            read = b"".join([_BYTES.get(i) or bytes([i % 256]) for i in token_ids])
+        return read.decode(errors="replace")
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         return parse_hermes(text)
@@ -123,9 +131,13 @@ class Scripted:
     def _write(self, reply: Message) -> str:
         """The body of the assistant's turn as the template writes it."""
         ask = Message(role="user", content="")
-        opened = self.tokenizer.render([ask], [], generation=True)
-        body = self.tokenizer.render([ask, reply], [], generation=False).removeprefix(opened)
+        body = self.tokenizer.render([ask, reply], [], generation=False).removeprefix(self._opened)
         return body[: body.rindex(self.end)]
+
+    @cached_property
+    def _opened(self) -> str:
+        """A chat with an empty question, the assistant's turn open."""
+        return self.tokenizer.render([Message(role="user", content="")], [], generation=True)
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:
         if callable(self.replies):
