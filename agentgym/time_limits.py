@@ -1,7 +1,6 @@
 """Time limits that are paused while the scheduler holds a rollout up."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -14,7 +13,8 @@ T = TypeVar("T")
 class TimeLimit:
     """`asyncio.timeout(seconds)`, but for the time that its task and the tasks started in it spend `off_the_clock`.
 
-    `with limit:` makes it known to the code inside; `async with limit.running():` inside of that starts the clock.
+    `await limit.bound(work)` limits a coroutine. For a block, `with limit:` makes it known to the code inside, and
+    `async with limit.running():` inside of that starts the clock.
     """
 
     __slots__ = ("_left", "_pauses", "_running", "_timeout", "_token")
@@ -45,14 +45,15 @@ class TimeLimit:
 
     async def bound(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the work's result; TimeoutError where it takes longer. Work that waits for nothing sets no timer."""
-        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         with self:  # Before the first step: tasks that are started in it must know the limit.
             try:
                 waits_for = work.send(None)
             except StopIteration as done:
                 result: T = done.value
                 return result
-            self._left -= time.monotonic() - began
+            self._left -= loop.time() - began
             async with self.running():
                 return await _Begun(work, waits_for)
 
@@ -99,14 +100,6 @@ class _Begun(Generic[T]):
 
 
 _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
-
-
-@asynccontextmanager
-async def time_limit(seconds: float) -> AsyncIterator[TimeLimit]:
-    """Limit the block to `seconds`, without the time spent `off_the_clock`; TimeoutError after them."""
-    with TimeLimit(seconds) as limit:
-        async with limit.running():
-            yield limit
 
 
 @contextmanager

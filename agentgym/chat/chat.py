@@ -218,6 +218,7 @@ _templates: "WeakKeyDictionary[ChatTokenizer, Template]" = WeakKeyDictionary()
 
 def _template_of(tokenizer: ChatTokenizer) -> Template:
     """The facts about the tokenizer's template, kept for its lifetime."""
-    if tokenizer not in _templates:
-        _templates[tokenizer] = Template(tokenizer)
-    return _templates[tokenizer]
+    known = _templates.get(tokenizer)
+    if known is None:
+        known = _templates[tokenizer] = Template(tokenizer)
+    return known

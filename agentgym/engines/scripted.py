@@ -2,6 +2,7 @@
 
 import json
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -56,14 +57,17 @@ class ByteTokenizer:
 
     START, END = 256, 257
     vocabulary = 258
+    cuts_at_marks = True
     _marks = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
     _contents = Marks(_marks, _marks)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
-        head = self._contents.text("".join(json.dumps(tool) + "\n" for tool in tools), "tool")
-        parts = [f"<|im_start|>tools\n{head}<|im_end|>\n"] if tools else []
+        parts = [f"<|im_start|>tools\n{self._head(tools)}<|im_end|>\n"] if tools else []
         parts += [f"<|im_start|>{m['role']}\n{self._shown(m)}<|im_end|>\n" for m in messages]
         return "".join(parts) + ("<|im_start|>assistant\n" if generation else "")
+
+    def _head(self, tools: Sequence[dict[str, Any]]) -> str:
+        return self._contents.text("".join(json.dumps(tool) + "\n" for tool in tools), "tool")
 
     def _shown(self, message: Message) -> str:
         return self._contents.text(self._body(message), message["role"])
@@ -122,7 +126,7 @@ class Scripted:
         ids = self.tokenizer.encode((reply if isinstance(reply, str) else self._write(reply)) + self.end)
         cut = ids[:max_tokens]
         return Completion(
-            token_ids=np.array(cut),
+            token_ids=np.frombuffer(array("q", cut), np.int64),
             logprobs=np.full(len(cut), -0.5, np.float32),
             finish_reason="stop" if len(cut) == len(ids) else "length",
             versions=(Version(0, self.version),),

@@ -20,7 +20,7 @@ from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
-from agentgym.time_limits import TimeLimit, time_limit
+from agentgym.time_limits import TimeLimit
 from agentgym.types import Rollout, Sampling, StopReason
 
 T = TypeVar("T")
@@ -170,9 +170,9 @@ class Attempt:
     async def _play_and_score(self, env: Env[Any]) -> str:
         """Play within the limit, then score once, within as long again; the stop reason."""
         seconds = self.cls.limits.seconds
+        deadline = TimeLimit(seconds)
         try:
-            async with time_limit(seconds) as deadline:
-                end = await self._play(env, deadline)
+            end = await deadline.bound(self._play(env, deadline))
         except TimeoutError as error:
             if not self.state.segments:
                 with boundary(EnvError, f"{self.name}.reset"):

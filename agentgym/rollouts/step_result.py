@@ -74,7 +74,7 @@ def read_messages(given: Any, where: str) -> list[Message]:
 
 def read_rewards(given: Any, where: str) -> dict[str, float]:
     """Read finite numbers by name."""
-    if not isinstance(given, Mapping):
+    if not isinstance(given, _MAPPING):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
     for name in given:
         if not isinstance(name, str):
@@ -84,9 +84,12 @@ def read_rewards(given: Any, where: str) -> dict[str, float]:
 
 def read_metrics(given: Any, where: str) -> dict[str, float]:
     """Read numbers by name; they need not be finite."""
-    if not isinstance(given, Mapping):
+    if not isinstance(given, _MAPPING):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
-    return {str(name): _number(value, f"{where}[{name!r}]") for name, value in given.items()}
+    return {
+        str(name): value if type(value) is float else _number(value, f"{where}[{name!r}]")
+        for name, value in given.items()
+    }
 
 
 def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, float]]:

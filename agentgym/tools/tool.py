@@ -288,6 +288,8 @@ def as_text(value: object) -> str:
         return value
     if value is None:
         return ""
+    if type(value) is int:  # As JSON writes it, at a tenth of the cost.
+        return str(value)
     if isinstance(value, BaseModel):
         return value.model_dump_json()
     return _JSON.encode(value)
