@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -189,3 +190,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error_that_names_it() -> None:
 
 def test_only_the_pytest_plugin_imports_pytest() -> None:
     assert importers("agentgym", "pytest") == ["agentgym.pytest_plugin"]
+
+
+def test_the_mutation_tests_name_tests_that_there_are() -> None:
+    named = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["tests"].values()
+    tests = {test.partition("[")[0] for beside in named for test in beside if "::" in test}
+    missing = [
+        test for test in sorted(tests) if f"def {test.split('::')[1]}(" not in (ROOT / test.split("::")[0]).read_text()
+    ]
+    assert not missing
