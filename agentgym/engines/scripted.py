@@ -2,7 +2,6 @@
 
 import json
 import re
-from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -126,7 +125,7 @@ class Scripted:
         ids = self.tokenizer.encode((reply if isinstance(reply, str) else self._write(reply)) + self.end)
         cut = ids[:max_tokens]
         return Completion(
-            token_ids=np.frombuffer(array("q", cut), np.int64),
+            token_ids=np.array(cut),
             logprobs=np.full(len(cut), -0.5, np.float32),
             finish_reason="stop" if len(cut) == len(ids) else "length",
             versions=(Version(0, self.version),),
