@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentgym.errors import Failure
+from agentgym.field_checks import NotNegative, Positive, check_fields
 from agentgym.messages import Message
 from agentgym.task_fields import TaskId, TaskPrompt
 from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, heading, outcome, plain_text, show
@@ -36,15 +37,17 @@ class Task(BaseModel):
     prompt: TaskPrompt = Field(min_length=1)
 
 
-class Sampling(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
     """Settings of an engine's sampling; log-probabilities are those of the distribution at this temperature."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: NotNegative = 1.0
     """The temperature; 0 takes the likeliest token, with the log-probabilities of temperature 1."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Positive | None = None
     """The most ids of one turn; None leaves this to the env's limits."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, Sampling)
 
 
 class Version(NamedTuple):
@@ -237,9 +240,8 @@ class Rollout:
     """The digest of the image or the kind of the box that its tools ran in."""
 
     def __post_init__(self) -> None:
-        _require(bool(self.rollout_id), "rollout_id: empty")
-        _require(bool(self.group_id), "group_id: empty")
-        _require(bool(self.stop_reason), "stop_reason: empty")
+        for name in ("rollout_id", "group_id", "stop_reason"):
+            _require(bool(getattr(self, name)), f"{name}: empty")
         _require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
         _require(self.reward is None or math.isfinite(self.reward), f"reward: {self.reward} is not finite")
         _require(

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "docker", "transformers", "sglang", "gymnasium", "peft", "httpx", "starlette")
 
 ORDER = [
-    "failures sound_json task_fields models process_identity time_limits messages adapter",
+    "failures sound_json task_fields field_checks models process_identity time_limits messages adapter",
     "errors boxes transcript",
     "extras types",
     "tools",
@@ -29,7 +29,13 @@ ORDER = [
 ]
 """The rooms of the library, lowest first; those of one line may import each other, without circles."""
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
-FLOOR |= {"__init__": len(ORDER), "envs": len(ORDER) + 1, "recipes": len(ORDER) + 2, "benchmarks": len(ORDER) + 2}
+FLOOR |= {
+    "__init__": len(ORDER),
+    "__main__": len(ORDER),
+    "envs": len(ORDER) + 1,
+    "recipes": len(ORDER) + 2,
+    "benchmarks": len(ORDER) + 2,
+}
 SERVER = ROOT / "sandbox/server"
 SERVER_ORDER = [
     "limits",

@@ -10,37 +10,18 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli.main import COMMANDS
-from agentgym.errors import SandboxError
-from agentgym.sandboxes.choose import auto
 from tests.conftest import Installed
+from tests.docs.blocks import needs_box, no_box, readme_files, write_readme_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-
-
-def printed() -> dict[str, str]:
-    """The python blocks by the file name in their first line."""
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    return {block.partition("\n")[0].removeprefix("# "): block for block in blocks}
-
-
-def no_box() -> bool:
-    try:
-        auto()
-    except SandboxError:
-        return True
-    return False
-
-
-needs_box = pytest.mark.skipif(no_box(), reason="no Docker and no bubblewrap on this machine")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder, and in it the README's files as a reader would save them."""
     folder = tmp_path_factory.mktemp("readme")
-    for name, block in printed().items():
-        (folder / name).write_text(block)
+    write_readme_files(folder)
     return folder
 
 
@@ -99,7 +80,7 @@ def test_the_trained_adapter_is_evaluated(folder: Path, run_folder: Path, instal
 
 @pytest.mark.slow
 def test_the_files_pass_a_strict_type_checker(folder: Path, installed: Installed) -> None:
-    done = installed.run("python", "-m", "mypy", "--strict", *sorted(printed()), cwd=folder)
+    done = installed.run("python", "-m", "mypy", "--strict", *sorted(readme_files()), cwd=folder)
     assert "Success" in done.stdout, done.stdout + done.stderr
 
 
@@ -140,7 +121,7 @@ def test_each_type_of_a_tokens_way_is_where_the_table_says(name: str, module: st
 
 
 def test_the_environment_is_at_most_thirty_lines() -> None:
-    code = printed()["my_env.py"].split("class Pointers(")[1]
+    code = readme_files()["my_env.py"].split("class Pointers(")[1]
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
 
 

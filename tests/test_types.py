@@ -182,9 +182,18 @@ def test_a_task_cannot_be_changed() -> None:
         task.id = "u"
 
 
-@pytest.mark.parametrize(("change", "field"), [({"temperature": -1}, "temperature"), ({"max_tokens": 0}, "max_tokens")])
-def test_sampling_below_its_bounds_is_refused(change: Change, field: str) -> None:
-    with pytest.raises(ValidationError, match=field):
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+    ],
+)
+def test_sampling_out_of_its_bounds_or_of_another_type_is_refused(change: Change, field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: must be"):
         Sampling(**change)
 
 

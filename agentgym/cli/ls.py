@@ -3,6 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -10,7 +11,9 @@ from agentgym.cli.output import say
 from agentgym.errors import AgentGymError
 
 
-def ls(envs: tyro.conf.Positional[tuple[str, ...]] = ()) -> int:
+def ls(
+    envs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODULE:CLASS ...]")] = (),
+) -> int:
     """List the environments that the files envs/*/env.py register, and those named.
 
     For example:
@@ -18,7 +21,7 @@ def ls(envs: tyro.conf.Positional[tuple[str, ...]] = ()) -> int:
     $ agentgym ls my_package.my_env:MyEnv
 
     Args:
-        envs: More environments, as module:Class.
+        envs: More environments.
     """
     from agentgym.environments.registry import find_env, registered
 

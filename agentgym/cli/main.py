@@ -96,7 +96,3 @@ def _subcommand(name: str, given: Any) -> Any:
         return Annotated[Any, tyro.conf.subcommand(name=name, constructor=given)]
     words = f"One of: {', '.join(given)}."
     return Annotated[Any, tyro.conf.subcommand(name=name, constructor=_parser(given), description=words)]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,6 +18,10 @@ ROWS = 20
 """Lines of the table, where no --limit is given."""
 TRANSCRIPTS = 10
 """Transcripts of a choice that says no number, where no --limit is given."""
+TRAIN = "train"
+"""The phase of the rollouts that a run trains on."""
+ALL = "all"
+"""The phase that stands for every phase."""
 COLUMNS = ("number", "phase", "step", "rollout", "reward", "stop", "turns", "tokens", "")
 
 
@@ -38,27 +42,31 @@ def show(
     For example:
     $ agentgym show runs/chase_grpo/20260801-101500
     $ agentgym show runs/chase_grpo/20260801-101500 --worst 3 --step 12
+    $ agentgym show runs/chase_grpo/20260801-101500 --best 3 --phase eval_after
     $ agentgym show runs/chase_grpo/20260801-101500 --suspicious --phase train
     $ agentgym show runs/chase_grpo/20260801-101500 --id 17 task-3/0 --full | less
 
     Args:
         run: The folder of the run; it holds rollouts.sqlite.
-        worst: Print the transcripts of this many rollouts with the lowest rewards.
-        best: Print the transcripts of this many rollouts with the highest rewards.
+        worst: Print the transcripts of this many training rollouts with the lowest rewards; --phase asks for others.
+        best: Print the transcripts of this many training rollouts with the highest rewards; --phase asks for others.
         failed: Print the transcripts of rollouts that have no reward, with the error of each, the latest first.
         suspicious: Print the transcripts of rollouts that may have been rewarded for the wrong thing, the latest first.
         id: Print the transcripts of these rollouts: numbers of the table, rollout ids, or task ids.
         step: Look only at the rollouts of this step; the first step is 0, as in metrics.jsonl.
-        phase: Look only at the rollouts of this phase: train, eval_before or eval_after.
+        phase: Look only at this phase: train, eval_before, eval_after or all; --worst and --best start from train.
         full: Cut no message of a transcript.
         limit: Show at most this many; by default 20 lines of the table, or 10 transcripts.
     """
     for name, number in (("worst", worst), ("best", best), ("limit", limit)):
         if number is not None and number < 1:
             raise AgentGymError(f"--{name}: must be at least 1, got {number}")
-    chosen: dict[str, Any] = {"failed": failed, "suspicious": suspicious, "step": step, "phase": phase, "ids": id}
     ends: tuple[tuple[Order, int | None], ...] = (("worst", worst), ("best", best))
     asks = [(order, number) for order, number in ends if number is not None]
+    if phase is None:
+        phase = TRAIN if asks and not id else ALL
+    chosen: dict[str, Any] = {"failed": failed, "suspicious": suspicious, "step": step, "ids": id}
+    chosen["phase"] = None if phase == ALL else phase
     if not asks and (failed or suspicious or id):
         asks = [("written" if id else "latest", limit or TRANSCRIPTS)]
     try:
@@ -75,10 +83,11 @@ def _show(
 ) -> int:
     phases = store.phases()
     if phases and chosen["phase"] is not None and chosen["phase"] not in phases:
-        raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; there are: {', '.join(phases)}")
+        there = ", ".join([*phases, ALL])
+        raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; there are: {there}")
     if not asks:
         return _show_table(store, chosen, limit or ROWS, full)
-    return max([_show_transcripts(store, chosen, order, min(number, limit or number), full) for order, number in asks])
+    return max([_show_transcripts(store, chosen, order, number, limit, full) for order, number in asks])
 
 
 def _opened(run: Path) -> RolloutStore:
@@ -98,7 +107,7 @@ def _show_table(store: RolloutStore, chosen: dict[str, Any], limit: int, full: b
         return _say_none(store)
     for line in table(found):
         say(line)
-    _say_rest(store.count(**chosen), len(found))
+    _say_rest(store.count(**chosen), len(found), "limit")
     return 0
 
 
@@ -117,9 +126,11 @@ def _cells(found: RolloutSummary) -> tuple[str, ...]:
     return tuple(printable(str(cell)) for cell in (*cells, found.turns, found.tokens, said))
 
 
-def _show_transcripts(store: RolloutStore, chosen: dict[str, Any], order: Order, limit: int, full: bool) -> int:
+def _show_transcripts(
+    store: RolloutStore, chosen: dict[str, Any], order: Order, number: int, limit: int | None, full: bool
+) -> int:
     shown = 0
-    for found in store.find(**chosen, order=order, limit=limit):
+    for found in store.find(**chosen, order=order, limit=min(number, limit or number)):
         if shown:
             say("")
         _show_one(found, full)
@@ -130,7 +141,8 @@ def _show_transcripts(store: RolloutStore, chosen: dict[str, Any], order: Order,
             say(f"no rollout failed, of the {looked_at} asked about")
             return 0
         return _say_none(store)
-    _say_rest(store.count(**chosen, order=order), shown)
+    by_number = order in ("worst", "best") and (limit is None or number < limit)
+    _say_rest(store.count(**chosen, order=order), shown, order if by_number else "limit")
     return 0
 
 
@@ -164,6 +176,6 @@ def _say_none(store: RolloutStore) -> int:
     raise AgentGymError(f"none of the {many} rollouts in {store.path} is as asked for; ask for less, or see the table")
 
 
-def _say_rest(many: int, shown: int) -> None:
+def _say_rest(many: int, shown: int, option: str) -> None:
     if many > shown:
-        sys.stderr.write(f"{shown} of {many} rollouts are shown; --limit N shows more\n")
+        sys.stderr.write(f"{shown} of {many} rollouts are shown; --{option} N shows more\n")

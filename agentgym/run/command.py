@@ -4,15 +4,18 @@ import argparse
 import asyncio
 import importlib
 import inspect
+import io
 import json
 import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
-from dataclasses import fields, replace
+from collections.abc import Collection, Coroutine, Iterator, Sequence
+from contextlib import redirect_stderr
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,12 +27,14 @@ from agentgym.run.config import RunConfig
 from agentgym.run.log import strict
 from agentgym.run.loop import new_folder, train_policy
 from agentgym.run.resume import CHECKPOINTS
-from agentgym.run.settings import SETTINGS
+from agentgym.run.settings import SETTINGS, flat
 from agentgym.train.checkpoint import last_step
 
 T = TypeVar("T")
 
 PACKAGE = Path(__file__).parents[1]
+NAMED = re.compile(r"([\w.]+(?:, [\w.]+)*): ")
+"""The fields that a ValueError of a config names, in front of what it says."""
 
 
 def main(recipe: type[RunConfig]) -> None:
@@ -37,8 +42,9 @@ def main(recipe: type[RunConfig]) -> None:
 
     The last line on stdout is the summary as JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one
     line on stderr that names the run's folder and the command that resumes it; a second Ctrl-C ends at once.
-    `--engine sglang` samples through SGLang servers; the flags under `--engine.` are then theirs. A wrong setting, an
-    error of agentgym's own and a missing package are one line on stderr, with exit status 1.
+    `--engine sglang` samples through SGLang servers; the flags under `--engine.` are then theirs. A flag that means
+    nothing ends with exit status 2 and the flag's name on stderr. A setting that does not fit the env, the model or the
+    folder, an error of agentgym's own and a missing package are one line on stderr, with exit status 1.
     """
     refuse_ignored(recipe)
     try:
@@ -69,17 +75,6 @@ def _run(recipe: type[RunConfig], stop: "Stop") -> dict[str, Any]:
         raise SystemExit(128 + stop.number) from None
 
 
-def _is_told(error: Exception) -> bool:
-    """Whether the message alone says what to do: an error of agentgym's, or a ValueError of its that names a field."""
-    if isinstance(error, AgentGymError):
-        return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    ours = trace is not None and Path(trace.tb_frame.f_code.co_filename).is_relative_to(PACKAGE)
-    return ours and type(error) is ValueError and re.match(r"[\w.]+(, [\w.]+)*: ", str(error)) is not None
-
-
 def refuse_ignored(recipe: type[RunConfig]) -> None:
     """End with a message where a setting that the recipe's class spells out would be ignored."""
     if not isinstance(recipe, type):
@@ -104,8 +99,6 @@ def refuse_ignored(recipe: type[RunConfig]) -> None:
 
 def settings(recipe: type[RunConfig], arguments: Sequence[str]) -> RunConfig:
     """Read the recipe's settings from the command line; --engine comes first, because it decides which flags exist."""
-    import tyro
-
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--engine", choices=("local", "sglang"))
     chosen, rest = first.parse_known_args(arguments)
@@ -115,7 +108,72 @@ def settings(recipe: type[RunConfig], arguments: Sequence[str]) -> RunConfig:
         raise SystemExit(f"{recipe.__name__}: every field of a recipe needs a value of its own: {error}") from None
     if chosen.engine is not None:
         default = replace(default, engine=SGLangConfig() if chosen.engine == "sglang" else LocalConfig())
-    return tyro.cli(recipe, args=rest, default=default, config=(tyro.conf.AvoidSubcommands,))
+    return _parsed(recipe, default, rest)
+
+
+def _parsed(recipe: type[RunConfig], default: RunConfig, arguments: Sequence[str]) -> RunConfig:
+    """Read a recipe's settings from its flags; a value that the config refuses is one line with the name of its flag.
+
+    Ends with exit status 2 where a flag is unknown or refused, and with 0 behind --help.
+    """
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(recipe, args=arguments, default=default, config=(tyro.conf.AvoidSubcommands,))
+    except SystemExit as stopped:
+        if (refused := _refused(stopped)) is not None:
+            said = io.StringIO(f"{recipe.__name__}: {_with_flags(refused, default)}\n")
+        raise
+    finally:
+        sys.stderr.write(said.getvalue())
+
+
+def _refused(stopped: SystemExit) -> ValueError | None:
+    """Return the error of our config for which tyro ended the program; None where it ended for something else."""
+    error = stopped.__context__
+    while error is not None:
+        if isinstance(error, ValueError) and _is_told(error):
+            return error
+        error = error.__context__
+    return None
+
+
+def _is_told(error: Exception) -> bool:
+    """Whether the message alone says what to do: an error of agentgym's, or a ValueError of its that names a field."""
+    if isinstance(error, AgentGymError):
+        return True
+    last = [frame.f_code.co_filename for frame in _frames(error)][-1:]
+    ours = any(Path(file).is_relative_to(PACKAGE) for file in last)
+    return ours and type(error) is ValueError and NAMED.match(str(error)) is not None
+
+
+def _with_flags(error: ValueError, default: RunConfig) -> str:
+    """Return the message of a config's error, with flags in the place of the fields that it names first."""
+    message = str(error)
+    named = NAMED.match(message)
+    if named is None:
+        return message
+    parts: dict[type, str] = {type(default): ""}
+    nested = ((field.name, getattr(default, field.name)) for field in fields(default))
+    parts |= {type(value): f"{name}." for name, value in nested if is_dataclass(value)}
+    makers = (type(frame.f_locals.get("self")) for frame in _frames(error))
+    within = [parts[maker] for maker in makers if maker in parts][-1:]
+    flags = [_flag(name, "".join(within), flat(default)) for name in named[1].split(", ")]
+    return f"{', '.join(flags)}: {message[named.end() :]}"
+
+
+def _flag(name: str, within: str, known: Collection[str]) -> str:
+    """Return the flag of a field that the part `within` of a run names, or the run itself."""
+    field = re.sub(r"(\.\d+)+$", "", name)  # a place in a tuple has no flag of its own
+    dotted = f"{within}{field}" if f"{within}{field}" in known else field
+    return f"--{dotted.replace('_', '-')}" if dotted in known else name
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """Give the frames that an error passed, the one that raised it last."""
+    return (frame for frame, _ in walk_tb(error.__traceback__))
 
 
 class Stop:

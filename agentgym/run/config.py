@@ -1,7 +1,6 @@
 """The settings of a run."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -9,54 +8,54 @@ from pydantic import Field
 from agentgym.advantages import Estimator
 from agentgym.engines.sglang.engine import SGLangConfig
 from agentgym.engines.transformers.engine import LocalConfig
-from agentgym.run.settings import check_fields
+from agentgym.field_checks import Above0, Count, Folder, FolderOrName, Name, Positive, check_fields
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.train.config import TrainConfig
 from agentgym.types import Sampling
 
-AtLeast0 = Annotated[int, Field(ge=0)]
-AtLeast1 = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""A whole number that every random generator of a run takes, and no other one stands for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Describes one training run, every setting checked; a recipe is a subclass with its values spelled out."""
 
-    recipe: str
+    recipe: Name
     """Name of the run, in its folder and its last line."""
-    env: str
+    env: Name
     """A registered env, or "package.module:Class"."""
-    model: Path | str
+    model: FolderOrName
     """Folder or Hugging Face name of the model to sample from and to train; "tiny" comes with the library."""
     engine: LocalConfig | SGLangConfig = field(default_factory=LocalConfig)
     """What samples: the model in this process, or SGLang servers."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    out: Path | None = None
+    out: Folder | None = None
     """Folder of metrics, rollouts, adapter and checkpoints; runs/RECIPE/TIME by default."""
-    resume: Path | None = None
+    resume: Folder | None = None
     """Folder of a run that was stopped: go on there after its last whole checkpoint, as if it had not been stopped."""
-    save_every: AtLeast0 = 10
+    save_every: Count = 10
     """Steps from one checkpoint to the next; 0: only at the end and when interrupted."""
-    keep: AtLeast1 = 2
+    keep: Positive = 2
     """Checkpoints that stay; the oldest goes first."""
-    seed: int = 0
-    """The seed of the order of tasks, of sampling, and of the adapter's first weights."""
-    steps: AtLeast0 = 30
+    seed: Seed = 0
+    """The seed of the order of tasks, of sampling, and of the adapter's first weights; from 0 to 2^63 - 1."""
+    steps: Count = 30
     """Batches collected and trained on."""
-    prompts: AtLeast1 = 8
+    prompts: Positive = 8
     """Tasks in a batch."""
-    group_size: AtLeast1 = 8
+    group_size: Positive = 8
     """Rollouts of each task, at least 2: a reward is worth what it is above those of the same task."""
     box: Kind = "auto"
     """Where the model's code runs; auto is what the env declares."""
     oversample: Oversample = field(default_factory=Oversample)
     """Rollouts started beyond need, and when the rest is cut."""
-    staleness: AtLeast0 = 0
+    staleness: Count = 0
     """Most policy versions that a group's oldest token may be behind when it is trained on. Above 0, later batches are
     played while one is trained on; 0: one after the other."""
-    max_tokens: AtLeast1 | None = None
+    max_tokens: Positive | None = None
     """Most tokens in one turn; None leaves it to the env's limits."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
@@ -64,9 +63,9 @@ class RunConfig:
     """Whether all tokens of a rollout have its advantage, or each turn that of what came after it."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
-    eval_tasks: AtLeast0 = 128
+    eval_tasks: Count = 128
     """Held-out tasks, one rollout each, before and after; 0 for none."""
-    probe_tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    probe_tolerance: Above0 = 1e-3
     """Largest difference of trainer and engine log-probabilities after a sync, in nats."""
 
     def __post_init__(self) -> None:

@@ -1,16 +1,13 @@
-"""The settings of a run: checked field by field, kept in its folder, and compared when the run is resumed."""
+"""The settings of a run in its folder: written when it begins, and compared when it is resumed."""
 
 import json
 import platform
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
@@ -26,27 +23,6 @@ MAY_DIFFER = (
 tasks or other draws."""
 
 PACKAGES = ("agentgym", "torch", "transformers", "peft", "numpy", "sglang")
-
-
-def check_fields(config: Any, owner: type) -> None:
-    """Check that every field of `owner` has a value of its type within its bounds; ValueError names one that has not.
-
-    Values that stand for another type are turned into it: a str that is a path into a Path.
-    """
-    for name, adapter in _adapters(owner).items():
-        value = getattr(config, name)
-        try:
-            checked = adapter.validate_python(value)
-        except ValidationError as error:
-            said = error.errors(include_url=False)[0]["msg"]
-            raise ValueError(f"{name}: {said[0].lower()}{said[1:]}, got {value!r}") from None
-        object.__setattr__(config, name, checked)
-
-
-@cache
-def _adapters(owner: type) -> dict[str, TypeAdapter[Any]]:
-    hints = get_type_hints(owner, include_extras=True)
-    return {field.name: TypeAdapter(hints[field.name]) for field in fields(owner)}
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:

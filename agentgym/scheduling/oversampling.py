@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from agentgym.field_checks import Count, check_fields
+
 StopRule: TypeAlias = Literal["all", "target", "deadline"]
 
 DEADLINE_SHARE = 0.8
@@ -20,25 +22,21 @@ class Oversample:
     A group is whole when it has all of its scored rollouts; only whole groups are kept, so that no baseline bends.
     """
 
-    extra_groups: int = 0
+    extra_groups: Count = 0
     """Groups in play beyond those that are wanted."""
-    extra_rollouts: int = 0
+    extra_rollouts: Count = 0
     """Rollouts in each group beyond its size; the first to be scored are kept."""
     stop: StopRule = "all"
     """all: wait for every rollout; target: stop when the wanted groups are whole; deadline: also stop at 1.5 times the
     time after which 80 % of the rollouts were done."""
-    carry: int = 0
+    carry: Count = 0
     """What is cut goes on under the next policies: how many versions older than that policy a group's oldest token may
     be when the group is trained on. A group that has come to that age is waited for. 0: what is cut is dropped."""
-    replace: int = 0
+    replace: Count = 0
     """Groups without signal (equal scores) that one batch replaces by others, at most."""
 
     def __post_init__(self) -> None:
-        for name in ("extra_groups", "extra_rollouts", "carry", "replace"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
-        if self.stop not in ("all", "target", "deadline"):
-            raise ValueError(f"stop: {self.stop!r} is none of all, target, deadline")
+        check_fields(self, Oversample)
         for name in ("extra_groups", "extra_rollouts", "carry"):
             if self.stop == "all" and getattr(self, name):
                 raise ValueError(f"{name}: with stop='all' nothing is cut; use stop='target' or 'deadline'")

@@ -1,27 +1,22 @@
 """The settings of the trainer, in one frozen object that a command line can fill."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
-Positive = Annotated[int, Field(ge=1)]
-"""A whole number of at least 1."""
-NotNegative = Annotated[float, Field(ge=0)]
-"""A finite number of at least 0."""
-Above0 = Annotated[float, Field(gt=0)]
-"""A finite number above 0."""
+from agentgym.field_checks import Above0, Count, Name, NotNegative, Positive, check_fields
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The part of a running mean that is kept at each step."""
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False, strict=True))
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The settings of the trainer; the defaults train the bundled tiny model.
 
-    Raises pydantic's ValidationError, a ValueError that names the field, for a value of another type or out of its
-    bounds, and for a setting that has no effect beside another one.
+    Raises ValueError, which names the field, for a value of another type or out of its bounds, and for a setting that
+    has no effect beside another one.
     """
 
     lr: NotNegative = 2e-3
@@ -30,7 +25,7 @@ class TrainConfig:
     """Rank of the LoRA adapter."""
     lora_alpha: Positive = 32
     """Scale of the LoRA adapter: its product is multiplied by lora_alpha / lora_rank."""
-    lora_targets: Annotated[tuple[str, ...], Field(strict=False)] = ("all-linear",)
+    lora_targets: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("all-linear",)
     """Names of the linear layers that get an adapter, such as q_proj; all-linear names all but the output layer."""
     rslora: bool = False
     """Scale the adapter by lora_alpha / sqrt(lora_rank), so that a higher rank does not learn more slowly."""
@@ -41,7 +36,7 @@ class TrainConfig:
     """AdamW's decay of the mean gradient and of the mean squared gradient."""
     weight_decay: NotNegative = 0.0
     """AdamW's weight decay of the adapter's weights."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 3
+    warmup_steps: Count = 3
     """Number of optimizer steps in which the learning rate rises from lr / warmup_steps to lr."""
     decay_steps: Positive | None = None
     """Number of optimizer steps after the warm-up in which the learning rate falls to lr / 10, where it stays; None
@@ -95,7 +90,7 @@ class TrainConfig:
     """Compute each layer again in the backward instead of keeping its activations: less memory, one more forward."""
     threads: Positive = 1
     """Number of CPU threads; more than one is slower on a machine that other work shares."""
-    device: str = "auto"
+    device: Name = "auto"
     """Device of the trainer: cpu, cuda, or auto, which is a GPU if there is one."""
     shard: bool = False
     """Shard the model with FSDP2 on a single process too; several processes always shard it."""
@@ -103,6 +98,7 @@ class TrainConfig:
     """Keep shards, gradients and optimizer in CPU memory; refused without a GPU, and if the model is not sharded."""
 
     def __post_init__(self) -> None:
+        check_fields(self, TrainConfig)
         for field, others, meant, what_to_do in self._beside():
             if getattr(self, field) != _DEFAULTS[field] and not meant:
                 raise ValueError(f"{field}, {others}: {what_to_do}, or leave {field} at {_DEFAULTS[field]!r}")

@@ -71,6 +71,21 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
     assert capsys.readouterr().err == f"agentgym: {said}\n"
 
 
+def test_the_package_runs_as_the_command(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "agentgym", "sho"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert done.stderr == "agentgym: there is no command 'sho'; did you mean 'show'?\n"
+
+
+def test_the_help_of_ls_names_its_argument_once_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["ls", "--help"])
+    usage = capsys.readouterr().out.partition("\n")[0]
+    assert usage == "usage: agentgym ls [-h] [MODULE:CLASS ...]"
+
+
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert say(capsys, "--version") == (0, f"agentgym {version('agentgym')}\n")
 
@@ -157,7 +172,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
 
 def test_ls_names_envs_their_classes_and_what_they_say() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "agentgym.cli.main", "ls", "envs.chase.env:Chase"],
+        [sys.executable, "-m", "agentgym", "ls", "envs.chase.env:Chase"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()}

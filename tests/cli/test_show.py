@@ -70,6 +70,46 @@ def test_a_choice_prints_the_transcripts_of_its_rollouts(
     assert shown(show(capsys, run, *asked)) == found
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (["--worst", "1"], ["train/0"]),
+        (["--best", "1"], ["train/0"]),
+        (["--worst", "1", "--phase", "eval_before"], ["low/0"]),
+        (["--best", "1", "--phase", "all"], ["high/0"]),
+        (["--worst", "1", "--id", "high"], ["high/0"]),
+    ],
+)
+def test_the_worst_and_the_best_are_of_training_unless_another_phase_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str], found: list[str]
+) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("low/0", -2.0))], phase="eval_before", step=0)
+        writer.add([group(rollout("train/0", 0.5))], step=0)
+        writer.add([group(rollout("high/0", 2.0))], phase="eval_after", step=1)
+    assert shown(show(capsys, tmp_path, *asked)) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [(["--limit", "1"], "limit"), (["--worst", "1"], "worst"), (["--best", "2", "--limit", "1"], "limit")],
+)
+def test_where_some_are_left_out_the_option_that_shows_more_is_named(
+    run: Path, capsys: pytest.CaptureFixture[str], asked: list[str], option: str
+) -> None:
+    assert cli.main(["show", str(run), *asked]) == 0
+    assert f"rollouts are shown; --{option} N shows more\n" in capsys.readouterr().err
+
+
+def test_where_nothing_was_trained_the_worst_says_which_phases_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("a/0", 0.5))], phase="eval_before", step=0)
+    assert cli.main(["show", str(tmp_path), "--worst", "1"]) == 1
+    assert "no rollout has the phase 'train'; there are: eval_before, all\n" in capsys.readouterr().err
+
+
 def test_a_transcript_ends_with_what_training_made_of_each_turn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = show(capsys, run, "--id", "a/0")
     assert "suspicious: logprob-gap: a log-probability of the trainer is more than 1 nat off the engine's" in said
@@ -123,7 +163,7 @@ def test_what_cannot_be_shown_is_one_line_that_says_what_to_do(
 
 
 def piped(script: str, run: Path) -> "subprocess.CompletedProcess[str]":
-    command = f"{sys.executable} -m agentgym.cli.main show {run}"
+    command = f"{sys.executable} -m agentgym show {run}"
     words = ["bash", "-o", "pipefail", "-c", script.format(command)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

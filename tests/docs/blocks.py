@@ -6,17 +6,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
+import pytest
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.choose import auto
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RUN = ("environments.md", "engines.md")
 """The guides whose blocks run, one after the other, each guide in a namespace of its own."""
 NOT_RUN = {
     "rows = datasets.load_dataset(": "needs the package `datasets` and the network",
-    'read_adapter("runs/guess/adapter")': "needs the adapter of a run",
-    'load_adapter("runs/chase/adapter"': "needs the adapter of a run",
     "ag.SGLangEngine.launch(": "needs SGLang servers and a GPU",
 }
 """A text that only one block holds, and why that block is compiled and not run."""
+
+
+def readme_files() -> dict[str, str]:
+    """The files that the README prints, by the name in their first line."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return {block.partition("\n")[0].removeprefix("# "): block for block in blocks}
+
+
+def write_readme_files(folder: Path) -> None:
+    """Write the README's files into a folder, as a reader of the guides has them."""
+    for name, text in readme_files().items():
+        (folder / name).write_text(text)
+
+
+def no_box() -> bool:
+    """Whether this machine has neither Docker nor bubblewrap."""
+    try:
+        auto()
+    except SandboxError:
+        return True
+    return False
+
+
+needs_box = pytest.mark.skipif(no_box(), reason="no Docker and no bubblewrap on this machine")
 
 
 @dataclass(frozen=True)

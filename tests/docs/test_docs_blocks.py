@@ -5,6 +5,7 @@ import asyncio
 import importlib
 import inspect
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,17 +14,33 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from tests.docs.blocks import DOCS, NOT_RUN, ROOT, RUN, Block, blocks_of, names_of
+from tests.docs.blocks import DOCS, NOT_RUN, ROOT, RUN, Block, blocks_of, names_of, write_readme_files
 
 ALL = [block for guide in sorted(DOCS.glob("**/*.md")) for block in blocks_of(guide)]
 GUIDES = [*sorted(DOCS.glob("**/*.md")), *(ROOT / name for name in ("CONTRIBUTING.md", "sandbox/README.md"))]
 NAME = re.compile(r"`((?:ag|agentgym)\.[A-Za-z_.]*[A-Za-z_])")
 """The names of the library in inline code, such as `ag.Env` and `agentgym.testing`."""
+ADAPTER = re.compile(r"runs/[\w/]+/adapter\b")
+IN_A_CHECKOUT = re.compile(r"(?:-m |import |from |\")(?:recipes|envs|benchmarks)\.\w|make test-")
+"""What only a checkout has: the modules and the targets that the wheel does not install."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def named(block: Block) -> str:
     return f"{block.guide}:{block.line}"
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the tiny model, as a run saves it."""
+    folder = tmp_path_factory.mktemp("run") / "adapter"
+
+    async def save() -> None:
+        async with ag.Trainer("tiny", ag.TrainConfig()) as trainer:
+            trainer.save(folder)
+
+    asyncio.run(save())
+    return folder
 
 
 async def run_block(block: Block, namespace: dict[str, Any]) -> None:
@@ -39,10 +56,17 @@ async def run_block(block: Block, namespace: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("guide", RUN)
-def test_the_blocks_of_a_guide_run_in_their_order(guide: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_blocks_of_a_guide_run_in_their_order(
+    guide: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, adapter: Path
+) -> None:
     module = ModuleType(f"guide_{guide.removesuffix('.md')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_env", raising=False)
+    write_readme_files(tmp_path)
+    for named in ADAPTER.findall((DOCS / guide).read_text()):
+        shutil.copytree(adapter, tmp_path / named, dirs_exist_ok=True)
     failed, no_box = [], []
     for block in blocks_of(DOCS / guide):
         if block.why_not_run is None:
@@ -92,6 +116,19 @@ def is_there(name: str) -> bool:
 def test_each_reason_for_a_block_that_is_not_run_belongs_to_one_block(text: str) -> None:
     held = [named(block) for block in ALL if text in block.text and block.guide in RUN]
     assert len(held) == 1, held
+
+
+@pytest.mark.parametrize("guide", [ROOT / "README.md", *GUIDES], ids=lambda guide: str(guide.relative_to(ROOT)))
+def test_an_adapter_is_where_a_run_writes_it(guide: Path) -> None:
+    wrong = [path for path in ADAPTER.findall(guide.read_text()) if not re.fullmatch(r"runs/\w+/TIME/adapter", path)]
+    assert not wrong, "a run writes runs/RECIPE/TIME/adapter"
+
+
+@pytest.mark.parametrize("guide", sorted(DOCS.glob("*.md")), ids=lambda guide: str(guide.relative_to(ROOT)))
+def test_what_only_a_checkout_has_is_said_to_be_of_a_checkout(guide: Path) -> None:
+    sections = re.split(r"^(?=## )", guide.read_text(), flags=re.MULTILINE)
+    silent = [part.partition("\n")[0] for part in sections if IN_A_CHECKOUT.search(part) and "checkout" not in part]
+    assert not silent or "checkout" in sections[0], silent
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))

@@ -12,55 +12,33 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from tests.docs.blocks import needs_box, write_readme_files
 
 ROOT = Path(__file__).parents[2]
+OWN = ("my_env", "train_pointers", "train_longer")
+"""The modules of the reader's folder."""
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
 
-MY_ENV = '''
-import agentgym as ag
-
-
-class Bugfix(ag.ToolEnv[ag.Task]):
-    """An env without a box, in the place of the README's."""
-
-    limits = ag.Limits(turns=1)
-
-    @classmethod
-    def tasks(cls, split):
-        numbers = range(4) if split == "train" else range(4, 6)
-        return ag.Procedural(lambda i: ag.Task(id=f"t{i}", prompt="Say yes."), numbers)
-
-    @ag.tool
-    async def look(self) -> str:
-        """Look around."""
-        return "nothing"
-
-    @ag.reward
-    def brief(self) -> float:
-        return -float(len(self.answer or ""))
-'''
-
 CONTEXT = {
-    "class BugfixGRPO(": "",
+    "class TrainLonger(": "",
     "ag.train_policy(": """
 from functools import partial
-from bugfix_grpo import BugfixGRPO
-small = dict(out="runs/mine", prompts=2, group_size=2, eval_tasks=0, max_tokens=4)
-BugfixGRPO = partial(BugfixGRPO, engine=ag.LocalConfig(slots=2), **small)
+import train_longer
+small = dict(prompts=2, group_size=2, eval_tasks=2)
+train_longer.TrainLonger = partial(train_longer.TrainLonger, engine=ag.LocalConfig(slots=2), **small)
 """,
+    "RolloutStore(": "",
     "ag.evaluate(": "",
     "ag.Scheduler(": """
-from itertools import count
-from my_env import Bugfix
 from agentgym.engines.scripted import Scripted, say
-engine, tasks = Scripted(lambda *_: say("yes")), iter(Bugfix.tasks("train"))
+engine = Scripted(lambda *_: say("yes"))
 """,
     "trainer.resume(": "from agentgym.testing import sample\nsamples = [sample()]\n",
-    "PeftModel.from_pretrained(": "from agentgym.models import find_model\nbase = find_model('tiny')\n",
+    "AutoPeftModelForCausalLM": "",
     "ag.demonstrations(": """
-from my_env import Bugfix
 from agentgym.engines.scripted import Scripted, say
-played = [await ag.rollout(Bugfix, Bugfix.tasks("train")[0], Scripted([say("yes")]))]
+from agentgym.testing import FakeBoxes
+played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("yes")]), boxes=FakeBoxes())]
 """,
 }
 """What stands before a block of the page, found by a part of it: names that the page leaves to the reader."""
@@ -68,13 +46,15 @@ played = [await ag.rollout(Bugfix, Bugfix.tasks("train")[0], Scripted([say("yes"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A reader's folder, in which each block finds what the blocks before it left."""
+    """The folder of a reader who has followed the README."""
     made = tmp_path_factory.mktemp("reader")
-    (made / "my_env.py").write_text(MY_ENV)
+    write_readme_files(made)
     sys.path.insert(0, str(made))
+    for name in OWN:
+        sys.modules.pop(name, None)
     yield made
     sys.path.remove(str(made))
-    for name in ("my_env", "bugfix_grpo"):
+    for name in OWN:
         sys.modules.pop(name, None)
 
 
@@ -98,12 +78,17 @@ def test_every_block_has_its_context_and_every_context_its_block() -> None:
     assert len(BLOCKS) == len(CONTEXT)
 
 
+@needs_box
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
-@pytest.mark.parametrize("part", CONTEXT)
-async def test_a_block_runs(part: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = (block for block in BLOCKS if part in block)
+async def test_the_blocks_run_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    if block.startswith("# bugfix_grpo.py"):
-        (folder / "bugfix_grpo.py").write_text(block)
-    names = await run(CONTEXT[part], {"ag": ag, "__name__": "docs"})
-    await run(block, names)
+    names: dict[str, Any] = {"ag": ag, "__name__": "docs"}
+    for block in BLOCKS:
+        if block.startswith("# train_longer.py"):
+            (folder / "train_longer.py").write_text(block)
+        [context] = [text for part, text in CONTEXT.items() if part in block]
+        await run(context, names)
+        await run(block, names)
+    adapter = Path(names["summary"]["out"], "adapter")
+    assert adapter.is_relative_to("runs/pointers_longer")
+    assert (adapter / "adapter_config.json").exists()

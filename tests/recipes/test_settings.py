@@ -93,6 +93,34 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(
     assert arguments[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seed", "1" + "0" * 30], "--seed: must be below"),
+        (["--recipe="], "--recipe: must not be empty, got ''"),
+        (["--group-size", "1"], "--group-size: one rollout has no other"),
+        (["--train.lr", "-1"], "--train.lr: must be at least 0, got -1.0"),
+        (["--train.lora-rank", "0"], "--train.lora-rank: must be at least 1, got 0"),
+        (["--train.betas", "0.9", "1"], "--train.betas: must be below 1, got (0.9, 1.0)"),
+        (["--train.decay", "cosine", "--train.decay-steps", "None"], "--train.decay, --train.decay-steps: a falling"),
+        (["--train.threads", "0"], "--train.threads: must be at least 1"),
+        (["--engine.threads", "0"], "--engine.threads: must be at least 1"),
+        (["--engine", "sglang", "--engine.servers", "0"], "--engine.servers: must be at least 1"),
+        (["--engine", "sglang", "--train.dora"], "--train.dora: SGLang serves no DoRA"),
+        (["--oversample.carry", "1"], "--oversample.carry: with stop='all'"),
+        (["--staleness", "1", "--oversample.stop", "deadline"], "--oversample.stop: a deadline cuts"),
+    ],
+)
+def test_a_value_that_a_config_refuses_is_one_line_with_the_name_of_its_flag(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        settings(ChaseGRPO, arguments)
+    error = capsys.readouterr().err
+    assert error.startswith(f"ChaseGRPO: {said}")
+    assert error.count("\n") == 1
+
+
 def test_a_recipe_without_a_value_for_a_field_is_told_which() -> None:
     with pytest.raises(SystemExit, match=r"RunConfig: every field .* 'recipe', 'env'"):
         settings(ag.RunConfig, [])

@@ -5,7 +5,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentgym.field_checks import Above0, Name, NotNegative, Positive, Text, check_fields
 
 COMMAND = "AGENTGYM_SGLANG"
 """The environment variable with the command that launches a server, where the config names none."""
@@ -17,41 +21,45 @@ _MARGIN = 16
 class SGLangConfig:
     """Settings of the SGLang engine; `slots` and the fields after it hold for attached and launched servers."""
 
-    urls: tuple[str, ...] = ()
+    urls: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     """Servers that run already, as http://host:port; empty launches new ones."""
-    servers: int = 1
+    servers: Positive = 1
     """Number of servers to launch."""
-    command: str = ""
+    command: Text = ""
     """The command that launches a server, before its flags, as a shell would split it; empty takes that of the
     environment variable AGENTGYM_SGLANG, or else `python -m sglang.launch_server` with the Python that runs this."""
-    arguments: str = ""
+    arguments: Text = ""
     """Further flags for a launched server, as a shell would split them: "--tp 2 --mem-fraction-static 0.8"."""
-    max_lora_rank: int = 16
+    max_lora_rank: Positive = 16
     """Largest rank of an adapter that a launched server takes."""
-    lora_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    lora_modules: Annotated[tuple[Name, ...], Field(strict=False)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
     """The linear layers that an adapter may change in a launched server."""
-    startup_s: float = 600.0
+    startup_s: Above0 = 600.0
     """Seconds after which a launched server that is not ready is ended with an error."""
-    slots: int = 64
+    slots: Positive = 64
     """Rollouts at once; a launched server runs as many requests at once."""
-    context_tokens: int = 512
+    context_tokens: Positive = 512
     """Most ids of a session, prompt and completion together; a server's own lower limit comes first."""
     adapters: Literal["tensors", "disk"] = "tensors"
     """The way of an adapter to the servers: "tensors" in the request, "disk" through a folder that they can read."""
-    health_s: float = 10.0
+    health_s: Above0 = 10.0
     """Seconds between two health checks, and for each answer; a server that misses one gets no more requests."""
-    stall_s: float = 60.0
+    stall_s: Above0 = 60.0
     """Seconds in which a server must sample an id when asked for one; otherwise it gets no more requests."""
-    server_wait_s: float = 120.0
+    server_wait_s: NotNegative = 120.0
     """Seconds that a request or a new adapter waits while no server can take it; 0 fails at once. A launched server
     that has ended is not waited for."""
 
     def __post_init__(self) -> None:
-        for name in ("servers", "slots", "context_tokens", "max_lora_rank", "startup_s", "health_s", "stall_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
-        if not self.server_wait_s >= 0:
-            raise ValueError(f"server_wait_s: must be at least 0, got {self.server_wait_s}")
+        check_fields(self, SGLangConfig)
         twice = sorted({url for url in self.urls if self.urls.count(url) > 1})
         if twice:
             raise ValueError(f"urls: {twice} appear twice; name each server once")

@@ -19,6 +19,7 @@ from agentgym.engines.adapter_files import opened_adapter
 from agentgym.engines.sglang.prompts import holds_bool
 from agentgym.errors import EngineError
 from agentgym.extras import needs_extra
+from agentgym.field_checks import Name, Positive, check_fields
 from agentgym.models import find_model
 from agentgym.types import Completion, Floats, Ints, Sampling
 
@@ -30,26 +31,23 @@ if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is 
 class LocalConfig:
     """Settings of the embedded engine; the defaults suit a small model on one CPU core."""
 
-    slots: int = 64
+    slots: Positive = 64
     """Most turns that are sampled at once; other turns wait. Each slot holds the KV cache of a whole context."""
-    context_tokens: int | None = None
+    context_tokens: Positive | None = None
     """Most ids of a session, prompt and completion together. None: as many as the model has positions, as far as the
     KV of all slots stays within 1 GiB, and 512 at least."""
-    prefill_tokens: int = 1024
+    prefill_tokens: Positive = 1024
     """Most ids of one prefill forward, padding included; it bounds the time that decoding turns wait for it."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The dtype of weights and KV where the engine loads the model; log-probabilities are always float32."""
-    device: str = "auto"
+    device: Name = "auto"
     """The device to load the model to: auto (a GPU if there is one), or a torch device. Under torchrun each process has
     the GPU of its local rank."""
-    threads: int = 1
+    threads: Positive = 1
     """Torch's CPU threads, set for the whole process. More than 1 helps only large models on idle cores."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "context_tokens", "prefill_tokens", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: must be at least 1, got {value}")
+        check_fields(self, LocalConfig)
 
 
 class _Command(NamedTuple):

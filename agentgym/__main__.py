@@ -1,0 +1,8 @@
+"""The command `agentgym` as `python -m agentgym`."""
+
+import sys
+
+from agentgym.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

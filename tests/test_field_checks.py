@@ -1,0 +1,85 @@
+"""Every field of every config refuses, by its name and when the config is made, what would fail or mislead later."""
+
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+
+CONFIGS: dict[type[Any], dict[str, Any]] = {
+    ag.RunConfig: {"recipe": "r", "env": "chase", "model": "tiny"},
+    ag.TrainConfig: {},
+    ag.LocalConfig: {},
+    ag.SGLangConfig: {},
+    ag.Oversample: {},
+    ag.Sampling: {},
+}
+"""The configs, each with the fields that it cannot do without."""
+ALL = [pytest.param(cls, f, id=f"{cls.__name__}.{f.name}") for cls in CONFIGS for f in fields(cls)]
+
+
+def make(cls: type[Any], **changes: Any) -> Any:
+    return cls(**CONFIGS[cls] | changes)
+
+
+def is_flag(cls: type[Any], field: Field[Any]) -> bool:
+    return isinstance(getattr(make(cls), field.name), bool)
+
+
+@pytest.mark.parametrize(("cls", "field"), ALL)
+def test_true_is_neither_a_number_nor_a_text(cls: type[Any], field: Field[Any]) -> None:
+    if is_flag(cls, field):
+        assert getattr(make(cls, **{field.name: True}), field.name) is True
+        return
+    with pytest.raises(ValueError, match=rf"^{field.name}: .*, got True$"):
+        make(cls, **{field.name: True})
+
+
+@pytest.mark.parametrize(("cls", "field"), ALL)
+def test_a_text_with_a_nul_is_refused_wherever_a_text_or_a_folder_is_meant(cls: type[Any], field: Field[Any]) -> None:
+    with pytest.raises(ValueError, match=rf"^{field.name}(\.0)?: "):
+        make(cls, **{field.name: ("x\0",) if isinstance(getattr(make(cls), field.name), tuple) else "x\0"})
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        *((ag.RunConfig, name) for name in ("recipe", "env", "model", "out", "resume")),
+        (ag.TrainConfig, "device"),
+        (ag.LocalConfig, "device"),
+    ],
+)
+def test_a_name_or_a_folder_is_not_empty(cls: type[Any], name: str, empty: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: must not be empty, got '{empty}'"):
+        make(cls, **{name: empty})
+
+
+@pytest.mark.parametrize("seed", [10**30, 2**63, -1, 1.0, "1"])
+def test_a_seed_that_some_generator_would_refuse_is_refused_at_once(seed: Any) -> None:
+    with pytest.raises(ValueError, match=r"^seed: must be "):
+        make(ag.RunConfig, seed=seed)
+
+
+def test_the_largest_seed_and_folders_as_text_are_taken() -> None:
+    run = make(ag.RunConfig, seed=2**63 - 1, out="runs/x", model=Path("model"))
+    assert (run.seed, run.out, run.model) == (2**63 - 1, Path("runs/x"), Path("model"))
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes", "said"),
+    [
+        (ag.LocalConfig, {"slots": 0}, "slots: must be at least 1, got 0"),
+        (ag.LocalConfig, {"dtype": "int8"}, "dtype: must be 'float32', 'bfloat16' or 'float16', got 'int8'"),
+        (ag.SGLangConfig, {"urls": ["http://a", ""]}, r"urls\.1: must not be empty"),
+        (ag.SGLangConfig, {"stall_s": float("inf")}, "stall_s: must be a finite number"),
+        (ag.Oversample, {"stop": "soon"}, "stop: must be 'all', 'target' or 'deadline', got 'soon'"),
+        (ag.TrainConfig, {"normalise": -1}, "normalise: must be 'token', 'sample' or 'rollout', or must be above 0"),
+        (ag.RunConfig, {"train": {"lr": 1e-3}}, "train: must be an instance of TrainConfig"),
+    ],
+)
+def test_the_message_says_what_the_field_takes(cls: type[Any], changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        make(cls, **changes)
