@@ -90,9 +90,8 @@ class Completion:
     versions: tuple[Version, ...] = (Version(0, 0),)
 
     def __post_init__(self) -> None:
-        ids, logprobs = _vector(self.token_ids, np.int64), _vector(self.logprobs, np.float32)
-        object.__setattr__(self, "token_ids", ids)
-        object.__setattr__(self, "logprobs", logprobs)
+        _set_vectors(self, token_ids=np.int64, logprobs=np.float32)
+        ids, logprobs = self.token_ids, self.logprobs
         # Messages are made only where a law is broken: this runs once a turn.
         if len(ids) != len(logprobs):
             raise ValueError(
@@ -187,8 +186,7 @@ class Segment:
         _require(len(self.sampled) == n, f"sampled: {len(self.sampled)} for {n} token_ids")
         _require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
         _require((self.parent is None) == (self.kind == "root"), "parent: None for the root, and only for it")
-        spans = np.zeros(n, np.bool_)
-        end = 0
+        spans, end = np.zeros(n, np.bool_), 0
         for turn in self.turns:
             if turn.start < end or turn.stop > n:
                 raise ValueError(f"turns: {turn.start}..{turn.stop} overlaps or passes {n}")
