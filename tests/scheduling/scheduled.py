@@ -28,7 +28,7 @@ class Say(ag.ToolEnv[ag.Task]):
         return "seen"
 
     @ag.reward
-    def said(self) -> float:
+    async def said(self) -> float:
         return float(self.answer or 0)
 
 
