@@ -60,13 +60,14 @@ class Conversation:
         conversations of a rollout, also for those that play at once.
         """
         state, segment = self.state, self.segment
-        out = state.out_of(segment.room)
+        room = segment.room
+        out = state.out_of(room)
         if out is not None:
             return out
         self._count(counts)
         start, sampled = time.perf_counter(), False
         try:
-            budget = await state.take(segment.room)
+            budget = await state.take(room)
             if not budget:
                 return StopReason.TOKENS
             completion, ids = await self._generate(budget)

@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple, TypeVar
 
 from agentgym.boxes import Box, Boxes
 from agentgym.chat.chat import Chat
@@ -20,8 +20,10 @@ from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
-from agentgym.time_limits import TimeLimit, time_limit
+from agentgym.time_limits import TimeLimit
 from agentgym.types import Rollout, Sampling, StopReason
+
+T = TypeVar("T")
 
 observers: list[Callable[[Rollout], object]] = []
 """Functions that are called with each rollout that `rollout` returns; for tools that show them, as the pytest plugin
@@ -171,17 +173,16 @@ class Attempt:
     async def _play_and_score(self, env: Env[Any]) -> str:
         """Play within the limit, then score once, within as long again; the stop reason."""
         seconds = self.cls.limits.seconds
+        deadline = TimeLimit(seconds)
         try:
-            async with time_limit(seconds) as deadline:
-                end = await self._play(env, deadline)
+            end = await deadline.bound(self._play(env, deadline))
         except TimeoutError as error:
             if not self.state.segments:
                 with boundary(EnvError, f"{self.name}.reset"):
                     raise _too_slow(seconds) from error
             end = Ending(StopReason.SECONDS)
         if not end.is_scored:
-            async with self._within(f"{self.name}.score"):
-                scores = await env.score()
+            scores = await self._within(f"{self.name}.score", env.score)
             self._credit(0.0, read_rewards(scores, f"{self.name}.score"))
         self._read_metrics()
         return end.stop_reason
@@ -274,17 +275,15 @@ class Attempt:
             try:
                 await threads_ended(env)
             finally:
-                async with self._within(f"{self.name}.close"):
-                    await env.close()
+                await self._within(f"{self.name}.close", env.close)
 
-    @asynccontextmanager
-    async def _within(self, where: str) -> AsyncIterator[None]:
-        """Bound the env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
+    async def _within(self, where: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
         seconds = self.cls.limits.seconds
+        limit = TimeLimit(seconds)
         with boundary(EnvError, where):
             try:
-                async with time_limit(seconds) as limit:
-                    yield
+                return await limit.bound(_awaited(work))
             except TimeoutError as error:
                 if not limit.expired():
                     raise
@@ -307,6 +306,10 @@ class Attempt:
             return False
 
         stack.push_async_exit(leave)
+
+
+async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
+    return await work()
 
 
 def _too_slow(seconds: float) -> TimeoutError:

@@ -117,6 +117,14 @@ async def test_what_a_reset_writes_into_the_prompt_stays_with_its_rollout() -> N
     assert "Think" not in again[0]["content"]
 
 
+async def test_what_a_reset_writes_into_a_call_of_the_prompt_stays_with_its_rollout() -> None:
+    task = ag.Task(id="t", prompt=({"role": "user", "content": "?"}, call("look", at=1)))
+    first, _ = await Quiz(task).reset()
+    first[1]["tool_calls"][0]["function"]["arguments"]["at"] = 2  # type: ignore[index]
+    again, _ = await Quiz(task).reset()
+    assert again[1]["tool_calls"][0]["function"]["arguments"] == {"at": 1}
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("turns", None), ("turns", 2.5), ("seconds", float("nan")), ("seconds", None), ("tokens", "9")]
 )
