@@ -109,6 +109,21 @@ async def test_the_tools_are_shown_and_the_prompt_is_the_task() -> None:
     assert await env.reset(seed=1) == (list(TASK.prompt), {})
 
 
+async def test_an_env_is_set_up_when_it_is_reset_and_what_fails_there_names_it() -> None:
+    class Prepared(Quiz):
+        ready, divisor = 0, 1
+
+        async def setup(self) -> None:
+            self.ready = 1 // self.divisor
+
+    env = Prepared(TASK)
+    await env.reset(seed=1)
+    assert env.ready == 1
+    env.divisor = 0
+    with pytest.raises(EnvError, match=r"^Prepared\.setup: ZeroDivisionError: "):
+        await env.reset(seed=1)
+
+
 async def test_what_a_reset_writes_into_the_prompt_stays_with_its_rollout() -> None:
     first, _ = await Quiz(TASK).reset()
     first[0]["content"] += " Think first."
