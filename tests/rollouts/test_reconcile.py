@@ -91,6 +91,7 @@ def test_the_same_prompt_again_is_a_second_answer_in_a_row_of_its_own() -> None:
 def test_interleaved_conversations_each_go_on_in_their_own_row() -> None:
     made = transcript(([1], [2]), ([7], [8]), ([1, 2, 3], [4]), ([7, 8, 9], [10]))
     assert [ids for ids, _ in rows(made)] == [[1, 2, 3, 4], [7, 8, 9, 10]]
+    assert [[turn.number for turn in segment.turns] for segment in made.close()] == [[0, 2], [1, 3]]
 
 
 def test_versions_of_what_was_given_up_are_given_up_too() -> None:

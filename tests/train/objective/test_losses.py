@@ -90,7 +90,7 @@ def test_the_denominator_counts_only_what_is_trained() -> None:
     assert denominator(rows, "rollout") == 2
     nothing = [one_row([0] * 2, [1] * 2, [0, 0], weight=0.25)]
     assert denominator(rows + nothing, "rollout") == 2
-    assert denominator(rows, 640.0) == 640
+    assert (denominator(rows, 640.0), denominator(rows, 0.5)) == (640, 0.5)
     for wrong in ("mean", 0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="normalise"):
             denominator(rows, wrong)  # type: ignore[arg-type]
