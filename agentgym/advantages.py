@@ -92,11 +92,11 @@ def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_g
     returns = [_returns([rollouts[i] for i in rows]) for rows in members]
     centred = [G - G.mean(0) if _differ(G) else np.zeros_like(G) for G in returns]
     unit = _turn_units(np.array([r.reward for r in rollouts], np.float64), group, centred, estimator)
-    out: list[Floats] = [np.zeros(0, np.float32)] * len(rollouts)
+    found: dict[int, Floats] = {}
     for code, rows in enumerate(members):
         for i, row in zip(rows, centred[code], strict=True):
-            out[i] = np.asarray(row[: len(_turn_rewards(rollouts[i]))] / unit[code], np.float32)
-    return out
+            found[i] = np.asarray(row[: len(_turn_rewards(rollouts[i]))] / unit[code], np.float32)
+    return [found[i] for i in range(len(rollouts))]
 
 
 def has_signal(rollouts: Sequence[Rollout], *, by_turn: bool = False) -> bool:
@@ -206,9 +206,7 @@ def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArr
 
 def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
     """Return the ids as small whole numbers, and a bound that all of them are below."""
-    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
-        if not len(ids):
-            return np.zeros(0, np.int64), 0
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and len(ids):
         low, high = int(ids.min()), int(ids.max())
         if high - low <= 4 * len(ids) + 1024:  # dense enough to count in a table: no sort
             return np.subtract(ids, low, dtype=np.int64), high - low + 1

@@ -101,9 +101,11 @@ class boundary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        if error is None:
+            return False
         if isinstance(error, AgentGymError) and not isinstance(error, ToolError):
             error.where = error.where or self.where
-        elif error is not None and not must_pass(error):
+        elif not must_pass(error):
             stray = is_stray(error) and not str(error)
             said = "CancelledError: nobody cancelled the rollout" if stray else describe(error)
             place = place_of(error) if self.kind is EnvError else ""

@@ -80,12 +80,14 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 def _what_to_give(name: str, errors: list[ErrorDetails]) -> str:
     """Return the field, or the place in it, and what every member of its union asks for."""
     place = "".join(f".{part}" for part in errors[0]["loc"] if isinstance(part, int))
-    asked = dict.fromkeys(_asked(error["msg"]) for error in errors)
+    asked = dict.fromkeys(map(_asked, errors))
     return f"{name}{place}: {', or '.join(asked)}"
 
 
-def _asked(message: str) -> str:
-    said = message.removeprefix("Value error, ").replace("Input should", "must", 1)
+def _asked(error: ErrorDetails) -> str:
+    if error["type"] == "too_short":
+        return f"must have at least {error['ctx']['min_length']} item"
+    said = error["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
     for theirs, ours in BOUNDS.items():
         said = said.replace(f" {theirs} ", f" {ours} ")
     return said[0].lower() + said[1:]

@@ -28,19 +28,16 @@ def is_sound(value: object) -> bool:
     for depth in range(MAX_DEPTH + 1):
         below: list[object] = []
         for item in level:
-            if isinstance(item, dict | list):
+            if isinstance(item, str):
+                if not (item.isascii() or whole_characters(item) is item):
+                    return False
+            elif isinstance(item, (dict, list)):
                 if depth == MAX_DEPTH:
                     return False
                 below += [*item, *item.values()] if isinstance(item, dict) else item
-            elif not _is_whole(item):
+            elif isinstance(item, float) and not math.isfinite(item):
                 return False
         if not below:
             break
         level = below
     return True
-
-
-def _is_whole(item: object) -> bool:
-    if isinstance(item, str):
-        return item.isascii() or whole_characters(item) is item
-    return not isinstance(item, float) or math.isfinite(item)

@@ -1,18 +1,23 @@
 """Time limits that are paused while the scheduler holds a rollout up."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
+
+T = TypeVar("T")
 
 
 class TimeLimit:
     """`asyncio.timeout(seconds)`, but for the time that its task and the tasks started in it spend `off_the_clock`.
 
-    `with limit:` makes it known to the code inside; `async with limit.running():` inside of that starts the clock.
+    `await limit.bound(work)` limits a coroutine. For a block, `with limit:` makes it known to the code inside, and
+    `async with limit.running():` inside of that starts the clock.
     """
+
+    __slots__ = ("_left", "_pauses", "_running", "_timeout", "_token")
 
     def __init__(self, seconds: float) -> None:
         self._left, self._pauses = seconds, 0
@@ -38,6 +43,20 @@ class TimeLimit:
             finally:
                 self._running = False
 
+    async def bound(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the work's result; TimeoutError where it takes longer. Work that waits for nothing sets no timer."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with self:  # Before the first step: tasks that are started in it must know the limit.
+            try:
+                waits_for = work.send(None)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            self._left -= loop.time() - began
+            async with self.running():
+                return await _Begun(work, waits_for)
+
     def expired(self) -> bool:
         """Whether the time has run out."""
         return self._timeout is not None and self._timeout.expired()
@@ -59,15 +78,28 @@ class TimeLimit:
         return self._running and not self.expired()
 
 
+class _Begun(Generic[T]):
+    """A coroutine that was run to its first wait; awaiting it runs the rest."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self.work, self.waits_for = work, waits_for
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        work, waits_for = self.work, self.waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = work.throw(error)
+                else:
+                    waits_for = work.send(sent)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
 _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
-
-
-@asynccontextmanager
-async def time_limit(seconds: float) -> AsyncIterator[TimeLimit]:
-    """Limit the block to `seconds`, without the time spent `off_the_clock`; TimeoutError after them."""
-    with TimeLimit(seconds) as limit:
-        async with limit.running():
-            yield limit
 
 
 @contextmanager

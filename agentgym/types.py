@@ -186,10 +186,10 @@ class Segment:
         _require(len(self.sampled) == n, f"sampled: {len(self.sampled)} for {n} token_ids")
         _require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
         _require((self.parent is None) == (self.kind == "root"), "parent: None for the root, and only for it")
-        spans = np.zeros(n, np.bool_)
-        end = 0
+        spans, end = np.zeros(n, np.bool_), 0
         for turn in self.turns:
-            _require(end <= turn.start and turn.stop <= n, f"turns: {turn.start}..{turn.stop} overlaps or passes {n}")
+            if turn.start < end or turn.stop > n:
+                raise ValueError(f"turns: {turn.start}..{turn.stop} overlaps or passes {n}")
             spans[turn.start : turn.stop] = True
             end = turn.stop
         _require(bool((spans == self.sampled).all()), "sampled: must be exactly the union of the turns' spans")
@@ -241,7 +241,7 @@ class Rollout:
         for name in ("rollout_id", "group_id", "stop_reason"):
             _require(bool(getattr(self, name)), f"{name}: empty")
         _require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
-        _require(self.reward is None or bool(np.isfinite(self.reward)), f"reward: {self.reward} is not finite")
+        _require(self.reward is None or math.isfinite(self.reward), f"reward: {self.reward} is not finite")
         _require(
             all(s.index == i and (s.parent is None or s.parent < i) for i, s in enumerate(self.segments)),
             "segments: indices must count from 0 and a parent must come first",

@@ -78,10 +78,11 @@ def mutants(file: str) -> list[Mutant]:
 
 
 def declarations(node: ast.AST) -> list[Any]:
-    """Return the parts of the node that have no faults: decorators, which declare, and texts made of parts."""
+    """Return the parts of the node that have no faults: decorators and overloads, which declare, and joined texts."""
     if isinstance(node, ast.JoinedStr):  # Before Python 3.12 the columns inside are not those of the file.
         return [node]
-    return node.decorator_list if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+    found = node.decorator_list if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+    return [node] if any(isinstance(name, ast.Name) and name.id == "overload" for name in found) else found
 
 
 def faults(node: Any) -> Iterator[tuple[Any, Any, str]]:

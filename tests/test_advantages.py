@@ -23,9 +23,11 @@ def test_string_ids_group_as_int_ids_do() -> None:
     rewards, rollouts, groups = [1, 3, 3, 5, 11], [0, 1, 1, 2, 3], [0, 0, 0, 1, 1]
     named = advantages(rewards, [f"r{i}" for i in rollouts], [f"g{i}" for i in groups])
     far_apart = advantages(rewards, np.array(rollouts) * 10**9, -np.array(groups) * 10**9)
+    negative = advantages(rewards, np.array(rollouts) - 7, np.array(groups) - 7)
     plain = advantages(rewards, np.array(rollouts), np.array(groups))
     np.testing.assert_array_equal(named, plain)
     np.testing.assert_array_equal(far_apart, plain)
+    np.testing.assert_array_equal(negative, plain)
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 1], ["a", "b", "b"], np.array([0, 1, 1])])
@@ -84,6 +86,11 @@ def test_a_group_of_one_gets_zero_and_never_nan(estimator: Estimator) -> None:
 def test_a_failed_rollout_is_outside_the_baseline_and_has_no_advantage() -> None:
     got = advantages([100, None, 50], [0, 1, 2], [0, 0, 0], estimator="dr_grpo")
     np.testing.assert_array_equal(got, [25, np.nan, -25])
+
+
+def test_a_failed_rollout_may_have_several_rows() -> None:
+    got = advantages([100, None, None, 50], [0, 1, 1, 2], [0, 0, 0, 0])
+    np.testing.assert_array_equal(got, [25, np.nan, np.nan, -25])
 
 
 def test_leave_one_out_takes_the_mean_of_the_others() -> None:

@@ -199,6 +199,7 @@ def test_a_merged_sample_is_its_segment_and_samples_of_turns_are_its_beginnings(
     assert [(s.segment, len(s)) for s in merged if s.rollout_id == "a"] == [
         (s.index, s.turns[-1].stop) for s in segments
     ]
+    assert {s.step for s in merged} == {0}
     for samples in (stepped, merged):
         trained = [i for s in samples if s.rollout_id == "a" for i in s.response_ids[s.loss_mask].tolist()]
         assert sorted(trained) == [i for s in segments for i in s.token_ids[s.sampled].tolist()]

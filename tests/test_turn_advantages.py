@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from agentgym.advantages import Estimator, advantages, turn_advantages
+from agentgym.advantages import LEAST_DIFFERENCE, Estimator, advantages, has_signal, turn_advantages
 from agentgym.samples import AdvantageLevel, build_samples
 from agentgym.scheduling.group_state import GroupState
 from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
@@ -86,6 +86,16 @@ def test_a_group_without_a_signal_changes_the_advantage_of_no_other(estimator: E
     assert both.tolist() == [*alone.tolist(), 0, 0, 0]
 
 
+@pytest.mark.parametrize("rewards", [[0.0, 0.2], [0.1, 0.0, 0.3]])
+def test_the_deviation_of_one_group_alone_is_that_of_the_batch(rewards: list[float]) -> None:
+    names = [str(n) for n in range(len(rewards))]
+    group = [played(name, reward, 0, 0) for name, reward in zip(names, rewards, strict=True)]
+    usual = advantages(rewards, names, ["g"] * len(rewards), estimator="grpo")
+    np.testing.assert_allclose(advantages(rewards, names, ["g"] * len(rewards), estimator="reinforce++"), usual)
+    for estimator in ("grpo", "reinforce++"):
+        np.testing.assert_allclose(worth(*group, estimator=estimator), np.repeat(usual[:, None], 2, 1), rtol=1e-6)
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce++"])
 def test_totals_that_tie_do_not_blow_up_what_the_turns_are_worth(estimator: Estimator) -> None:
     for gap in (0.0, 1e-5):
@@ -107,6 +117,23 @@ def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_both_levels() -> N
     for advantage_level in get_args(AdvantageLevel):
         rows = build_samples([group], advantage_level=advantage_level)
         assert (len(rows), rows.groups_without_signal) == (0, 1)
+
+
+def test_a_signal_is_looked_for_in_the_rewards_unless_the_turns_are_asked_for() -> None:
+    tied = [played("a", 0, 1, 0), played("b", 0, 0, 1)]
+    assert not has_signal(tied)
+    assert has_signal(tied, by_turn=True)
+    assert not has_signal([])
+    assert not has_signal([], by_turn=True)
+
+
+def test_the_least_difference_of_two_rewards_is_a_signal() -> None:
+    rewards = [0.0, LEAST_DIFFERENCE]
+    least = [played(name, reward, 0) for name, reward in zip("ab", rewards, strict=True)]
+    assert has_signal(least)
+    assert has_signal(least, by_turn=True)
+    assert all(advantages(rewards, ["a", "b"], ["g", "g"]) != 0)
+    assert all(value != 0 for row in worth(*least) for value in row)
 
 
 @pytest.mark.parametrize("by_turn", [False, True])

@@ -93,7 +93,7 @@ class Chat:
         some more than fit are returned.
         """
         check_messages(new, answers=True)
-        end = self.tokenizer.decode(token_ids[-1:])
+        end = self._template.end_text(self.tokenizer, token_ids[-1])
         body = self._body(token_ids[:-1])
         written, told, as_calls = reply, new, False
         if is_malformed(reply):
@@ -218,6 +218,7 @@ _templates: "WeakKeyDictionary[ChatTokenizer, Template]" = WeakKeyDictionary()
 
 def _template_of(tokenizer: ChatTokenizer) -> Template:
     """The facts about the tokenizer's template, kept for its lifetime."""
-    if tokenizer not in _templates:
-        _templates[tokenizer] = Template(tokenizer)
-    return _templates[tokenizer]
+    known = _templates.get(tokenizer)
+    if known is None:
+        known = _templates[tokenizer] = Template(tokenizer)
+    return known

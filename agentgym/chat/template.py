@@ -16,6 +16,10 @@ _SHOWN = "Qzx0xzQ"
 class Renders(Protocol):
     """The part of a ChatTokenizer that a Template uses."""
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the ids."""
+        ...
+
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         """Return the chat as text."""
         ...
@@ -33,6 +37,15 @@ class Template:
         """The render of one question; a character that starts no render until it is known."""
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
+        self._texts: dict[int, str] = {}
+
+    def end_text(self, tokenizer: Renders, last: int) -> str:
+        """Return the text of the id that ended a turn; each is decoded once."""
+        if last not in self._texts:
+            if len(self._texts) >= 64:
+                self._texts.clear()
+            self._texts[last] = tokenizer.decode([last])
+        return self._texts[last]
 
     def wants_calls(self, tokenizer: Renders) -> bool:
         """Whether the template needs a call before a tool's message, even where the model's call was malformed."""

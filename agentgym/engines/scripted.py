@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,14 +72,17 @@ class ByteTokenizer:
 
     START, END = 256, 257
     vocabulary = 258
+    cuts_at_marks = True
     _marks = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
     _contents = Marks(_marks, _marks)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
-        head = self._contents.text("".join(json.dumps(tool) + "\n" for tool in tools), "tool")
-        parts = [f"<|im_start|>tools\n{head}<|im_end|>\n"] if tools else []
+        parts = [f"<|im_start|>tools\n{self._head(tools)}<|im_end|>\n"] if tools else []
         parts += [f"<|im_start|>{m['role']}\n{self._shown(m)}<|im_end|>\n" for m in messages]
         return "".join(parts) + ("<|im_start|>assistant\n" if generation else "")
+
+    def _head(self, tools: Sequence[dict[str, Any]]) -> str:
+        return self._contents.text("".join(json.dumps(tool) + "\n" for tool in tools), "tool")
 
     def _shown(self, message: Message) -> str:
         return self._contents.text(self._body(message), message["role"])
@@ -90,11 +94,18 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in _TURN_MARKS.split(text):
-            ids += [self._marks[part]] if part in self._marks else unbroken(whole_characters(part))[0].encode()
+            if part in self._marks:
+                ids.append(self._marks[part])
+            else:
+                ids += part.encode() if part.isascii() else unbroken(whole_characters(part))[0].encode()
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return b"".join([_BYTES.get(i) or bytes([i % 256]) for i in token_ids]).decode(errors="replace")
+        try:
+            read = bytes([*token_ids])
+        except ValueError:  # Not all of them are bytes.
+            read = b"".join([_BYTES.get(i) or bytes([i % 256]) for i in token_ids])
+        return read.decode(errors="replace")
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         return parse_hermes(text)
@@ -140,9 +151,13 @@ class Scripted:
     def _write(self, reply: Message) -> str:
         """The body of the assistant's turn as the template writes it."""
         ask = Message(role="user", content="")
-        opened = self.tokenizer.render([ask], [], generation=True)
-        body = self.tokenizer.render([ask, reply], [], generation=False).removeprefix(opened)
+        body = self.tokenizer.render([ask, reply], [], generation=False).removeprefix(self._opened)
         return body[: body.rindex(self.end)]
+
+    @cached_property
+    def _opened(self) -> str:
+        """A chat with an empty question, the assistant's turn open."""
+        return self.tokenizer.render([Message(role="user", content="")], [], generation=True)
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:
         if callable(self.replies):

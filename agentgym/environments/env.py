@@ -135,7 +135,7 @@ class Env(Generic[TaskT]):
 
         All randomness of the rollout should come from `seed`.
         """
-        messages = deepcopy(list(self.task.prompt))
+        messages = [_copied(message) for message in self.task.prompt]
         if self.system is not None and messages[0]["role"] != "system":
             messages.insert(0, Message(role="system", content=self.system))
         return messages, {}
@@ -209,7 +209,7 @@ async def threads_ended(env: Env[Any]) -> None:
     The log names each thread that goes on.
     """
     threads: Threads | None = getattr(env, "_threads", None)
-    if threads is not None:
+    if threads is not None and len(threads):
         await threads.ended(type(env).__name__)
 
 
@@ -219,6 +219,13 @@ async def close(env: Env[Any]) -> None:
         await threads_ended(env)
     finally:
         await env.close()
+
+
+def _copied(message: Message) -> Message:
+    """A copy of the message that shares nothing with it that can change; one of texts alone needs no deep copy."""
+    if all(type(value) is str for value in message.values()):
+        return message.copy()
+    return deepcopy(message)
 
 
 def _is_env(value: object) -> bool:

@@ -22,6 +22,8 @@ def as_task(env: type, row: Any) -> Any:
     :raises ValidationError: for a dict that the task type refuses; it names the field.
     :raises ValueError: for anything that is neither a task nor a dict.
     """
+    if isinstance(row, Task):
+        return row
     if isinstance(row, Mapping):
         return task_type(env).model_validate(dict(row))
     if not hasattr(row, "id"):

@@ -60,13 +60,14 @@ class Conversation:
         conversations of a rollout, also for those that play at once.
         """
         state, segment = self.state, self.segment
-        out = state.out_of(segment.room)
+        room = segment.room
+        out = state.out_of(room)
         if out is not None:
             return out
         self._count(counts)
         start, sampled = time.perf_counter(), False
         try:
-            budget = await state.take(segment.room)
+            budget = await state.take(room)
             if not budget:
                 return StopReason.TOKENS
             completion, ids = await self._generate(budget)
@@ -111,28 +112,29 @@ class Conversation:
         return self.state.turns >= self.state.limits.turns or self.turns_left == 0
 
     async def answer(self, new: Sequence[Message]) -> StopReason | None:
-        """Go on from the last turn with its answer; StopReason where no further turn can be sampled."""
-        policy = self.state.context
-        if policy is None:
-            return self.extend(new)
-        chat, reply = self.chat.branch(), self.reply
+        """Go on from the last turn with its answer; StopReason where a summary of them could not be finished.
+
+        What does not fit the context is cut, and `query` says so.
+        """
+        policy, chat, reply = self.state.context, self.chat, self.reply
+        if policy is not None:
+            chat = chat.branch()
         delta = self._move(new, "the messages of step")
-        held = self._length(delta)
-        if not is_due(policy, self.segment, held, self._summary_room):
-            return self._append(delta)
-        if isinstance(policy, Window):
-            return self._slide(policy, delta)
-        self.chat, self.reply = chat, reply
-        return await self._compact(policy, new)
+        if policy is None or not is_due(policy, self.segment, self._length(delta), self._summary_room):
+            self._append(delta)
+        elif isinstance(policy, Window):
+            self._slide(policy, delta)
+        else:
+            self.chat, self.reply = chat, reply
+            return await self._compact(policy, new)
+        return None
 
-    def extend(self, new: Sequence[Message], what: str = "the messages of step") -> StopReason | None:
+    def _append(self, delta: list[int] | None) -> None:
         """Append what the template puts behind the turn, in this segment or, if it rewrote that, in a new one."""
-        return self._append(self._move(new, what))
-
-    def _append(self, delta: list[int] | None) -> StopReason | None:
         if delta is None:
-            return self._rerender()
-        return None if self.segment.extend(delta) else StopReason.CONTEXT
+            self._rerender()
+        else:
+            self.segment.extend(delta)
 
     def _length(self, delta: list[int] | None) -> int:
         """The number of ids in the context once `delta` is appended to it."""
@@ -159,7 +161,7 @@ class Conversation:
         with boundary(EnvError, f"{self.state.name}: {what}"):
             return self.chat.extend(*reply, new, room=self.segment.room)
 
-    def _rerender(self) -> StopReason | None:
+    def _rerender(self) -> None:
         """Go on from the conversation as the template has rewritten it; keep of the segment what still holds."""
         prompt, segment = self.chat.prompt_ids(), self.segment
         match = reconcile(segment, prompt)
@@ -171,7 +173,6 @@ class Conversation:
             segment.realign(match.shared, prompt[match.shared :])
         else:
             segment.extend(prompt[match.shared :])
-        return StopReason.CONTEXT if self.segment.room <= 0 else None
 
     async def _compact(self, policy: Compact, new: Sequence[Message]) -> StopReason | None:
         """Let the model write a summary, then go on from what the policy keeps.
@@ -190,9 +191,7 @@ class Conversation:
             carried = [self.chat.messages[-2], *new]
             self.state.count("answers_carried")
         segment.set_answer(asked, [*segment.turns[asked].env_messages, ask])
-        ended = self._append(delta)
-        if ended is not None:
-            return ended
+        self._append(delta)
         since = self.chat.messages[len(self.first) : -2 if carried else -1]
         summary = await self.query(counts=False)
         if isinstance(summary, StopReason):
@@ -202,24 +201,25 @@ class Conversation:
         if carried:  # The answer stands in the next segment, and this one went on without it.
             segment.set_answer(asked, [ask])
         self.state.count("compactions")
-        return self._restart("compaction", [*read_messages(kept, f"{self.state.name}: keep"), *carried])
+        self._restart("compaction", [*read_messages(kept, f"{self.state.name}: keep"), *carried])
+        return None
 
-    def _slide(self, policy: Window, delta: list[int] | None) -> StopReason | None:
+    def _slide(self, policy: Window, delta: list[int] | None) -> None:
         """Go on from the first prompt and the last turns; in this segment where it holds nothing else."""
         since = self.chat.messages[len(self.first) :]
         last = last_turns(since, policy.keep)
         if len(last) == len(since):
-            return self._append(delta)
-        self.state.count("slides")
-        return self._restart("rerender", [*self.first, *last])
+            self._append(delta)
+        else:
+            self.state.count("slides")
+            self._restart("rerender", [*self.first, *last])
 
-    def _restart(self, kind: SegmentKind, messages: Sequence[Message]) -> StopReason | None:
+    def _restart(self, kind: SegmentKind, messages: Sequence[Message]) -> None:
         self.reply = None
         self.chat = Chat(self.chat.tokenizer, self.chat.tools, messages)
         with boundary(EnvError, f"{self.state.name}: the messages kept"):
             prompt = self.chat.prompt_ids()
         self.open(kind, messages, prompt, self.segment.index)
-        return StopReason.CONTEXT if self.segment.room <= 0 else None
 
     def _seed(self) -> int:
         """The seed of this turn alone, so that its draws do not depend on any other turn or rollout."""

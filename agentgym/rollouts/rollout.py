@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any, NamedTuple, TypeVar
 
 from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.chat.chat import Chat
@@ -30,8 +30,10 @@ from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
-from agentgym.time_limits import TimeLimit, time_limit
+from agentgym.time_limits import TimeLimit
 from agentgym.types import Rollout, Sampling, StopReason
+
+T = TypeVar("T")
 
 BOX_KILLED = "box_killed"
 """The stop reason of a rollout whose env met the end of its box in a step, and the metric that counts such rewards."""
@@ -185,9 +187,9 @@ class Attempt:
     async def _play_and_score(self, env: Env[Any]) -> str:
         """Play within the limit, then score once, within as long again; the stop reason."""
         seconds = self.cls.limits.seconds
+        deadline = TimeLimit(seconds)
         try:
-            async with time_limit(seconds) as deadline:
-                end = await self._play(env, deadline)
+            end = await deadline.bound(self._play(env, deadline))
         except TimeoutError as error:
             if not self.state.segments:
                 with boundary(EnvError, f"{self.name}.reset"):
@@ -205,8 +207,7 @@ class Attempt:
     async def _scores(self, env: Env[Any]) -> Any:
         """The env's scores; none where the code in the box had ended its box, so that the reward is what it was."""
         try:
-            async with self._within(f"{self.name}.score"):
-                return await env.score()
+            return await self._within(f"{self.name}.score", env.score)
         except BoxKilledError:
             self.state.count(BOX_KILLED)
             return {}
@@ -300,17 +301,15 @@ class Attempt:
                 await threads_ended(env)
             finally:
                 with suppress(BoxKilledError):  # It has been counted where it mattered.
-                    async with self._within(f"{self.name}.close"):
-                        await env.close()
+                    await self._within(f"{self.name}.close", env.close)
 
-    @asynccontextmanager
-    async def _within(self, where: str) -> AsyncIterator[None]:
-        """Bound the env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
+    async def _within(self, where: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
         seconds = self.cls.limits.seconds
+        limit = TimeLimit(seconds)
         with boundary(EnvError, where):
             try:
-                async with time_limit(seconds) as limit:
-                    yield
+                return await limit.bound(_awaited(work))
             except TimeoutError as error:
                 if not limit.expired():
                     raise
@@ -333,6 +332,10 @@ class Attempt:
             return False
 
         stack.push_async_exit(leave)
+
+
+async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
+    return await work()
 
 
 def _too_slow(seconds: float) -> TimeoutError:

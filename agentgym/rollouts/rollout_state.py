@@ -59,8 +59,8 @@ class RolloutState:
         """End the reservation of `budget` ids: their turn has sampled `used` of them."""
         self.asked -= budget
         self.tokens += used
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
+        while self._waiting:
+            future = self._waiting.pop(0)
             if not future.done():
                 future.set_result(None)
 

@@ -73,11 +73,9 @@ class OpenSegment:
         """How many more ids the context takes."""
         return self.context_tokens - len(self.token_ids)
 
-    def extend(self, token_ids: Sequence[int]) -> bool:
-        """Append ids that were not sampled; False where they were cut at the end of the context."""
-        kept = token_ids[: max(self.room, 0)]
-        self.token_ids += kept
-        return len(kept) == len(token_ids)
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Append ids that were not sampled; what does not fit the context is cut."""
+        self.token_ids += token_ids[: self.room]
 
     def append(self, completion: Completion, ids: list[int], message: Message, *, seconds: float, number: int) -> None:
         """Append a sampled turn, ids and log-probabilities verbatim; `ids` are the completion's, as a list."""
@@ -109,7 +107,7 @@ class OpenSegment:
         """Note other messages behind a turn than the env answered with: those that its context went on with."""
         self.turns[turn].env_messages = messages
 
-    def realign(self, at: int, token_ids: Sequence[int]) -> bool:
+    def realign(self, at: int, token_ids: Sequence[int]) -> None:
         """Take `token_ids` for what stands from `at` on; the last turn keeps what it sampled before.
 
         ::
@@ -118,13 +116,13 @@ class OpenSegment:
             prompt   P  P  a  c  e
             sampled  0  0  1  0  0
 
-        False where they were cut at the end of the context.
+        What does not fit the context is cut.
         """
         last = self.turns[-1]
         last.stop = at
         last.versions = tuple(version for version in last.versions if version.start < at - last.start)
         del self.token_ids[at:]
-        return self.extend(token_ids)
+        self.extend(token_ids)
 
     def close(self) -> Segment:
         """The finished segment, laws checked."""

@@ -11,6 +11,8 @@ from agentgym.messages import Message
 from agentgym.types import StopReason
 
 ROLES = ("system", "user", "assistant", "tool")
+_MAPPING, _SEQUENCE = (dict, Mapping), (list, Sequence)
+"""Types for isinstance, the usual one first: the abstract ones cost several times as much."""
 
 
 class Step(NamedTuple):
@@ -31,16 +33,16 @@ def read_step(result: Any, where: str) -> Step:
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise EnvError(f"{where}: must return StepResult(messages, reward, terminated, truncated, info), got {got}")
     messages, reward, terminated, truncated, info = result
-    if not isinstance(info, Mapping):
+    if not isinstance(info, _MAPPING):
         raise EnvError(f"{where}: info must be a dict, got {type(info).__name__}")
     given, named = _rewards(reward, info.get("rewards"), where)
     return Step(
         read_messages(messages, where),
         given,
         named,
-        _flag(terminated, f"{where}: terminated"),
-        _flag(truncated, f"{where}: truncated"),
-        _word(info.get("stop_reason", StopReason.DONE), f"{where}: info['stop_reason']"),
+        _flag(terminated, where, "terminated"),
+        _flag(truncated, where, "truncated"),
+        _word(info.get("stop_reason", StopReason.DONE), where, "info['stop_reason']"),
     )
 
 
@@ -55,10 +57,10 @@ def read_reset(result: Any, where: str) -> list[Message]:
 
 def read_messages(given: Any, where: str) -> list[Message]:
     """Read a list of text messages; images and other parts are refused, as a template may drop them in silence."""
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+    if not isinstance(given, _SEQUENCE) or isinstance(given, (str, bytes)):
         raise EnvError(f"{where}: messages must be a list of messages, got {type(given).__name__}")
     for i, message in enumerate(given):
-        if not isinstance(message, Mapping):
+        if not isinstance(message, _MAPPING):
             raise EnvError(f"{where}: messages[{i}] must be a dict, got {type(message).__name__}")
         if message.get("role") not in ROLES:
             raise EnvError(
@@ -72,7 +74,7 @@ def read_messages(given: Any, where: str) -> list[Message]:
 
 def read_rewards(given: Any, where: str) -> dict[str, float]:
     """Read finite numbers by name."""
-    if not isinstance(given, Mapping):
+    if not isinstance(given, _MAPPING):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
     for name in given:
         if not isinstance(name, str):
@@ -82,15 +84,19 @@ def read_rewards(given: Any, where: str) -> dict[str, float]:
 
 def read_metrics(given: Any, where: str) -> dict[str, float]:
     """Read numbers by name; they need not be finite."""
-    if not isinstance(given, Mapping):
+    if not isinstance(given, _MAPPING):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
-    return {str(name): _number(value, f"{where}[{name!r}]") for name, value in given.items()}
+    return {
+        str(name): value if type(value) is float else _number(value, f"{where}[{name!r}]")
+        for name, value in given.items()
+    }
 
 
 def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, float]]:
     """Read what the step gave: one number for its turn, or numbers by name; EnvError where the two differ."""
-    number = _finite(reward, f"{where}: reward")
-    if not named and (named is None or isinstance(named, Mapping)):
+    plain = type(reward) is float and math.isfinite(reward)
+    number = reward if plain else _finite(reward, f"{where}: reward")
+    if not named and (named is None or isinstance(named, _MAPPING)):
         return number, {}
     rewards = read_rewards(named, f"{where}: info['rewards']")
     total = sum(rewards.values())
@@ -120,13 +126,13 @@ def _number(value: Any, where: str) -> float:
     raise EnvError(f"{where} must be a number, got {value!r:.200}")
 
 
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise EnvError(f"{where} must be True or False, got {value!r:.200}")
+def _flag(value: Any, where: str, field: str) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise EnvError(f"{where}: {field} must be True or False, got {value!r:.200}")
     return bool(value)
 
 
-def _word(value: Any, where: str) -> str:
+def _word(value: Any, where: str, field: str) -> str:
     if not isinstance(value, str) or not value:
-        raise EnvError(f"{where} must be a word, got {value!r:.200}")
+        raise EnvError(f"{where}: {field} must be a word, got {value!r:.200}")
     return value

@@ -96,7 +96,9 @@ async def call_method(
 
     An awaitable that a plain method returns (a decorated async method does so) is awaited.
     """
-    if inspect.iscoroutinefunction(function):
+    code = getattr(function, "__code__", None)
+    # The flag is looked at first: inspect looks at much more, and takes ten times as long.
+    if (code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function):
         return await function(**arguments)
     returned = await in_own_thread(lambda: function(**arguments), name=name, threads=threads)
     return await returned if inspect.isawaitable(returned) else returned

@@ -65,8 +65,8 @@ def test_the_blocks_of_a_guide_run_in_their_order(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_env", raising=False)
     write_readme_files(tmp_path)
-    for named in ADAPTER.findall((DOCS / guide).read_text()):
-        shutil.copytree(adapter, tmp_path / named, dirs_exist_ok=True)
+    for path in ADAPTER.findall((DOCS / guide).read_text()):
+        shutil.copytree(adapter, tmp_path / path, dirs_exist_ok=True)
     failed, no_box = [], []
     for block in blocks_of(DOCS / guide):
         if block.why_not_run is None:

@@ -109,12 +109,35 @@ async def test_the_tools_are_shown_and_the_prompt_is_the_task() -> None:
     assert await env.reset(seed=1) == (list(TASK.prompt), {})
 
 
+async def test_an_env_is_set_up_when_it_is_reset_and_what_fails_there_names_it() -> None:
+    class Prepared(Quiz):
+        ready, divisor = 0, 1
+
+        async def setup(self) -> None:
+            self.ready = 1 // self.divisor
+
+    env = Prepared(TASK)
+    await env.reset(seed=1)
+    assert env.ready == 1
+    env.divisor = 0
+    with pytest.raises(EnvError, match=r"^Prepared\.setup: ZeroDivisionError: "):
+        await env.reset(seed=1)
+
+
 async def test_what_a_reset_writes_into_the_prompt_stays_with_its_rollout() -> None:
     first, _ = await Quiz(TASK).reset()
     first[0]["content"] += " Think first."
     again, _ = await Quiz(TASK).reset()
     assert again == list(TASK.prompt)
     assert "Think" not in again[0]["content"]
+
+
+async def test_what_a_reset_writes_into_a_call_of_the_prompt_stays_with_its_rollout() -> None:
+    task = ag.Task(id="t", prompt=({"role": "user", "content": "?"}, call("look", at=1)))
+    first, _ = await Quiz(task).reset()
+    first[1]["tool_calls"][0]["function"]["arguments"]["at"] = 2  # type: ignore[index]
+    again, _ = await Quiz(task).reset()
+    assert again[1]["tool_calls"][0]["function"]["arguments"] == {"at": 1}
 
 
 @pytest.mark.parametrize(
@@ -231,3 +254,9 @@ async def test_the_class_gives_the_system_message_where_the_task_has_none(own: b
     env = type("Brief", (Quiz,), {"system": "Be brief."})
     messages, _ = await env(ag.Task(id="t", prompt=prompt)).reset()
     assert messages == [ag.Message(role="system", content=first), *TASK.prompt]
+
+
+def test_an_env_that_declares_no_limits_has_those_that_the_guide_names() -> None:
+    assert ag.ToolEnv.limits == ag.Limits(
+        turns=20, seconds=600.0, context_tokens=8192, turn_tokens=1024, tokens=None, retries=0
+    )

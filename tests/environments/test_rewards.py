@@ -78,9 +78,11 @@ async def test_a_reward_that_raises_is_named_with_its_line_and_logged_once(
     def fail(self: object) -> float:
         raise raised
 
-    made = env(fail)
+    made, line = env(fail), fail.__code__.co_firstlineno + 1
     for _ in range(2):
-        with pytest.raises(EnvError, match=r"^Quiz: reward 'fixed' raised \w+: .*, at test_rewards\.py:\d+ in fail$"):
+        with pytest.raises(
+            EnvError, match=rf"^Quiz: reward 'fixed' raised \w+: .*, at test_rewards\.py:{line} in fail$"
+        ):
             await made(TASK).score()
     assert len(caplog.records) == 1
     assert "Quiz: reward 'fixed' raised " in caplog.records[0].getMessage()

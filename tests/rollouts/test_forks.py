@@ -12,6 +12,7 @@ from agentgym.errors import EnvError
 from agentgym.messages import Message
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.types import Completion, Group, Rollout, Segment
+from tests.rollouts.test_rollout import Rewriting
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode
@@ -88,6 +89,47 @@ async def test_a_sub_agent_sees_only_its_tools() -> None:
     assert "unknown tool 'look'; the tools are: none" in DECODE(played.segments[1].token_ids.tolist())
 
 
+async def test_a_sub_agent_is_shown_the_tools_that_it_was_given_and_no_others() -> None:
+    played = await play([call("ask"), say("found"), say("done")])
+    opened = DECODE(played.segments[1].token_ids.tolist())
+    assert [name for name in ("look", "ask", "split") if f'"name": "{name}"' in opened] == ["look", "ask"]
+
+
+async def test_a_fork_under_a_template_that_rewrites_goes_on_from_what_the_template_shows() -> None:
+    class Splits(Desk):
+        @ag.tool
+        async def split(self) -> str:
+            """Try another way."""
+            async with self.fork("fork", [Message(role="user", content="another way")]) as agent:
+                return await agent.run()
+
+    played = await play(Scripted([call("split"), say("a"), say("done")], tokenizer=Rewriting()), Splits)
+    assert played.error is None
+    opened = DECODE(played.segments[1].token_ids.tolist())
+    assert "another way" in opened
+    assert "Go." not in opened
+
+
+async def test_a_fork_of_an_agent_that_has_not_spoken_goes_on_from_its_prompt() -> None:
+    class Doubts(Desk):
+        @ag.tool
+        async def split(self) -> str:
+            """Ask a sub-agent otherwise."""
+            async with (
+                self.fork("subagent", [Message(role="user", content="Which?")]) as agent,
+                agent.env.fork("fork", [Message(role="user", content="And why?")]) as other,
+            ):
+                text: str = await other.run()
+            return text
+
+    played = await play([call("split"), say("so"), say("done")], Doubts)
+    fork = played.segments[2]
+    opened = DECODE(fork.token_ids[: fork.turns[0].start].tolist())
+    assert opened.index("Which?") < opened.index("And why?")
+    assert [message["content"] for message in fork.prompt_messages] == ["Which?", "And why?"]
+    assert wrote(fork) == ["so"]
+
+
 async def test_fork_trains_the_shared_prefix_once() -> None:
     played = await play([call("look"), call("split"), say("a"), say("b"), say("done")])
     root, left, right = played.segments
@@ -134,7 +176,10 @@ async def test_no_two_conversations_share_a_session_or_a_seed() -> None:
     engine = Spy([call("split"), call("ask"), say("x"), say("a"), say("b"), call("ask"), say("y"), say("end")])
     played = await play(engine)
     assert played.error is None
-    assert len({session for session, _, _ in asked}) == len(played.segments) == 5
+    assert list(dict.fromkeys(session for session, _, _ in asked)) == [
+        f"t/0/{name}" for name in ("0", "0.0.0", "0.0.0.0.0", "0.1.0", "0.2.0")
+    ]
+    assert len(played.segments) == 5
     assert len({seed for _, _, seed in asked}) == len(asked)
     assert engine._played == {}
 
@@ -342,5 +387,6 @@ async def test_the_messages_of_an_agent_hold_its_turn_before_and_after_the_answe
                     agent.reply([Message(role="user", content="go on")])
             return "seen"
 
-    await play([call("watch"), say("one"), say("two"), say("done")], Watched)
+    played = await play([call("watch"), say("one"), say("two"), say("done")], Watched)
     assert seen == [["?", "one"], ["?", "one", "go on", "two"]]
+    assert [turn.env_messages for turn in played.segments[1].turns] == [(Message(role="user", content="go on"),)] * 2

@@ -14,7 +14,7 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.time_limits import TimeLimit, off_the_clock, time_limit
+from agentgym.time_limits import TimeLimit, off_the_clock
 from agentgym.types import Completion
 from benchmarks.virtual import run_in_virtual_time
 
@@ -78,6 +78,8 @@ async def test_the_limit_of_tokens_holds_for_sub_agents_that_run_at_once() -> No
     played = await ag.rollout(limited(tokens=400), TASK, engine)
     assert (played.stop_reason, played.sampled_tokens, played.reward) == ("tokens", 400, 1.0)
     assert engine.most <= 400
+    (answer,) = played.segments[0].turns[0].env_messages
+    assert {each.partition(":")[0] for each in answer["content"].split()} == {"answer", "tokens"}
 
 
 async def test_what_one_sub_agent_leaves_of_its_tokens_another_may_use() -> None:
@@ -177,8 +179,9 @@ async def test_a_sub_agent_that_a_tool_has_stopped_samples_no_more() -> None:
                 seen.extend([await agent.run(), agent.stop_reason, await agent.turn()])
             return ""
 
-    await ag.rollout(Stops, TASK, Scripted([call("ask"), call("halt"), say("done")]))
+    played = await ag.rollout(Stops, TASK, Scripted([call("ask"), call("halt"), say("done")]))
     assert seen == ["bye", "halted", None]
+    assert [message["content"] for message in played.segments[1].turns[0].env_messages] == ["bye"]
 
 
 # Time
@@ -271,15 +274,16 @@ def test_a_tools_own_limit_stands_still_at_the_shut_door() -> None:
 
 
 def test_a_limit_goes_on_after_the_door_with_the_time_that_was_left() -> None:
+    async def work() -> None:
+        await asyncio.sleep(4.0)
+        with off_the_clock():
+            await asyncio.sleep(100.0)
+        await asyncio.sleep(1000.0)
+
     async def play() -> float:
-        loop = asyncio.get_running_loop()
         with suppress(TimeoutError):
-            async with time_limit(10.0):
-                await asyncio.sleep(4.0)
-                with off_the_clock():
-                    await asyncio.sleep(100.0)
-                await asyncio.sleep(1000.0)
-        return loop.time()
+            await TimeLimit(10.0).bound(work())
+        return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
 
@@ -289,12 +293,15 @@ def test_a_limit_stands_still_until_everybody_who_stopped_it_goes_on() -> None:
         with off_the_clock():
             await asyncio.sleep(seconds)
 
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(hold(50.0))
+            group.create_task(hold(100.0))
+            await asyncio.sleep(1000.0)
+
     async def play() -> float:
         with suppress(TimeoutError):
-            async with time_limit(10.0), asyncio.TaskGroup() as group:
-                group.create_task(hold(50.0))
-                group.create_task(hold(100.0))
-                await asyncio.sleep(1000.0)
+            await TimeLimit(10.0).bound(work())
         return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
@@ -315,15 +322,30 @@ def test_a_limit_that_is_stopped_before_it_runs_begins_where_it_was_stopped() ->
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
 
 
+def test_a_limit_counts_the_time_before_its_work_first_waits() -> None:
+    async def work() -> None:
+        asyncio.get_running_loop().advance(4.0)  # type: ignore[attr-defined]
+        await asyncio.sleep(1000.0)
+
+    async def play() -> float:
+        with suppress(TimeoutError):
+            await TimeLimit(10.0).bound(work())
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(10.0)
+
+
 def test_what_outlives_a_limit_cannot_start_it_again() -> None:
     async def hold() -> None:
         with off_the_clock():
             await asyncio.sleep(100.0)
 
+    async def work() -> "asyncio.Task[None]":
+        held = asyncio.create_task(hold())
+        await asyncio.sleep(1.0)
+        return held
+
     async def play() -> None:
-        async with time_limit(10.0):
-            held = asyncio.create_task(hold())
-            await asyncio.sleep(1.0)
-        await held
+        await (await TimeLimit(10.0).bound(work()))
 
     run_in_virtual_time(play())

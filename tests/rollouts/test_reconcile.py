@@ -91,6 +91,7 @@ def test_the_same_prompt_again_is_a_second_answer_in_a_row_of_its_own() -> None:
 def test_interleaved_conversations_each_go_on_in_their_own_row() -> None:
     made = transcript(([1], [2]), ([7], [8]), ([1, 2, 3], [4]), ([7, 8, 9], [10]))
     assert [ids for ids, _ in rows(made)] == [[1, 2, 3, 4], [7, 8, 9, 10]]
+    assert [[turn.number for turn in segment.turns] for segment in made.close()] == [[0, 2], [1, 3]]
 
 
 def test_versions_of_what_was_given_up_are_given_up_too() -> None:
@@ -133,3 +134,11 @@ def test_no_sampled_token_is_trained_twice(plan: list[tuple[int, int, int]]) -> 
     counts = trained(made.close())
     assert max(counts.values()) == 1
     assert all(len(s.token_ids) == len(s.sampled) == len(s.logprobs) for s in made.close())
+
+
+def test_a_prompt_and_its_answer_may_fill_the_context_and_one_id_more_is_refused() -> None:
+    full = PromptSegments(context_tokens=5)
+    full.add([1, 2, 3], sampled(10, 11), say(""))
+    assert rows(full) == [([1, 2, 3, 10, 11], [0, 0, 0, 1, 1])]
+    with pytest.raises(ValueError, match=r"^prompt: 3 ids and an answer do not fit 4 context_tokens"):
+        PromptSegments(context_tokens=4).add([1, 2, 3], sampled(10, 11), say(""))

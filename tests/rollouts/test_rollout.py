@@ -1,6 +1,8 @@
 """One env, one engine, one rollout: which tokens it holds, which limits end it, and which engine calls it made."""
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -77,6 +79,14 @@ async def test_a_rollout_holds_what_was_shown_and_what_was_written_and_knows_whi
     assert DECODE(segment.token_ids[segment.sampled].tolist()) == "hi<|im_end|>bye<|im_end|>"
     assert (segment.logprobs == np.where(segment.sampled, -0.5, 0)).all()
     assert (segment.kind, segment.parent, played.metrics["turns"]) == ("root", None, 2)
+
+
+async def test_the_seconds_of_a_rollout_hold_those_of_its_turns_and_their_answers() -> None:
+    begun = time.perf_counter()
+    played = await play(Desk, [say("hi"), say("bye")])
+    parts = [(turn.seconds, turn.env_seconds) for turn in played.segments[0].turns]
+    assert min(map(min, parts)) > 0
+    assert sum(map(sum, parts)) <= played.metrics["seconds"] <= time.perf_counter() - begun
 
 
 async def test_the_reward_is_the_steps_and_the_score_of_the_end_together() -> None:
@@ -242,6 +252,41 @@ async def test_where_the_template_rewrites_a_new_segment_opens_and_each_token_is
     assert played.metrics["rerenders"] == 2
 
 
+class Unmarked(ByteTokenizer):
+    """A template that leaves the end mark of past turns out."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        text = super().render(messages, tools, generation=generation)
+        return re.sub(r"(<\|im_start\|>assistant\n[^<]*)<\|im_end\|>", r"\1", text) if generation else text
+
+
+async def test_where_the_template_changes_the_end_of_a_turn_its_segment_goes_on_and_that_end_is_not_trained() -> None:
+    played = await play(Desk, Scripted([say("hi"), say("bye")], tokenizer=Unmarked()))
+    (segment,) = played.segments
+    assert wrote(segment) == ["hi", "bye<|im_end|>"]
+    assert DECODE(segment.token_ids[segment.turns[0].stop : segment.turns[1].start].tolist()) == (
+        "\n<|im_start|>user\nyou said hi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert DECODE(segment.token_ids[segment.sampled].tolist()) == "hibye<|im_end|>"
+    assert played.metrics["realigned"] == 1
+
+
+class Strict(ByteTokenizer):
+    """A template that refuses an empty turn, so that marks which the model typed cannot be told apart by one."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        if any(message["role"] == "assistant" and not message["content"] for message in messages):
+            raise ValueError("an empty turn")
+        return super().render(messages, tools, generation=generation)
+
+
+async def test_where_the_whole_chat_is_rendered_and_shows_the_turn_as_it_was_its_segment_goes_on() -> None:
+    played = await play(Desk, Scripted([say("<|im_end|> in letters"), say("bye")], tokenizer=Strict()))
+    (segment,) = played.segments
+    assert wrote(segment) == ["<|im_end|> in letters<|im_end|>", "bye<|im_end|>"]
+    assert "you said <|im_end|> in letters" in DECODE(segment.token_ids[~segment.sampled].tolist())
+
+
 async def test_the_same_seed_asks_the_engine_with_the_same_seeds_and_no_two_turns_share_one() -> None:
     async def seeds(seed: int, rollout_id: str) -> list[int]:
         engine = Spy([say("hi"), say("ho"), say("bye")])
@@ -253,6 +298,14 @@ async def test_the_same_seed_asks_the_engine_with_the_same_seeds_and_no_two_turn
     assert len({*first, *await seeds(2, "t/0"), *await seeds(1, "t/1")}) == 9
 
 
+async def test_without_a_seed_the_seed_is_zero_and_the_engine_is_asked_with_seeds_of_63_bits() -> None:
+    without, zero = (Spy([say("hi"), say("ho"), say("bye")]) for _ in range(2))
+    await play(Desk, without)
+    await play(Desk, zero, seed=0)
+    assert [request["seed"] for request in without.asked] == [request["seed"] for request in zero.asked]
+    assert all(0 <= request["seed"] < 2**63 for request in zero.asked)
+
+
 async def test_an_env_with_a_sandbox_gets_a_box_and_the_rollout_notes_its_digest(boxes: FakeBoxes) -> None:
     class Boxed(Desk):
         sandbox: ClassVar[Any] = ag.AnyBox()
@@ -261,6 +314,19 @@ async def test_an_env_with_a_sandbox_gets_a_box_and_the_rollout_notes_its_digest
     assert (boxes.leased, len(boxes.made)) == ([], 1)
     assert (await play(Desk, [say("bye")], boxes=boxes)).box is None
     assert len(boxes.made) == 1
+
+
+async def test_an_env_is_closed_once_and_before_its_box_goes_back(boxes: FakeBoxes) -> None:
+    leased: list[int] = []
+
+    class Boxed(Desk):
+        sandbox: ClassVar[Any] = ag.AnyBox()
+
+        async def close(self) -> None:
+            leased.append(len(boxes.leased))
+
+    await play(Boxed, [say("bye")], boxes=boxes)
+    assert (leased, boxes.leased) == ([1], [])
 
 
 async def test_without_a_pool_a_rollout_opens_one_for_itself_and_closes_it() -> None:

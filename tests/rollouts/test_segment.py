@@ -1,5 +1,6 @@
 """What is kept when a context is cut, and which limits end or repeat a rollout."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,10 @@ from agentgym.environments.context_policies import KeepLast, KeepPrompt, Window,
 from agentgym.environments.limits import Limits
 from agentgym.errors import EngineError, SandboxError
 from agentgym.messages import Message
-from agentgym.rollouts.segment import OpenSegment
+from agentgym.rollouts.segment import OpenSegment, is_due
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes
 from agentgym.types import Completion, Rollout, Segment
+from tests.rollouts.test_rollout import Rewriting
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode
@@ -32,8 +34,8 @@ class Desk(ag.Env[ag.Task]):
         return ag.StepResult([user(f"you said {action['content']}")], 0.0, action["content"] == "bye", False, {})
 
 
-def shown(segment: Segment) -> str:
-    return DECODE(segment.token_ids[: segment.turns[0].start].tolist())
+def shown(segment: Segment, turn: int = 0) -> str:
+    return DECODE(segment.token_ids[: segment.turns[turn].start].tolist())
 
 
 async def play(replies: Any, **settings: Any) -> Rollout:
@@ -121,10 +123,42 @@ async def test_an_answer_that_does_not_fit_is_read_behind_the_summary_with_the_t
     assert int(second.sampled.sum()) == second.turns[-1].stop - second.turns[0].start
 
 
+async def test_the_largest_answer_that_is_read_before_the_summary_leaves_just_the_room_that_is_kept_for_it() -> None:
+    context, room = 1000, 100
+    limits = Limits(context_tokens=context, turns=2)
+    read, carried = [], 0
+    for size in range(550, 590):
+        env = type("Loud", (Loud,), {"context": ag.Compact(at=None, turns=1), "size": size, "limits": limits})
+        played = await ag.rollout(env, TASK, Scripted([call("look"), say("so far"), say("done")]))
+        if played.metrics.get("answers_carried"):
+            carried += 1
+        else:
+            read.append(played.segments[0].turns[1].start)
+    assert max(read) == context - room
+    assert 0 < carried == 40 - len(read)
+
+
+async def test_the_request_for_a_summary_is_noted_behind_the_answer_and_where_that_is_carried_in_its_place() -> None:
+    request = user(ag.Compact().instruction)
+    played = await play([say("a"), say("so far"), say("bye")], context=ag.Compact(at=None, turns=1))
+    assert played.segments[0].turns[0].env_messages == (user("you said a"), request)
+    env = type("Loud", (Loud,), {"context": ag.Compact(), "size": 700, "limits": Limits(turns=3, context_tokens=2000)})
+    played = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), say("so far"), say("done")]))
+    assert played.metrics["answers_carried"] == 1
+    assert played.segments[0].turns[1].env_messages == (request,)
+
+
 async def test_a_window_that_holds_all_there_is_stays_where_it_is() -> None:
-    env = type("Loud", (Loud,), {"context": Window(at=0.1, keep=1), "size": 300, "limits": Limits(turns=2)})
+    env = type("Loud", (Loud,), {"context": Window(at=0.1, keep=1), "size": 900, "limits": Limits(turns=2)})
     played = await ag.rollout(env, TASK, Scripted(looks))
     assert (len(played.segments), played.metrics.get("slides")) == (1, None)
+    assert "x" * 900 in shown(played.segments[0], turn=1)
+
+
+async def test_a_policy_measures_what_a_template_that_rewrites_shows() -> None:
+    engine = Scripted([say("one"), say("two"), say("bye")], tokenizer=Rewriting())
+    played = await play(engine, context=Window(at=0.9, keep=1))
+    assert (played.error, played.metrics["rerenders"], played.metrics.get("slides")) == (None, 2, None)
 
 
 async def test_a_refusal_of_the_template_names_the_messages_that_it_refused() -> None:
@@ -242,11 +276,44 @@ async def test_the_reward_of_a_step_is_noted_at_its_turn() -> None:
     assert played.reward == 0.75
 
 
-def test_a_realigned_turn_keeps_what_it_sampled_before() -> None:
-    segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=9, token_ids=[1, 2, 3])
+def begun(context_tokens: int = 9) -> OpenSegment:
+    """A segment of three ids and a turn of two."""
+    segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=context_tokens)
+    segment.extend([1, 2, 3])
     sampled = Completion(token_ids=np.array([10, 11]), logprobs=np.array([-0.5, -0.7]), finish_reason="stop")
     segment.append(sampled, [10, 11], say(""), seconds=0.0, number=0)
-    assert segment.realign(4, [12, 20])
+    return segment
+
+
+def test_the_seconds_of_an_answer_are_counted_from_the_end_of_its_turn() -> None:
+    segment = begun()
+    segment.answer([user("on")])
+    (turn,) = segment.turns
+    assert 0 <= turn.env_seconds <= time.perf_counter() - turn.sampled_at
+    assert turn.reward == 0.0
+
+
+def test_a_turn_that_was_never_answered_has_no_reward_and_no_seconds_of_the_env() -> None:
+    (turn,) = begun().close().turns
+    assert (turn.env_messages, turn.env_seconds, turn.reward) == ((), 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "held", "reserve"),
+    [(Window(at=0.5), 50, 0), (Window(at=0.9), 81, 20), (ag.Compact(at=None, turns=1), 0, 0)],
+)
+def test_a_policy_cuts_the_context_as_soon_as_its_share_is_held_or_less_than_the_reserve_is_left(
+    policy: Any, held: int, reserve: int
+) -> None:
+    segment = begun(context_tokens=100)
+    assert is_due(policy, segment, held, reserve)
+    segment.turns.clear()
+    assert not is_due(policy, segment, held - 1, reserve)
+
+
+def test_a_realigned_turn_keeps_what_it_sampled_before() -> None:
+    segment = begun()
+    segment.realign(4, [12, 20])
     closed = segment.close()
     assert closed.token_ids.tolist() == [1, 2, 3, 10, 12, 20]
     assert closed.sampled.tolist() == [False, False, False, True, False, False]

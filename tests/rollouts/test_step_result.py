@@ -9,7 +9,9 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
+from agentgym.errors import EnvError
 from agentgym.messages import Message
+from agentgym.rollouts.step_result import read_step
 from agentgym.types import StepResult
 
 GOOD, BAD = (ag.Task(id=name, prompt=(ag.Message(role="user", content="Go."),)) for name in ("good", "bad"))
@@ -139,3 +141,10 @@ async def test_a_sub_agents_messages_are_read_as_those_of_a_step() -> None:
 
     played = await ag.rollout(Asks, GOOD, Scripted([say("hi")]))
     assert played.error == "EnvError: Asks.fork: messages[0].content must be text, got list"
+
+
+@pytest.mark.parametrize(("result", "got"), [(None, "NoneType"), ([], "list"), (([], 1.0, True), "3 values")])
+def test_a_step_that_returns_something_else_is_told_what_it_returned(result: Any, got: str) -> None:
+    said = rf"^Desk\.step: must return StepResult\(messages, .*\), got {got}$"
+    with pytest.raises(EnvError, match=said):
+        read_step(result, "Desk.step")

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+import time
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -22,6 +23,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.ran: list[object] = []
+        self.died = SandboxError("the box died")
         self.lamp = asyncio.Event()
         self.free = threading.Event()
         self.thread: threading.Thread | None = None
@@ -67,7 +69,7 @@ class Desk:
     @ag.tool
     async def unplug(self) -> str:
         """Lose the box."""
-        raise SandboxError("the box died")
+        raise self.died
 
     @ag.tool(name="submit")
     def finish(self) -> ag.Stop:
@@ -172,9 +174,13 @@ async def test_the_model_reads(name: str, arguments: Any, content: str) -> None:
     assert not result.malformed
 
 
-async def test_a_dead_box_is_no_answer() -> None:
-    with pytest.raises(SandboxError, match="the box died"):
-        await run("unplug", {})
+async def test_a_dead_box_is_no_answer_and_names_the_tool_unless_it_says_where_it_died() -> None:
+    for said, where in (("", "tool 'unplug' of Desk"), ("exec", "exec")):
+        desk = Desk()
+        desk.died.where = said
+        with pytest.raises(SandboxError, match="the box died") as raised:
+            await dispatch(desk, "unplug", {})
+        assert raised.value.where == where
 
 
 async def test_stop_ends_with_its_reason_and_last_words() -> None:
@@ -215,3 +221,14 @@ async def test_a_plain_tool_that_raises_stop_iteration_is_answered_at_once() -> 
     result = await run("exhaust", {})
     assert "failed" in result.content
     assert "StopIteration" in result.content
+
+
+async def test_the_seconds_of_a_call_are_those_that_it_took() -> None:
+    begun = time.perf_counter()
+    result = await dispatch(Desk(), "greet", {})
+    assert 0 < result.seconds <= time.perf_counter() - begun
+
+
+def test_a_result_of_which_nothing_else_is_said_went_well_and_took_no_time() -> None:
+    well = ToolResult(content="x", error=False, malformed=False, failed=False, stop=None, seconds=0.0)
+    assert ToolResult(content="x") == well

@@ -159,13 +159,18 @@ def test_only_the_named_layers_have_an_adapter(tiny_model: Path) -> None:
     assert adapter.config["target_modules"] == ["down_proj", "q_proj"]
 
 
-@pytest.mark.parametrize("targets", [("q_proj", "qproj"), ("lm_head",), (), ("all-linear", "q_proj")])
+@pytest.mark.parametrize("targets", [("q_proj", "qproj"), ("lm_head",), ("all-linear", "q_proj")])
 def test_a_target_that_is_no_layer_of_the_decoder_is_refused(tiny_model: Path, targets: tuple[str, ...]) -> None:
     with (
         pytest.raises(ValueError, match=r"^lora_targets: .*name some of down_proj, .*v_proj, or all-linear alone"),
         Trainer(tiny_model, replace(PLAIN, lora_targets=targets)),
     ):
         pass
+
+
+def test_an_adapter_without_targets_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^lora_targets: must have at least 1 item, got \(\)"):
+        replace(PLAIN, lora_targets=())
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's own

@@ -208,6 +208,13 @@ def test_an_output_layer_that_does_more_than_multiply_is_called() -> None:
         assert relative(mine, true) < 1e-5
 
 
+def test_the_temperature_is_1_unless_another_is_given_and_divides_the_logits() -> None:
+    states, head, targets, _ = case()
+    for got, temperature in ((token_logprobs(states, head, targets), 1.0), (tiled(states, head, targets, 2.0), 2.0)):
+        for mine, true in zip(got, dense(states, head, targets, temperature), strict=True):
+            assert relative(mine, true) < 1e-5
+
+
 def test_a_called_output_layer_holds_a_chunk_of_logits_at_once() -> None:
     states, head, targets, upstream = case()
     with Largest() as largest:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_the_denominator_counts_only_what_is_trained() -> None:
     assert denominator(rows, "rollout") == 2
     nothing = [one_row([0] * 2, [1] * 2, [0, 0], weight=0.25)]
     assert denominator(rows + nothing, "rollout") == 2
-    assert denominator(rows, 640.0) == 640
+    assert (denominator(rows, 640.0), denominator(rows, 0.5)) == (640, 0.5)
     for wrong in ("mean", 0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="normalise"):
             denominator(rows, wrong)  # type: ignore[arg-type]
@@ -141,6 +142,24 @@ def test_a_token_without_an_advantage_is_stopped_by_no_clip(dual_clip: float | N
     logprobs = torch.tensor([[-1.0, -9.0]])
     config = LossConfig(dual_clip=dual_clip)
     assert policy_loss(logprobs, logprobs, batch, config, denominator=1.0)[1].clipped == 0
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo"])
+def test_a_token_at_the_edge_of_the_clip_is_not_stopped(loss: Any) -> None:
+    batch = collate([one_row([-1.0, -1.0], [1, -1], [1, 1])], pad_id=0)
+    logprobs = torch.tensor([[-1.0, -1.0]])  # both ratios are 1
+    config = LossConfig(loss=loss, clip_low=0.0, clip_high=0.0, dual_clip=1.0)
+    assert policy_loss(logprobs, logprobs, batch, config, denominator=1.0)[1].clipped == 0
+
+
+def test_dual_clip_leaves_a_good_token_as_it_is_however_little_good_it_is() -> None:
+    batch = collate([one_row([-1.0, -1.0], [0.5, 0.01], [1, 1])], pad_id=0)
+    logprobs = torch.tensor([[-0.9, -0.1]])
+    plain, dual = (
+        policy_loss(logprobs, logprobs, batch, LossConfig(dual_clip=bound), denominator=1.0)[1].loss
+        for bound in (None, 3.0)
+    )
+    assert plain == dual
 
 
 def test_the_figures_of_nothing_are_zero() -> None:

@@ -61,11 +61,11 @@ def test_clip_higher_lets_a_good_token_rise_further_than_a_bad_one_falls() -> No
 
 
 def test_dual_clip_bounds_what_a_bad_token_that_became_likely_weighs() -> None:
-    batch = collate([row([-1, -1, 1])], pad_id=0)
+    batch = collate([row([-2, -2, 1])], pad_id=0)
     loss, gradient = terms([[2.5, 5, 5]], batch, dual_clip=3.0)
-    assert loss == pytest.approx(2.5 + 3 - 1.2)
-    assert gradient[0] == pytest.approx([2.5, 0, 0])
-    assert terms([[2.5, 5, 5]], batch)[0] == pytest.approx(2.5 + 5 - 1.2)
+    assert loss == pytest.approx(2 * 2.5 + 2 * 3 - 1.2)
+    assert gradient[0] == pytest.approx([2 * 2.5, 0, 0])
+    assert terms([[2.5, 5, 5]], batch)[0] == pytest.approx(2 * 2.5 + 2 * 5 - 1.2)
 
 
 def test_cispo_clips_the_weight_and_keeps_the_gradient_of_every_token() -> None:
