@@ -330,6 +330,14 @@ async def test_a_box_that_its_code_ended_is_a_result_of_every_call() -> None:
             assert (await box.python("1")).stdout == "1\n"
 
 
+async def test_a_program_in_the_background_that_ends_its_box_says_so() -> None:
+    async with Process(unsafe=True).open(1) as boxes, boxes.lease() as box, box.start("kill -9 $PPID") as process:
+        with pytest.raises(BoxKilledError):
+            await process.wait()
+        with pytest.raises(BoxKilledError):
+            await process.write("x")
+
+
 class Ended(ag.ToolEnv[ag.Task]):
     """An env whose model ends its box."""
 

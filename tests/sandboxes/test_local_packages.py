@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.boxes import Sandbox
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker import Docker
+from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.images import package_folder
 from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
 
@@ -64,6 +65,33 @@ async def test_volumes_are_read_and_never_written(cache: Path) -> None:
         with pytest.raises(SandboxError, match="nowhere"):
             async with boxes.lease():
                 pass
+
+
+async def boxes_do_not_meet(sandbox: Sandbox) -> None:
+    hold = "import fcntl\nf = open('/data/f'); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    async with sandbox.open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
+        assert [(await box.python(hold)).status for box in (one, other)] == ["ok", "ok"]
+        await one.reset()
+        assert (await one.exec("cat /data/f /usr/local/share/f")).stdout == "read meread me"
+        assert not (await one.exec("touch /data/g || touch /usr/local/share/g")).ok
+
+
+async def test_boxes_do_not_meet_in_a_volume_and_one_in_usr_is_seen(cache: Path) -> None:
+    await boxes_do_not_meet(Bubblewrap(volumes=data(cache)))
+
+
+@pytest.mark.docker
+async def test_containers_do_not_meet_in_a_volume_and_one_in_usr_is_seen(cache: Path) -> None:
+    if why_not := why_no_docker():
+        pytest.skip(why_not)
+    await boxes_do_not_meet(Docker(volumes=data(cache)))
+
+
+def data(cache: Path) -> dict[str, str]:
+    """The same folder as two volumes."""
+    (cache / "data").mkdir(parents=True)
+    (cache / "data/f").write_text("read me")
+    return {"/data": f"{cache}/data", "/usr/local/share": f"{cache}/data"}
 
 
 def test_a_volume_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:

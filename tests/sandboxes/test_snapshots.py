@@ -86,6 +86,18 @@ async def test_a_session_goes_on_after_a_snapshot_and_what_runs_is_stopped_meanw
     assert (await box.python("running = False\nrunning")).stdout == "False\n"
 
 
+async def test_a_program_in_the_background_is_fed_during_a_snapshot(box: Box, tmp_path: Path) -> None:
+    await box.exec("head -c 30000000 /dev/urandom > f")
+    async with box.start(["cat"]) as process:
+        call = asyncio.create_task(box.snapshot(tmp_path / "it.tar"))
+        while not names_in(tmp_path):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await process.write("hello")
+        await call
+        assert await process.stdout.read() == b"hello"
+    assert (tmp_path / "it.tar").stat().st_size > 30_000_000
+
+
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
     made = tarfile.TarInfo(name)
     made.type, made.linkname, made.size = kind, link, size
