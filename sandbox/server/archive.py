@@ -40,7 +40,7 @@ def archive(work: str, path: str) -> None:
         try:
             folder = open_below(work, parts)
         except NotADirectoryError:
-            os.close(open_file(work, path, os.O_RDONLY))  # The same refusals as of a single file.
+            os.close(open_file(work, path))  # The same refusals as of a single file.
             pack(open_below(work, parts[:-1]), out, parts[-1])
         else:
             pack(folder, out)

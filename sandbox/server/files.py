@@ -51,15 +51,15 @@ def open_below(work: str, parts: list[str], *, make: bool = False) -> int:
     return fd
 
 
-def open_file(work: str, path: str, flags: int) -> int:
-    """A descriptor of a regular file; Refused for links, pipes and devices."""
+def open_file(work: str, path: str) -> int:
+    """A descriptor to read a regular file; Refused for links, pipes and devices."""
     parts = parts_of(path, work)
     if not parts:
         raise Refused(f"{path!r} is a folder")
     folder = open_below(work, parts[:-1])
     try:
         # O_NONBLOCK: a pipe left under this name must not hold up the supervisor.
-        fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder)
+        fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotAFile(f"{path!r} is a link") from None

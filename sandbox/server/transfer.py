@@ -103,7 +103,7 @@ class Transfers:
 
     def begin_reading(self, work: str, envelope: dict[str, Any]) -> tuple[dict[str, Any], bytearray]:
         """The file's first piece; `more` says whether there is another one."""
-        fd = open_file(work, envelope["path"], os.O_RDONLY)
+        fd = open_file(work, envelope["path"])
         outgoing = Outgoing(fd, 0)
         try:
             info = os.fstat(fd)

@@ -218,7 +218,7 @@ def test_importing_every_module_of_the_sandboxes_loads_no_docker_client() -> Non
 
 
 def test_a_server_wipes_no_folder_but_its_own() -> None:
-    config = '{"fd": 0, "work": "/", "wipe": ["/"], "limits": {}}'
+    config = '{"ends": [0], "work": "/", "wipe": ["/"], "limits": {}}'
     done = subprocess.run(
         [sys.executable, str(image_folder() / "server"), config], capture_output=True, text=True, cwd=os.sep
     )
