@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest_asyncio
 import agentgym as ag
 from agentgym.boxes import Box, Boxes
 from agentgym.errors import BoxKilledError
+from agentgym.sandboxes import local
 from agentgym.sandboxes.local import Bubblewrap, Process
 from agentgym.testing import Scripted, call
 from tests.sandboxes.conftest import make
@@ -287,6 +289,23 @@ async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_ri
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(copy.parent), "HOME": "/nonexistent"},
     )
     assert (done.stdout, done.stderr) == ("[] 42\n\n", "")
+
+
+async def test_where_the_kernel_makes_no_place_a_box_is_reset_in_place_and_keeps_its_network(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make("bubblewrap")
+    cannot_be = {"bytes": "many", "inodes": 1, "shared": [], "users": True}
+    monkeypatch.setattr(local, "arena", lambda *_, **__: cannot_be)
+    async with Bubblewrap(network="loopback").open(1) as boxes, boxes.lease() as box:
+        for _ in range(2):
+            async with box.start(["python3", "-m", "http.server", "8000"]), box.port(8000) as there:
+                with await asyncio.to_thread(urllib.request.urlopen, there.url) as answer:
+                    assert answer.status == 200
+            await box.write({"f": "x"})
+            await box.reset()
+            assert await box.list() == []
+    assert "episodes are reset in place" in caplog.text
 
 
 async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:

@@ -72,7 +72,7 @@ async def boxes_do_not_meet(sandbox: Sandbox) -> None:
     async with sandbox.open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
         assert [(await box.python(hold)).status for box in (one, other)] == ["ok", "ok"]
         await one.reset()
-        assert (await one.exec("cat /data/f /usr/local/share/f")).stdout == "read meread me"
+        assert (await one.exec("cat /data/f /usr/local/share/f /usr/bin/env")).stdout == "read me" * 3
         assert not (await one.exec("touch /data/g || touch /usr/local/share/g")).ok
 
 
@@ -88,10 +88,10 @@ async def test_containers_do_not_meet_in_a_volume_and_one_in_usr_is_seen(cache: 
 
 
 def data(cache: Path) -> dict[str, str]:
-    """The same folder as two volumes."""
+    """The same folder as two volumes, and a file in it as another."""
     (cache / "data").mkdir(parents=True)
     (cache / "data/f").write_text("read me")
-    return {"/data": f"{cache}/data", "/usr/local/share": f"{cache}/data"}
+    return {"/data": f"{cache}/data", "/usr/local/share": f"{cache}/data", "/usr/bin/env": f"{cache}/data/f"}
 
 
 def test_a_volume_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:
