@@ -1,14 +1,13 @@
 """The calls of a box that reach beyond it: its network, forwarded ports, the services beside it, and snapshots."""
 
 import asyncio
-import os
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentgym.boxes import BoxService, LocalAddress, NetworkRequest
 from agentgym.sandboxes.faults import finished
+from agentgym.sandboxes.host_files import new_file
 from agentgym.sandboxes.networks.box_network import BoxNetwork
 from agentgym.sandboxes.remote.calls import Calls
 
@@ -45,12 +44,18 @@ class Surroundings(Calls):
         Everything else in the box is stopped meanwhile; pipes and sockets are left out. ValueError over `limit` bytes,
         over `timeout_s`, and where the folder is over 100 folders deep; no file is written then.
         """
-        writer = _Writer(Path(path), limit)
-        try:
-            await self._call("snapshot", b"", timeout_s, carry=writer.take)
-            await finished(asyncio.ensure_future(asyncio.to_thread(writer.keep)))
-        finally:
-            writer.drop()
+        size = 0
+        with new_file(Path(path)) as out:
+
+            async def take(part: bytes) -> bytes:
+                nonlocal size
+                size += len(part)
+                if size > limit:
+                    raise ValueError(f"the snapshot has over {limit} bytes")
+                await finished(asyncio.ensure_future(asyncio.to_thread(out.write, part)))
+                return b""
+
+            await self._call("snapshot", b"", timeout_s, carry=take)
 
     async def restore(self, path: str | Path, *, timeout_s: float = SNAPSHOT_S) -> None:
         """Replace the working folder's content by that of a snapshot, which may come from another box.
@@ -74,29 +79,3 @@ class Surroundings(Calls):
         except BaseException as error:
             self.link.cut(f"what stands beside it could not be started anew: {error}")
             raise
-
-
-class _Writer:
-    """Appends parts to a file that gets its name when it is whole."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self._path, self._limit, self._left = path, limit, limit
-        self._file = tempfile.NamedTemporaryFile(dir=path.parent, prefix=".snapshot-")  # noqa: SIM115
-
-    async def take(self, part: bytes) -> bytes:
-        """Append one part; ValueError where it is one too many."""
-        self._left -= len(part)
-        if self._left < 0:
-            raise ValueError(f"the snapshot has over {self._limit} bytes")
-        await finished(asyncio.ensure_future(asyncio.to_thread(self._file.write, part)))
-        return b""
-
-    def keep(self) -> None:
-        """Give the file its name."""
-        self._file.flush()
-        os.link(self._file.name, f"{self._file.name}-whole")
-        Path(f"{self._file.name}-whole").replace(self._path)
-
-    def drop(self) -> None:
-        """Close the file, which has its own name by now or is removed."""
-        self._file.close()
