@@ -276,14 +276,13 @@ def killed() -> int:
     return process.pid
 
 
-async def test_what_a_killed_client_left_is_removed_by_gc(killed: int, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_what_a_killed_client_left_is_removed_by_gc(killed: int) -> None:
     left = containers_of(killed)
     assert len(left) == 2
     assert await asyncio.to_thread(gc) == 0
     for each in left:  # Another client's sweep may be at it.
         await wait_until_gone(each["Id"])
     assert containers_of(killed) == []
-    assert capsys.readouterr().out.count("removed container") >= 2
 
 
 async def test_what_a_killed_client_left_is_removed_by_the_next_client(killed: int) -> None:
