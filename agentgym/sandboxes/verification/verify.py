@@ -161,12 +161,23 @@ def judge(heard: Mapping[str, Any], expected: tuple[Expected] | None) -> str | N
 def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
     """Return why a value is not the expected one; a printed text is compared without the blanks at line ends."""
     if callable(expected):
-        right = bool(expected(value))
+        try:
+            right = bool(expected(value))
+        except Exception as error:  # The tested code chose the value: it must not end the episode without a reward.
+            return f"the function raised {type(error).__name__} for {shown(value)}: {error}"
     elif printed:
         right = lines(value) == lines(str(expected))
     else:
         right = same(value, plain(expected))
-    return None if right else f"{str(value)[:200]!r} is not right"
+    return None if right else f"{shown(value)} is not right"
+
+
+def shown(value: Any) -> str:
+    """Return the begin of a value's text."""
+    try:
+        return repr(str(value)[:200])
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__}"
 
 
 def lines(text: str) -> list[str]:
