@@ -51,6 +51,11 @@ for name in ("hidden_tests", "solution"):
     py_compile.compile("other.py", target, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 """
 """It leaves byte code that Python takes for that of two files, whatever stands in them."""
+FULL = """
+import itertools
+for number in itertools.count():
+    open(f"file{number}", "x").close()
+"""
 CHEATS = {
     "leaves": "import os\nos._exit(0)",
     "leaves politely": "raise SystemExit(0)",
@@ -245,6 +250,13 @@ async def test_a_case_that_prints_too_much_fails_alone(box: Box) -> None:
     assert verdict.cases == {"a": "it said or printed too much", "b": None}
 
 
+async def test_a_folder_that_cannot_be_copied_shows_nothing_of_the_tests(isolated_box: Box) -> None:
+    await isolated_box.python(FULL)
+    verdict = await isolated_box.verify(code="SECRET = 'hush'\n" + TESTS)
+    assert (verdict.passed, verdict.total) == (0, 3)
+    assert "hush" not in str(verdict)
+
+
 async def test_processes_of_the_session_stand_still_meanwhile(box: Box) -> None:
     await box.python(
         "import subprocess, sys\n"
@@ -325,6 +337,7 @@ async def test_the_session_goes_on(box: Box) -> None:
         ({"command": "true", "files": {"../x": ""}}, "files"),
         ({"command": "true", "files": {"/etc/x": ""}}, "files"),
         ({"command": "true", "timeout_s": 0.0}, "timeout_s"),
+        ({"command": "true", "files": {f"file{number}": "" for number in range(1000)}}, "files"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_by_name(box: Box, given: dict[str, Any], field: str) -> None:

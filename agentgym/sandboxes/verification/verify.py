@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentgym.boxes import ExecResult, Expected, HostFunction, Verdict
+from agentgym.sandboxes.host_functions import MAX_ASKS
 
 MARGIN_S = 2.0
 """Seconds for the copy and the start, beside the time of the cases."""
@@ -37,11 +38,14 @@ async def verify(
     """Run hidden tests in fresh processes of a box, and judge what they say; see `Box.verify`."""
     orders = plan(code, command, expect)
     files = files or {}
+    if len(files) + len(orders["names"]) > MAX_ASKS:
+        raise ValueError(f"files: {len(files)} files and {len(orders['names'])} cases are over {MAX_ASKS} together")
     contents = [base64.b64encode(content_of(path, text)).decode() for path, text in files.items()]
     orders |= {"files": list(files), "seconds": timeout_s, "case": program("case")}
     said: dict[str, Any] = {}
     result = await run(
-        f"{program('harness')}\nverify({orders!r}, hidden, report)",
+        # On two lines: where the second one fails, a traceback shows it, and what is hidden is not in it.
+        f"{program('harness')}\norders = {orders!r}\nverify(orders, hidden, report)",
         {"hidden": contents.__getitem__, "report": said.__setitem__},
         timeout_s + MARGIN_S,
     )
