@@ -246,6 +246,16 @@ async def test_boxes_of_bubblewrap_do_not_meet_in_the_folders_of_this_machine() 
     assert await asyncio.to_thread(mode_of_null) == 0o666
 
 
+@pytest.mark.docker
+@pytest.mark.skipif(os.geteuid() != 0, reason="looks for a change that root alone can undo")
+async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
+    await asyncio.to_thread(os.chown, "/dev/null", 0, 0)
+    async with make("runsc").open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec("echo x > /dev/null")).exit_code == 0
+    found = await asyncio.to_thread(os.stat, "/dev/null")
+    assert (found.st_uid, found.st_gid) == (0, 0)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each box a user of its own")
 async def test_no_box_of_root_takes_what_another_needs() -> None:
     take = """

@@ -38,7 +38,14 @@ from agentgym.sandboxes.containers.heartbeat import (
     remove_volume,
     traces,
 )
-from agentgym.sandboxes.containers.settings import INSIDE, DockerSettings, container_limits, server_config, system_calls
+from agentgym.sandboxes.containers.settings import (
+    GVISOR,
+    INSIDE,
+    DockerSettings,
+    container_limits,
+    server_config,
+    system_calls,
+)
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.images.ready import ready_image
 from agentgym.sandboxes.local_server import END_S
@@ -195,7 +202,8 @@ class Engine:
             self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
-            stdin_open=folder is None,
+            # Always under gVisor, which gives the input to the box's user: else it would be this machine's /dev/null.
+            stdin_open=folder is None or spec.runtime == GVISOR,
             user=NOBODY,
             hostname="box",
             use_config_proxy=False,  # Else the user's proxies, with their passwords, are put into the environment.
