@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import logging
 import os
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ import pytest_asyncio
 import agentgym as ag
 from agentgym.boxes import Box, Boxes
 from agentgym.errors import BoxKilledError
-from agentgym.sandboxes import local
+from agentgym.sandboxes import link, local
+from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.containers.settings import DockerSettings, box_user
 from agentgym.sandboxes.local import Bubblewrap, Process
 from agentgym.sandboxes.server_files import BOX_USERS
@@ -351,7 +353,25 @@ async def test_where_the_kernel_makes_no_place_a_box_is_reset_in_place_and_keeps
             await box.write({"f": "x"})
             await box.reset()
             assert await box.list() == []
+            assert isinstance(box, RemoteBox)
+            assert box.reset_in_place
+            async with await box.fork() as branch:
+                assert isinstance(branch, RemoteBox)
+                assert branch.reset_in_place
     assert "episodes are reset in place" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_box_and_the_log_say_whether_episodes_have_places_of_their_own(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "agentgym.sandboxes")
+    link._tell_once.cache_clear()
+    async with make(kind).open(1) as boxes, boxes.lease() as box:
+        assert isinstance(box, RemoteBox)
+        assert box.reset_in_place is (kind in ("unsafe", "runsc"))
+    said = "episodes are reset in place" if box.reset_in_place else "each episode has a place of its own"
+    assert sum(said in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
