@@ -1,5 +1,6 @@
 """The command `agentgym doctor`: what runs on this machine and how to get the rest, or what a tokenizer does."""
 
+import asyncio
 import importlib.util
 import os
 import platform
@@ -10,11 +11,12 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agentgym.boxes import Sandbox
 from agentgym.cli.output import say
 from agentgym.errors import EngineError, SandboxError, boundary
 
@@ -175,6 +177,7 @@ def _built_for() -> str:
 def _docker() -> Iterator[Finding]:
     from agentgym.sandboxes.containers.client import NoDockerPackage, address, connect
     from agentgym.sandboxes.containers.image import default_image, image_digest
+    from agentgym.sandboxes.docker import Docker
 
     engine = Finding(name="docker engine", ok=False, detail="", get=START_DOCKER)
     try:
@@ -189,7 +192,8 @@ def _docker() -> Iterator[Finding]:
     try:
         yield Finding(name=engine.name, ok=True, detail=str(client.version()["Version"]))
         image = default_image()
-        yield Finding(name="sandbox image", ok=True, detail=f"{image} {image_digest(client, image)[:19]}")
+        found = Finding(name="sandbox image", ok=True, detail=f"{image} {image_digest(client, image)[:19]}")
+        yield _with_reset(found, Docker())
     except SandboxError as error:
         why_not = str(error).rpartition(": ")[0] or str(error)
         yield Finding(name="sandbox image", ok=False, detail=why_not, get="agentgym sandbox build")
@@ -200,11 +204,22 @@ def _docker() -> Iterator[Finding]:
 
 
 def _bubblewrap() -> Finding:
-    from agentgym.sandboxes.local import why_no_bubblewrap
+    from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
 
     why_not = why_no_bubblewrap()
     get = "apt-get install bubblewrap (0.8 or newer), and let users have namespaces"
-    return Finding(name="bubblewrap", ok=why_not is None, detail=why_not or shutil.which("bwrap") or "", get=get)
+    found = Finding(name="bubblewrap", ok=why_not is None, detail=why_not or shutil.which("bwrap") or "", get=get)
+    return found if why_not else _with_reset(found, Bubblewrap())
+
+
+def _with_reset(found: Finding, sandbox: Sandbox) -> Finding:
+    """Add to a finding how its boxes are reset, which one that is started says."""
+    from agentgym.sandboxes.choose import how_it_resets
+
+    try:
+        return replace(found, detail=f"{found.detail}; {asyncio.run(how_it_resets(sandbox))}")
+    except SandboxError as error:
+        return replace(found, ok=False, detail=str(error))
 
 
 def _podman() -> Finding:
@@ -220,7 +235,7 @@ def _runsc() -> Finding:
     path = shutil.which("runsc")
     get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md"
     if "runsc" in _runtimes():
-        return Finding(name="runsc", ok=True, detail="a runtime of the Docker engine")
+        return Finding(name="runsc", ok=True, detail="a runtime of the Docker engine; episodes are reset in place")
     detail = f"{path}, but the Docker engine does not know it" if path else "not installed"
     return Finding(name="runsc", ok=False, detail=detail, get=get)
 

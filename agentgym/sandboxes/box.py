@@ -31,11 +31,14 @@ class RemoteBox(Files, Surroundings):
         end: Callable[[], Awaitable[None]],
         session: int = TRUNK,
         network: BoxNetwork | None = None,
+        reset_in_place: bool = False,
     ) -> None:
         super().__init__(link, session)
         self.network = network or BoxNetwork()
         self.reset_s = 0.0
         """Seconds that the last reset of the box itself took, without that of the services beside it."""
+        self.reset_in_place = reset_in_place
+        """Whether a reset wipes the box, because no episode can have a place of its own in it."""
         self._digest = digest
         self._end = end
 
@@ -56,9 +59,10 @@ class RemoteBox(Files, Surroundings):
             raise SandboxError(f"the box did not start: {error}") from error
         if frame.envelope.get("hello") != PROTOCOL:
             raise SandboxError(f"the box speaks another protocol than {PROTOCOL}; build its image again")
+        in_place = frame.envelope.get("place") == "old"
         tell_of_place(frame.envelope, digest)
         digest = f"{digest}+python{frame.envelope.get('python')}"
-        return cls(Link(wire, why_it_ended), digest=digest, end=end, network=network)
+        return cls(Link(wire, why_it_ended), digest=digest, end=end, network=network, reset_in_place=in_place)
 
     @property
     def digest(self) -> str:
@@ -99,7 +103,14 @@ class RemoteBox(Files, Surroundings):
         async def end() -> None:
             await self.link.finish("end", RESET_S, branch=branch)
 
-        return RemoteBox(self.link, digest=self._digest, end=end, session=branch, network=self.network)
+        return RemoteBox(
+            self.link,
+            digest=self._digest,
+            end=end,
+            session=branch,
+            network=self.network,
+            reset_in_place=self.reset_in_place,
+        )
 
     async def reset(self, *, timeout_s: float = RESET_S) -> None:
         """Bring the box back to the state of a new one; SandboxError, and a broken box, where something is left.

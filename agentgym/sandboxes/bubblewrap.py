@@ -1,15 +1,13 @@
 """The command that makes a box with bubblewrap: what the code in it sees of this machine."""
 
-import itertools
 import os
 import pwd
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.server_files import BRANCHES
+from agentgym.sandboxes.server_files import BRANCHES, next_user
 
 PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64")
 SETTINGS = ("alternatives", "ld.so.conf.d", "ssl")
@@ -21,9 +19,6 @@ LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-BOX_USERS = range(200_000, 265_536)
-"""The users of this machine as whom the boxes of root run, one after the other; they own nothing."""
-_boxes = itertools.count(secrets.randbelow(len(BOX_USERS)))
 
 
 def interpreter_of(python: str | None) -> list[str]:
@@ -38,7 +33,7 @@ def drop_root() -> list[str]:
     """
     if os.geteuid() != 0:
         return []
-    user = str(BOX_USERS[next(_boxes) % len(BOX_USERS)])
+    user = str(next_user())
     return ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"]
 
 

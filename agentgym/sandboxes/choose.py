@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, assert_never
 
 from agentgym.boxes import Boxes, Sandbox
 from agentgym.errors import SandboxError
+from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 
@@ -74,6 +75,13 @@ def auto() -> Sandbox:
         f"no sandbox runs here. Docker: {no_docker}. Bubblewrap: {no_bubblewrap}. "
         "Code that you trust can run without one: the box 'unsafe'."
     )
+
+
+async def how_it_resets(sandbox: Sandbox) -> str:
+    """Start a box, and return whether each episode has a place of its own in it; SandboxError where none starts."""
+    async with sandbox.open(1) as boxes, boxes.lease() as box:
+        in_place = isinstance(box, RemoteBox) and box.reset_in_place
+        return "episodes are reset in place" if in_place else "each episode has a place of its own"
 
 
 def lacking(sandbox: Sandbox, why: str) -> str:

@@ -21,6 +21,7 @@ TRUNK = 0
 """The number of the session that a box starts with; forks get the others."""
 MAX_OPEN_ASKS = 8
 """Calls of host functions that wait for their answer at once; the server's limit is the same."""
+IN_PLACE = "episodes are reset in place, and counters of the kernel carry over"
 _log = logging.getLogger("agentgym.sandboxes")
 
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
@@ -240,17 +241,17 @@ class Link:
 
 
 def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
-    """Log, once for each kind of box, what its kernel does not let it have."""
-    if hello.get("place") == "old" and hello.get("why"):
-        _tell_once(
-            digest,
-            "episodes are reset in place, and counters of the kernel carry over: it lets no episode have namespaces "
-            f"of its own ({hello['why']})",
-        )
+    """Log, once for each kind of box, how it is reset; as a warning, what its kernel does not let it have."""
+    if hello.get("place") == "new":
+        _tell_once(digest, "each episode has a place of its own", logging.INFO)
+    elif hello.get("why"):
+        _tell_once(digest, f"{IN_PLACE}: it lets no episode have namespaces of its own ({hello['why']})")
+    else:
+        _tell_once(digest, IN_PLACE, logging.INFO)
     if hello.get("not_private"):
         _tell_once(digest, f"boxes share the locks and watches of {hello['not_private']} with this machine")
 
 
 @functools.cache
-def _tell_once(digest: str, what: str) -> None:
-    _log.warning("%s: %s", digest, what)
+def _tell_once(digest: str, what: str, level: int = logging.WARNING) -> None:
+    _log.log(level, "%s: %s", digest, what)

@@ -2,6 +2,8 @@
 
 import functools
 import hashlib
+import itertools
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +18,16 @@ SERVERS = 4
 """Processes of the server beside those of the code: its keeper, a supervisor, the first of their namespaces."""
 INODES_PER_MB = 256
 """Files and folders, for each MB of a folder in memory: they use the host's memory beside it, 1 KB each."""
+BOX_USERS = range(200_000, 265_536)
+"""The users of this machine as whom boxes run, one after the other where it can be chosen; they own nothing."""
+_users = itertools.count(secrets.randbelow(len(BOX_USERS)))
 PASSWD = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"
 GROUP = b"root:x:0:\nnogroup:x:65534:\n"
+
+
+def next_user() -> int:
+    """Return the user of a new box: what a box uses up of what the kernel gives each user is missing in no other."""
+    return BOX_USERS[next(_users) % len(BOX_USERS)]
 
 
 def image_folder() -> Path:

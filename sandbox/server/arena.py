@@ -35,6 +35,7 @@ MASKED = ("acpi", "asound", "kcore", "keys", "latency_stats", "scsi", "sched_deb
 USER_LIMITS = {"max_inotify_instances": 64, "max_inotify_watches": 8192, "max_user_namespaces": 0}
 """Of all processes of a box together; without a limit of its own, one box takes what another needs."""
 TERMINALS = 32
+NOBODY = 65534
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -125,13 +126,13 @@ class Arena:
 
 
 def make_users() -> None:
-    """Have what we make belong to a user namespace of our own, in which we are who we were.
+    """Have what we make belong to a user namespace of our own, in which we are nobody, whoever we were.
 
     We go on as a child, the first process of a namespace that belongs to it; its parent only waits for its end.
     """
     user, group = os.getuid(), os.getgid()
     unshare(NEW_USERS | NEW_MOUNTS | NEW_PROCESSES)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {user} 1"), ("gid_map", f"{NOBODY} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     mount("", "/", "", PRIVATE | RECURSIVE)

@@ -110,9 +110,9 @@ def copy_content(old: int, new: int, size: int) -> None:
     while at < size:
         try:
             at = os.lseek(old, at, os.SEEK_DATA)
+            end = os.lseek(old, at, os.SEEK_HOLE)
         except OSError:
-            return  # Nothing but a hole is left.
-        end = os.lseek(old, at, os.SEEK_HOLE)
+            return  # Nothing but a hole is left, or it was made shorter meanwhile.
         os.lseek(new, at, os.SEEK_SET)
         while at < end:
             count = os.sendfile(new, old, at, min(end - at, 1 << 24))

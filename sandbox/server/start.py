@@ -171,7 +171,8 @@ def serve_episode(
     supervisor = Supervisor(host, config, begin_anew, oom, arena, space)
     word = start.hear()
     if word is not None:
-        first_word(host, word, {"not_private": [] if arena is None else arena.not_private})
+        place = {"place": "old"} if arena is None else {"place": "new", "not_private": arena.not_private}
+        first_word(host, word, place)
         serve(supervisor)
     os._exit(0)
 

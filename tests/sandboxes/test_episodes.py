@@ -1,13 +1,15 @@
 """Nothing crosses from episode to episode, nor from a session to a verifier; a box that its code ended is a result."""
 
+import ast
 import asyncio
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,13 @@ import pytest_asyncio
 import agentgym as ag
 from agentgym.boxes import Box, Boxes
 from agentgym.errors import BoxKilledError
-from agentgym.sandboxes import local
+from agentgym.sandboxes import link, local
+from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.containers.settings import DockerSettings, box_user
 from agentgym.sandboxes.local import Bubblewrap, Process
+from agentgym.sandboxes.server_files import BOX_USERS
 from agentgym.testing import Scripted, call
-from tests.sandboxes.conftest import make
+from tests.sandboxes.conftest import containers_of, make
 
 KINDS: list[object] = [
     "unsafe",
@@ -256,19 +261,62 @@ async def test_boxes_of_bubblewrap_do_not_meet_in_the_folders_of_this_machine() 
     assert await asyncio.to_thread(mode_of_null) == 0o666
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each box a user of its own")
-async def test_no_box_of_root_takes_what_another_needs() -> None:
-    take = """
-import ctypes
+@pytest.mark.docker
+@pytest.mark.skipif(os.geteuid() != 0, reason="looks for a change that root alone can undo")
+async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
+    await asyncio.to_thread(os.chown, "/dev/null", 0, 0)
+    async with make("runsc").open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec("echo x > /dev/null")).exit_code == 0
+    null = await asyncio.to_thread(os.stat, "/dev/null")
+    assert (null.st_uid, null.st_gid) == (0, 0)
+
+
+TAKE_ALL = """
+import ctypes, resource
 libc = ctypes.CDLL(None)
-n = 0
-while libc.inotify_init1(0) >= 0: n += 1
-n
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+watches = queues = 0
+while libc.inotify_init1(0) >= 0: watches += 1
+while libc.mq_open(b'/%d' % queues, 0o102, 0o600, None) >= 0: queues += 1
+watches, queues
 """
-    async with make("bubblewrap").open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
-        first = int((await one.python(take)).stdout)
-        assert 0 < first <= 64
-        assert int((await other.python(take)).stdout) == first
+
+
+@pytest.mark.parametrize("kind", PLACED)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each box a user of its own")
+async def test_no_box_takes_what_another_needs(kind: str) -> None:
+    limit = int(await asyncio.to_thread(Path("/proc/sys/fs/inotify/max_user_instances").read_text))
+    async with make(kind).open(1 + limit // 64) as boxes, AsyncExitStack() as leases:
+        taken = []
+        for _ in range(1 + limit // 64):
+            box = await leases.enter_async_context(boxes.lease())
+            taken.append((await box.python(TAKE_ALL)).stdout)
+    watches, queues = ast.literal_eval(taken[0])
+    assert 0 < watches <= 64
+    assert queues > 0
+    assert set(taken) == {taken[0]}
+
+
+def users_of_containers() -> list[int]:
+    return [Path(f"/proc/{pid}").stat().st_uid for pid in containers_of(os.getpid())]
+
+
+async def test_where_an_engine_maps_users_and_under_gvisor_a_box_runs_as_nobody() -> None:
+    assert box_user(DockerSettings(), engine_maps_users=True) == "65534:65534"
+    assert box_user(DockerSettings(runtime="runsc"), engine_maps_users=False) == "65534:65534"
+    one, other = (box_user(DockerSettings(), engine_maps_users=False) for _ in range(2))
+    assert one != other
+
+
+@pytest.mark.docker
+async def test_each_box_of_docker_has_a_user_of_its_own_and_its_code_is_nobody() -> None:
+    async with make("docker").open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
+        for box in (one, other):
+            assert (await box.exec("id -un; touch f; stat -c %U f /tmp")).stdout == "nobody\nnobody\nnobody\n"
+        users = await asyncio.to_thread(users_of_containers)
+    assert len(users) >= 2
+    assert len(set(users)) == len(users)
+    assert set(users) <= set(BOX_USERS)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
@@ -315,7 +363,25 @@ async def test_where_the_kernel_makes_no_place_a_box_is_reset_in_place_and_keeps
             await box.write({"f": "x"})
             await box.reset()
             assert await box.list() == []
+            assert isinstance(box, RemoteBox)
+            assert box.reset_in_place
+            async with await box.fork() as branch:
+                assert isinstance(branch, RemoteBox)
+                assert branch.reset_in_place
     assert "episodes are reset in place" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_box_and_the_log_say_whether_episodes_have_places_of_their_own(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "agentgym.sandboxes")
+    link._tell_once.cache_clear()
+    async with make(kind).open(1) as boxes, boxes.lease() as box:
+        assert isinstance(box, RemoteBox)
+        assert box.reset_in_place is (kind in ("unsafe", "runsc"))
+    said = "episodes are reset in place" if box.reset_in_place else "each episode has a place of its own"
+    assert sum(said in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -48,10 +49,24 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
     return _client_class()(timeout=timeout_s, **_client_settings(host))
 
 
-def is_podman(client: "docker.APIClient") -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """Says in what an engine differs from a plain Docker engine."""
+
+    is_podman: bool
     """Whether it is podman's service that answers, which speaks the language of a Docker engine."""
+    maps_users: bool
+    """Whether the users of its containers are others on its machine, and few: rootless, or by userns-remap."""
+
+
+def engine_traits(client: "docker.APIClient") -> EngineTraits:
+    """Ask an engine in what it differs."""
     components = client.version().get("Components") or ()
-    return any("podman" in str(component.get("Name")).lower() for component in components)
+    options = client.info().get("SecurityOptions") or ()
+    return EngineTraits(
+        is_podman=any("podman" in str(component.get("Name")).lower() for component in components),
+        maps_users=not {"name=rootless", "name=userns"}.isdisjoint(options),
+    )
 
 
 def podman_ulimits() -> "list[Ulimit]":

@@ -23,8 +23,9 @@ from agentgym.sandboxes.containers.box_wire import first_word, listener, network
 from agentgym.sandboxes.containers.client import (
     EngineDown,
     EngineFailed,
+    EngineTraits,
     connect,
-    is_podman,
+    engine_traits,
     podman_ulimits,
     translated,
 )
@@ -38,7 +39,15 @@ from agentgym.sandboxes.containers.heartbeat import (
     remove_volume,
     traces,
 )
-from agentgym.sandboxes.containers.settings import INSIDE, DockerSettings, container_limits, server_config, system_calls
+from agentgym.sandboxes.containers.settings import (
+    GVISOR,
+    INSIDE,
+    DockerSettings,
+    box_user,
+    container_limits,
+    server_config,
+    system_calls,
+)
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.images.ready import ready_image
 from agentgym.sandboxes.local_server import END_S
@@ -53,7 +62,6 @@ if TYPE_CHECKING:
 
 
 OPERATIONS_AT_ONCE = 8
-NOBODY = "65534:65534"
 UNMASKED: dict[str, Any] = {"MaskedPaths": [], "ReadonlyPaths": []}
 """A kernel shows a new namespace its processes only where all of /proc is seen: the server masks it for the code."""
 _log = logging.getLogger("agentgym.sandboxes")
@@ -195,8 +203,9 @@ class Engine:
             self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
-            stdin_open=folder is None,
-            user=NOBODY,
+            # Always under gVisor, which gives the input to the box's user: else it would be this machine's /dev/null.
+            stdin_open=folder is None or spec.runtime == GVISOR,
+            user=box_user(spec, engine_maps_users=self._traits.maps_users),
             hostname="box",
             use_config_proxy=False,  # Else the user's proxies, with their passwords, are put into the environment.
             network_disabled=spec.network == NONE,
@@ -212,7 +221,7 @@ class Engine:
 
     def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
         """What podman takes in another form: the system calls as a file, and limits that are not above its own."""
-        if not self._is_podman:
+        if not self._traits.is_podman:
             return {}
         for outside in spec.volumes.values():
             if not Path(outside).exists():  # Docker refuses it; podman goes on without.
@@ -222,8 +231,8 @@ class Engine:
         return {"security_opt": ["no-new-privileges:true", f"seccomp={path}"], "ulimits": podman_ulimits()}
 
     @functools.cached_property
-    def _is_podman(self) -> bool:
-        return is_podman(self.client)
+    def _traits(self) -> EngineTraits:
+        return engine_traits(self.client)
 
     def labels(self) -> dict[str, str]:
         """Return the labels by which containers are found and removed."""

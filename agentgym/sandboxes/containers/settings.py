@@ -8,11 +8,12 @@ from agentgym.sandboxes.networks.modes import NONE, engine_network, server_netwo
 from agentgym.sandboxes.networks.rules import Allow
 from agentgym.sandboxes.networks.services import Service, check_names
 from agentgym.sandboxes.seccomp import filters, profile
-from agentgym.sandboxes.server_files import BRANCHES, SERVERS, arena
+from agentgym.sandboxes.server_files import BRANCHES, SERVERS, arena, next_user
 from agentgym.sandboxes.volumes import check_volumes
 
 GVISOR = "runsc"
 GVISOR_MB, GVISOR_PIDS = 256, 1024
+NOBODY = 65534
 INSIDE = "/run/agentgym"
 """The folder inside a container that holds the socket of its wire."""
 
@@ -87,6 +88,15 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
     if connected and spec.network != NONE and spec.runtime != GVISOR:
         config["network"] = server_network(spec.network)
     return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
+
+
+def box_user(spec: DockerSettings, *, engine_maps_users: bool) -> str:
+    """Return the user of a new container, which is that of no other box; the code sees itself as nobody (65534).
+
+    It is nobody itself where the engine maps users, and so has few, and under gVisor, which is nobody in any case.
+    """
+    user = NOBODY if engine_maps_users or spec.runtime == GVISOR else next_user()
+    return f"{user}:{user}"
 
 
 def container_limits(spec: DockerSettings) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from agentgym.sandboxes.containers.client import is_podman, podman_ulimits
+from agentgym.sandboxes.containers.client import engine_traits, podman_ulimits
 from agentgym.sandboxes.containers.heartbeat import OWNER_LABEL, RUN_LABEL, remove_container
 from agentgym.sandboxes.containers.image import SERVER_LABEL
 from agentgym.sandboxes.images.own_python import add_python, check_fits, own_python
@@ -102,7 +102,7 @@ def new_container(
 ) -> str:
     """Create a container for building; it has no network unless `options` say so."""
     options = {"network_disabled": True, **options}
-    ulimits = podman_ulimits() if is_podman(client) else None
+    ulimits = podman_ulimits() if engine_traits(client).is_podman else None
     made = client.create_container(
         image,
         entrypoint=list(command),
