@@ -14,8 +14,9 @@ BRANCHES = "/branches"
 """The folder inside a box that holds the working folders of forked sessions."""
 BOX_KILLED = 86
 """The exit code of a server that died of what the code in its box did; the server knows it too."""
-SERVERS = 4
-"""Processes of the server beside those of the code: its keeper, a supervisor, the first of their namespaces."""
+SERVERS = 7
+"""Processes of the server beside those of the code: its keeper, and the supervisor and first process of an episode, of
+the next one, which has a worker too, and of a verifier."""
 INODES_PER_MB = 256
 """Files and folders, for each MB of a folder in memory: they use the host's memory beside it, 1 KB each."""
 BOX_USERS = range(200_000, 265_536)

@@ -44,51 +44,74 @@ class Pipe:
 
 
 class Episode:
-    """A supervisor that was forked into a place of its own, where there is an arena, and waits for its episode."""
+    """A supervisor that was forked into a place of its own, where there is an arena, and waits for its episode.
+
+    `others` are descriptors of other episodes, which it must not hold: a place ends when nobody holds it.
+    """
 
     def __init__(
-        self, arena: Arena | None, supervise: Callable[[Pipe, Pipe], NoReturn], ended: Pipe, left: list[int]
+        self, arena: Arena | None, supervise: Callable[[Pipe, Pipe, Pipe], NoReturn], ended: Pipe, others: list[int]
     ) -> None:
-        self.start, ready = Pipe(), Pipe()
-        others = left
+        self.start, self.ready = Pipe(), Pipe()
         if arena is not None:
-            others = [arena.home, *left]
+            others = [arena.home, *others]
             arena.enter()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                for fd in (*others, self.start.into, ready.out):
+                for fd in (*others, self.start.into, self.ready.out):
                     os.close(fd)
-                ready.say(0)
-                os.close(ready.into)
-                supervise(self.start, ended)
+                supervise(self.start, self.ready, ended)
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(BOX_KILLED)
-        os.close(ready.into)
+        os.close(self.ready.into)
         os.close(self.start.out)
-        ready.hear()  # It holds no descriptor of an earlier place: what is closed here ends that.
-        os.close(ready.out)
         self.places = [] if arena is None else [arena.leave()]
 
+    def is_ready(self) -> bool:
+        """Wait until it can begin; False where it has ended instead, and then nothing is left of it."""
+        ready = self.ready.hear() is not None
+        os.close(self.ready.out)
+        if not ready:
+            os.waitpid(self.pid, 0)
+            os.close(self.start.into)
+            self.end_place()
+        return ready
 
-def keep(arena: Arena | None, supervise: Callable[[Pipe, Pipe], NoReturn]) -> NoReturn:
-    """Have one supervisor after the other; end as soon as one ends otherwise than by the host's will."""
+    def end_place(self) -> None:
+        for place in self.places:
+            os.close(place)
+
+
+def keep(arena: Arena | None, supervise: Callable[[Pipe, Pipe, Pipe], NoReturn]) -> NoReturn:
+    """Have one supervisor after the other; end as soon as one ends otherwise than by the host's will.
+
+    Where episodes have places of their own, the next one's is made while an episode runs, out of that one's reach.
+    """
     ended, word = Pipe(), FIRST
-    left: list[int] = []
+    next_one = Episode(arena, supervise, ended, [])
+    before: Episode | None = None
     while True:
-        episode = Episode(arena, supervise, ended, left)
+        episode = next_one
+        if not episode.is_ready():
+            episode = Episode(arena, supervise, ended, [] if before is None else before.places)
+            if not episode.is_ready():  # Nothing is in its way any more.
+                os._exit(BOX_KILLED)
         episode.start.say(word)
-        for place in left:
-            os.close(place)  # Here and now, while the next episode begins: it may have held many files.
+        if before is not None:
+            before.end_place()  # Here and now, while the next episode begins: it may have held many files.
+        if arena is not None:
+            next_one = Episode(arena, supervise, ended, [episode.start.into, *episode.places])
         code = os.waitstatus_to_exitcode(os.waitpid(episode.pid, 0)[1])
         os.close(episode.start.into)
-        left = episode.places
         if code != RESET or not ended.says_something():
             if arena is None:
                 kill_all_but(set())
             os._exit(code if code == 0 else BOX_KILLED)
+        if arena is None:
+            next_one = Episode(arena, supervise, ended, [])
         said = ended.hear()
         assert said is not None
-        word = said
+        word, before = said, episode

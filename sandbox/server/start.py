@@ -116,8 +116,8 @@ def main() -> NoReturn:
     if arena is None and ALONE:
         serve_in_place(host, config, oom)
 
-    def supervise(start: Pipe, ended: Pipe) -> NoReturn:
-        serve_episode(host, config, oom, arena, start, ended)
+    def supervise(start: Pipe, ready: Pipe, ended: Pipe) -> NoReturn:
+        serve_episode(host, config, oom, arena, start, ready, ended)
 
     keep(arena, supervise)
 
@@ -151,7 +151,7 @@ def first_word(host: Wire, word: int, said: dict[str, Any]) -> None:
 
 
 def serve_episode(
-    host: Wire, config: dict[str, Any], oom: OomCounter, arena: Arena | None, start: Pipe, ended: Pipe
+    host: Wire, config: dict[str, Any], oom: OomCounter, arena: Arena | None, start: Pipe, ready: Pipe, ended: Pipe
 ) -> NoReturn:
     """Be the supervisor of one episode, in a place of its own."""
 
@@ -169,8 +169,11 @@ def serve_episode(
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     space = None if arena is None else Space(show_processes)
     supervisor = Supervisor(host, config, begin_anew, oom, arena, space)
+    ready.say(0)
+    os.close(ready.into)
     word = start.hear()
     if word is not None:
+        supervisor.begin()
         place = {"place": "old"} if arena is None else {"place": "new", "not_private": arena.not_private}
         first_word(host, word, place)
         serve(supervisor)

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -24,7 +25,7 @@ from agentgym.sandboxes.containers.settings import DockerSettings, box_user
 from agentgym.sandboxes.local import Bubblewrap, Process
 from agentgym.sandboxes.server_files import BOX_USERS
 from agentgym.testing import Scripted, call
-from tests.sandboxes.conftest import containers_of, make
+from tests.sandboxes.conftest import below, containers_of, make, wait_for_end
 
 KINDS: list[object] = [
     "unsafe",
@@ -259,6 +260,32 @@ async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
         assert (await box.exec("echo x > /dev/null")).exit_code == 0
     null = await asyncio.to_thread(os.stat, "/dev/null")
     assert (null.st_uid, null.st_gid) == (0, 0)
+
+
+def waiting_episode(client: int) -> list[int]:
+    """The supervisor that waits for the next episode of the newest box, the first process below it, and its worker."""
+    (keeper,) = children(children(client)[-1])
+    return [children(keeper)[-1], *below(children(keeper)[-1])] if len(children(keeper)) == 2 else []
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="signals processes of another user")
+@pytest.mark.parametrize("killed", [0, -1], ids=["supervisor", "worker"])
+async def test_a_reset_is_clean_whatever_befell_the_place_that_was_made_ready(killed: int) -> None:
+    async with make("bubblewrap").open(1) as boxes, boxes.lease() as box:
+        for _ in range(3):
+            await box.write({"f": "x"})
+            while len(waiting := await asyncio.to_thread(waiting_episode, os.getpid())) != 3:
+                await box.python("1")  # It is made meanwhile.
+            os.kill(waiting[killed], signal.SIGKILL)
+            assert await asyncio.to_thread(wait_for_end, [waiting[killed]]) == []
+            await box.reset()
+            assert await box.list() == []
+            said = await box.python("6 * 7")
+            assert (said.stdout, said.state_lost) == ("42\n", False)
 
 
 TAKE_ALL = """
