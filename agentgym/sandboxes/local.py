@@ -91,7 +91,9 @@ class Bubblewrap:
         wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
         config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
         config["filter"] = seccomp.filters(network=self.network != NONE)
-        config["arena"] = arena(self.disk_mb, shared=[*shared_folders(), *self._bound()])
+        config["arena"] = arena(
+            self.disk_mb, shared=[*shared_folders(), *self._bound()], networked=self.network != NONE
+        )
         if self.network != NONE:
             config["network"] = server_network(self.network)
         with ExitStack() as stack:

@@ -62,9 +62,18 @@ def box_files() -> Mapping[str, bytes]:
     return found
 
 
-def arena(disk_mb: int, *, shared: Sequence[str] = (), users: bool = False) -> Mapping[str, object]:
+def arena(
+    disk_mb: int, *, shared: Sequence[str] = (), users: bool = False, networked: bool = False
+) -> Mapping[str, object]:
     """Return the part of a server's configuration by which it makes a new place for each episode.
 
-    `shared` are folders of the host whose inodes it covers; `users` is whether it makes a user namespace of its own.
+    `shared` are folders of the host whose inodes it covers; `users` is whether it makes a user namespace of its own,
+    `networked` whether what it seals shares the box's network.
     """
-    return {"bytes": disk_mb << 20, "inodes": max(1024, disk_mb * INODES_PER_MB), "shared": shared, "users": users}
+    return {
+        "bytes": disk_mb << 20,
+        "inodes": max(1024, disk_mb * INODES_PER_MB),
+        "shared": shared,
+        "users": users,
+        "networked": networked,
+    }

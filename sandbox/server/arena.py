@@ -9,6 +9,7 @@ from .kernel import (
     BIND,
     NEW_MOUNTS,
     NEW_NAMES,
+    NEW_NETWORK,
     NEW_PROCESSES,
     NEW_QUEUES,
     NEW_USERS,
@@ -46,6 +47,7 @@ class Arena:
         self.memory = f"mode=1777,size={asked['bytes']},nr_inodes={asked['inodes']}"
         self.folders: list[str] = [config["work"], config["branches"], "/dev/shm"]
         self.shared: list[str] = asked["shared"]
+        self.networked: bool = asked["networked"]
         self.not_private: list[str] = []
         """Folders of the host whose inodes this box shares with others, because the kernel could not cover them."""
         if asked["users"]:
@@ -61,7 +63,7 @@ class Arena:
         if other == 0:
             try:
                 make_users()
-                self.enter()
+                self.enter_sealed()
             except OSError as error:
                 os.write(said, f"{error.filename}: {error.strerror}".encode())
             finally:
@@ -100,6 +102,12 @@ class Arena:
         """Go into a new place; what is forked from now on is in it."""
         unshare(NEW_MOUNTS | NEW_NAMES | NEW_QUEUES)
         self.furnish()
+
+    def enter_sealed(self) -> None:
+        """Go into a new place whose abstract sockets are its own, too, where the box has no network to share."""
+        self.enter()
+        if not self.networked:
+            unshare(NEW_NETWORK)
 
     def leave(self) -> int:
         """Go back; the place ends with its last process, and when the descriptor is closed that this returns."""

@@ -143,7 +143,7 @@ class Supervisor(Snapshots):
 
         def fill(stderr: int) -> None:
             with raised():
-                arena.enter()
+                arena.enter_sealed()
                 show_processes()
             try:
                 for folder in (private, work):

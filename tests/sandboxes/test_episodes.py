@@ -195,6 +195,16 @@ len(seen)
         assert (said.status, said.stdout, said.stderr) == ("ok", "1\n", "")
 
 
+@of(PLACED)
+async def test_a_verifier_tells_the_session_nothing_by_a_socket_without_a_file(pool: Boxes) -> None:
+    listen = "import socket\nserver = socket.socket(socket.AF_UNIX)\nserver.bind('\\0told')\nserver.listen()"
+    tell = "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0told')"
+    async with pool.lease() as box:
+        await box.python(listen)
+        assert (await box.python(tell)).ok
+        assert "ConnectionRefusedError" in (await box.python(tell, fresh=True)).stderr
+
+
 @of(KINDS)
 async def test_no_compiled_file_stands_in_for_one_that_the_host_writes(pool: Boxes) -> None:
     plant = """

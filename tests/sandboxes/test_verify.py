@@ -51,6 +51,11 @@ for name in ("hidden_tests", "solution"):
     py_compile.compile("other.py", target, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 """
 """It leaves byte code that Python takes for that of two files, whatever stands in them."""
+FULL = """
+import itertools
+for number in itertools.count():
+    open(f"file{number}", "x").close()
+"""
 CHEATS = {
     "leaves": "import os\nos._exit(0)",
     "leaves politely": "raise SystemExit(0)",
@@ -67,9 +72,53 @@ CHEATS = {
                 pass
         os._exit(0)
     """),
+    "leaves by code without a file": "exec('def add(a, b): raise SystemExit(0)')",
+    "leaves by code of another name": textwrap.dedent("""
+        for name in ("hidden_tests.py", "<frozen runpy>", "/usr/lib/os-release"):
+            exec(compile("def add(a, b): raise SystemExit(0)", name, "exec"))
+    """),
+    "skips the test": "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('hard')",
+    "skips the import": "import unittest\nraise unittest.SkipTest('hard')",
+    "interrupts": "def add(a, b):\n    raise KeyboardInterrupt",
     "does nothing": "",
     "is no Python": "def add(",
 }
+
+PYTEST = """
+import decimal, subprocess, sys
+from solution import add
+
+def test_small():
+    assert add(2, 3) == 5
+
+def test_printed():
+    code = "from solution import add; print(add(2, 3))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "5\\n"
+"""
+PLUGIN = """
+import pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    (yield).get_result().outcome = "passed"
+"""
+PYTEST_CHEATS: dict[str, dict[str, str | bytes]] = {
+    "skips": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.skip('hard')"},
+    "expects to fail": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.xfail('hard')"},
+    "leaves the run": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.exit('well', 0)"},
+    "interrupts the run": {"solution.py": "def add(a, b):\n    raise KeyboardInterrupt"},
+    "has tests of its own": {"test_mine.py": "def test_one(): pass\ndef test_two(): pass\n"},
+    "is a plugin": {
+        "cheat.py": PLUGIN,
+        "cheat-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: cheat\nVersion: 1.0\n",
+        "cheat-1.0.dist-info/entry_points.txt": "[pytest11]\ncheat = cheat\n",
+    },
+    "configures it": {"cheat.py": PLUGIN, "pytest.ini": "[pytest]\naddopts = -p cheat\n", "conftest.py": PLUGIN},
+    "stands in for a module": {
+        "decimal.py": "import subprocess\nclass Ended:\n    stdout = '5\\n'\nsubprocess.run = lambda *a, **k: Ended\n"
+    },
+}
+"""By what they do: the files that a cheat leaves."""
 
 
 async def verified(box: Box, solution: str, **given: Any) -> Verdict:
@@ -133,6 +182,7 @@ async def test_a_solution_that_ends_its_process_or_claims_success_fails(box: Box
         {"code": "from solution import add", "expect": VALUES},
         {"command": "python3 -m unittest hidden_tests", "files": {"hidden_tests.py": UNITTEST}},
         {"command": "python3 hidden_tests.py", "files": {"hidden_tests.py": SCRIPT}},
+        {"command": "python3 hidden_tests.py", "files": {"hidden_tests.py": UNITTEST}},
     ]
     for each in given:
         verdict = await verified(box, solution, **each, timeout_s=5)
@@ -157,6 +207,54 @@ async def test_forged_byte_code_is_not_run(box: Box) -> None:
     given: dict[str, Any] = {"command": "python3 -m unittest hidden_tests", "files": {"hidden_tests.py": UNITTEST}}
     verdict = await verified(box, WRONG, **given)
     assert (verdict.passed, verdict.total) == (1, 2)
+
+
+async def test_tests_that_the_episode_left_do_not_count(box: Box) -> None:
+    await box.write({"test_mine.py": UNITTEST.replace("from solution import add", "def add(a, b): return a + b")})
+    verdict = await verified(box, WRONG, command="python3 -m unittest", files={"test_hidden.py": UNITTEST})
+    assert list(verdict.cases) == ["test_hidden.Adding.test_small", "test_hidden.Adding.test_zero"]
+    assert (await box.verify(command="python3 -m unittest")).ok  # Without hidden ones they are what is asked for.
+
+
+@pytest.mark.parametrize("cheat", PYTEST_CHEATS)
+async def test_pytest_counts_what_ended_and_nothing_of_the_episodes_own(cheat: str) -> None:
+    box = FakeBox(files={"solution.py": WRONG} | PYTEST_CHEATS[cheat])
+    verdict = await box.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST})
+    assert list(verdict.cases) == ["test_hidden.py::test_small", "test_hidden.py::test_printed"]
+    assert verdict.passed == 0
+
+
+async def test_pytest_runs_right_code() -> None:
+    box = FakeBox(files={"solution.py": RIGHT})
+    assert (await box.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST})).ok
+
+
+async def test_a_failure_that_a_mark_expects_is_none() -> None:
+    marked = "import pytest\n@pytest.mark.xfail\ndef test_known(): assert False\n"
+    box = FakeBox()
+    assert (await box.verify(command="python3 -m pytest -q", files={"test_hidden.py": marked})).ok
+
+
+async def test_a_function_that_cannot_take_a_value_says_that_it_is_wrong(box: Box) -> None:
+    """What the tested code chose must not take the reward away with it."""
+    solution = "def add(a, b):\n    return 'x'"
+    code = "from solution import add"
+    verdict = await verified(box, solution, code=code, expect={"add(2, 3)": lambda value: abs(value - 5) < 1e-6})
+    assert "TypeError" in str(verdict.cases["add(2, 3)"])
+
+
+async def test_a_case_that_prints_too_much_fails_alone(box: Box) -> None:
+    """It neither ends the cases behind it nor shows what they are."""
+    solution = "import os\nos.write(1, bytes(1 << 20) if input() == 'a' else b'1')"
+    verdict = await verified(box, solution, command="python3 solution.py", expect={"a": "1", "b": "1"})
+    assert verdict.cases == {"a": "it said or printed too much", "b": None}
+
+
+async def test_a_folder_that_cannot_be_copied_shows_nothing_of_the_tests(isolated_box: Box) -> None:
+    await isolated_box.python(FULL)
+    verdict = await isolated_box.verify(code="SECRET = 'hush'\n" + TESTS)
+    assert (verdict.passed, verdict.total) == (0, 3)
+    assert "hush" not in str(verdict)
 
 
 async def test_processes_of_the_session_stand_still_meanwhile(box: Box) -> None:
@@ -239,6 +337,7 @@ async def test_the_session_goes_on(box: Box) -> None:
         ({"command": "true", "files": {"../x": ""}}, "files"),
         ({"command": "true", "files": {"/etc/x": ""}}, "files"),
         ({"command": "true", "timeout_s": 0.0}, "timeout_s"),
+        ({"command": "true", "files": {f"file{number}": "" for number in range(1000)}}, "files"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_by_name(box: Box, given: dict[str, Any], field: str) -> None:

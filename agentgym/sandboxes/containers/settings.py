@@ -84,7 +84,7 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
     config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
     if spec.runtime != GVISOR:  # Which lets nobody make a namespace; gVisor's own kernel answers all calls.
         config["filter"] = filters(network=spec.network != NONE)
-        config["arena"] = arena(spec.disk_mb, shared=list(spec.volumes), users=True)
+        config["arena"] = arena(spec.disk_mb, shared=list(spec.volumes), users=True, networked=spec.network != NONE)
     if connected and spec.network != NONE and spec.runtime != GVISOR:
         config["network"] = server_network(spec.network)
     return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})

@@ -71,9 +71,11 @@ def run_command(orders: dict[str, Any]) -> dict[str, Any]:
     sys.argv = words[1:] if words[0] in ("-m", "-c") else words
     try:
         if words[:2] == ["-m", "unittest"]:
-            return {"cases": run_unittest(words[2:])}
+            return {"cases": run_unittest(words[2:], orders["files"])}
         if words[:2] == ["-m", "pytest"]:
             return {"cases": run_pytest(words[2:], orders["files"])}
+        if any("unittest" in read(path) for path in orders["files"] if path.endswith(".py")):
+            skips_fail()
         if words[0] == "-c":
             exec(compile(words[1], "<command>", "exec"), {"__name__": "__main__"})
         elif words[0] == "-m":
@@ -86,26 +88,78 @@ def run_command(orders: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_exit(leaving: SystemExit, orders: dict[str, Any]) -> dict[str, Any]:
-    """Tell a test that ends with `sys.exit(0)` from a tested file that does."""
-    folder = orders["folder"] + os.sep
-    for frame in traceback.extract_tb(leaving.__traceback__):
-        path = os.path.join(orders["folder"], frame.filename)
-        if (
-            frame.filename[:1] != "<"
-            and path.startswith(folder)
-            and os.path.relpath(path, folder) not in orders["files"]
-        ):
-            return {"failed": f"SystemExit raised by {os.path.relpath(path, folder)}"}
+    """Tell a test that ends with `sys.exit(0)` from tested code that does."""
+    main: dict[str, Any] | None = None
+    for frame, _ in traceback.walk_tb(leaving.__traceback__):
+        names, path = frame.f_globals, frame.f_code.co_filename
+        if names is globals() or is_of_a_module(names, orders):
+            continue
+        if main is None and (path == "<command>" or is_trusted(path, orders)):
+            main = names
+        if names is not main:
+            return {"failed": f"SystemExit raised by {os.path.relpath(path, orders['folder'])}"}
     if leaving.code in (None, 0, False):
         return {"cases": {shlex.join(orders["words"]): None}}
     return {"failed": f"it exited with {leaving.code!r}"}
 
 
-def run_unittest(words: list[str]) -> Outcomes:
+def is_of_a_module(names: dict[str, Any], orders: dict[str, Any]) -> bool:
+    """Return whether these are the names of a module that is a hidden file, or is not in the folder."""
+    module = sys.modules.get(str(names.get("__name__")))
+    if module is None or vars(module) is not names or module.__spec__ is None:
+        return False
+    return module.__spec__.origin == "frozen" or is_trusted(str(module.__spec__.origin), orders)
+
+
+def is_trusted(path: str, orders: dict[str, Any]) -> bool:
+    """Return whether a file is a hidden one, or is not in the folder of the tested ones."""
+    folder = orders["folder"] + os.sep
+    path = os.path.join(orders["folder"], path)
+    return path[len(folder) :] in orders["files"] if path.startswith(folder) else os.path.exists(path)
+
+
+def read(path: str) -> str:
+    """Return the text of a hidden file."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def skips_fail() -> None:
+    """Have a program that runs unittest by itself count each skipped test as a failed one."""
+    import unittest
+
+    def add_skip(self: Any, test: unittest.TestCase, reason: str) -> None:
+        error = AssertionError(skipped(reason))
+        self.addFailure(test, (type(error), error, None))
+
+    for kind in (unittest.TestResult, unittest.TextTestResult):
+        kind.addSkip = add_skip  # type: ignore[method-assign]
+
+
+def skipped(why: object) -> str:
+    """Return why a skipped test has not passed: the tested code can skip one as well as the test itself."""
+    return f"it was skipped: {why}"
+
+
+def tests_in(given: list[str]) -> list[str]:
+    """Return the hidden files that can hold tests; where there are some, no others are looked for."""
+    found = [path for path in given if path.endswith(".py")]
+    return [path for path in found if os.path.basename(path) not in ("conftest.py", "__init__.py")]
+
+
+def run_unittest(words: list[str], given: list[str]) -> Outcomes:
     """Run tests by the standard library's runner, and note each one."""
     import unittest
 
     outcomes: Outcomes = {}
+    hidden = {os.path.abspath(path) for path in tests_in(given)}
+
+    class Finder(unittest.TestLoader):
+        def _match_path(
+            self, path: str, full_path: str, pattern: str
+        ) -> bool:  # unittest's own name, to be overridden.
+            found: bool = super()._match_path(path, full_path, pattern)
+            return found and (not hidden or os.path.abspath(full_path) in hidden)
 
     class Noted(unittest.TextTestResult):
         def stopTest(self, test: unittest.TestCase) -> None:  # unittest's own name.
@@ -125,12 +179,16 @@ def run_unittest(words: list[str]) -> Outcomes:
                 outcomes[test.id()] = reason(err[1])
             super().addSubTest(test, subtest, err)
 
+        def addSkip(self, test: unittest.TestCase, why: str) -> None:
+            outcomes[test.id()] = skipped(why)
+            super().addSkip(test, why)
+
         def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
             outcomes[test.id()] = "an unexpected success"
             super().addUnexpectedSuccess(test)
 
     runner = unittest.TextTestRunner(resultclass=Noted)  # type: ignore[arg-type]
-    unittest.main(module=None, argv=["unittest", *words], testRunner=runner, exit=False)
+    unittest.main(module=None, argv=["unittest", *words], testRunner=runner, testLoader=Finder(), exit=False)
     return outcomes
 
 
@@ -139,24 +197,45 @@ def run_pytest(words: list[str], given: list[str]) -> Outcomes:
     import pytest
 
     outcomes: Outcomes = {}
+    hidden = {os.path.abspath(path) for path in tests_in(given)}
 
     class Noting:
+        def pytest_ignore_collect(self, collection_path: Any) -> "bool | None":
+            return True if hidden and collection_path.is_file() and str(collection_path) not in hidden else None
+
+        def pytest_collection_finish(self, session: Any) -> None:
+            outcomes.update((item.nodeid, "it did not run to its end") for item in session.items)
+
         def pytest_runtest_logreport(self, report: Any) -> None:
+            marked = "xfail" in report.keywords and hasattr(report, "wasxfail")
             if report.failed:
                 outcomes[report.nodeid] = str(report.longrepr).strip().rpartition("\n")[2]
+            elif report.skipped and not marked:
+                outcomes[report.nodeid] = skipped(getattr(report, "wasxfail", report.longrepr))
             elif report.when == "call":
-                outcomes.setdefault(report.nodeid, None)
+                outcomes[report.nodeid] = None
 
         def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
                 outcomes[report.nodeid] = str(report.longrepr).strip().rpartition("\n")[2]
 
     own = {os.path.basename(path) for path in given}
-    plain = ["-p", "no:cacheprovider"]
+    plain = ["-p", "no:cacheprovider", "--import-mode=append", *plugins()]
     plain += [] if "conftest.py" in own else ["--noconftest"]
     plain += [] if own & {"pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"} else ["-c", os.devnull, "--rootdir=."]
     pytest.main([*plain, *words], plugins=[Noting()])
     return outcomes
+
+
+def plugins() -> list[str]:
+    """Return the options that load the plugins of installed packages, and none that the box's files claim to be."""
+    from importlib import metadata
+
+    places = [path for path in sys.path if os.path.abspath(path) != os.getcwd()]
+    found = [entry for package in metadata.distributions(path=places) for entry in package.entry_points]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    names = dict.fromkeys(entry.value for entry in found if entry.group == "pytest11")
+    return [word for name in names for word in ("-p", name)]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentgym.boxes import ExecResult, Expected, HostFunction, Verdict
+from agentgym.sandboxes.host_functions import MAX_ASKS
 
 MARGIN_S = 2.0
 """Seconds for the copy and the start, beside the time of the cases."""
@@ -37,11 +38,14 @@ async def verify(
     """Run hidden tests in fresh processes of a box, and judge what they say; see `Box.verify`."""
     orders = plan(code, command, expect)
     files = files or {}
+    if len(files) + len(orders["names"]) > MAX_ASKS:
+        raise ValueError(f"files: {len(files)} files and {len(orders['names'])} cases are over {MAX_ASKS} together")
     contents = [base64.b64encode(content_of(path, text)).decode() for path, text in files.items()]
     orders |= {"files": list(files), "seconds": timeout_s, "case": program("case")}
     said: dict[str, Any] = {}
     result = await run(
-        f"{program('harness')}\nverify({orders!r}, hidden, report)",
+        # On two lines: where the second one fails, a traceback shows it, and what is hidden is not in it.
+        f"{program('harness')}\norders = {orders!r}\nverify(orders, hidden, report)",
         {"hidden": contents.__getitem__, "report": said.__setitem__},
         timeout_s + MARGIN_S,
     )
@@ -161,12 +165,23 @@ def judge(heard: Mapping[str, Any], expected: tuple[Expected] | None) -> str | N
 def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
     """Return why a value is not the expected one; a printed text is compared without the blanks at line ends."""
     if callable(expected):
-        right = bool(expected(value))
+        try:
+            right = bool(expected(value))
+        except Exception as error:  # The tested code chose the value: it must not end the episode without a reward.
+            return f"the function raised {type(error).__name__} for {shown(value)}: {error}"
     elif printed:
         right = lines(value) == lines(str(expected))
     else:
         right = same(value, plain(expected))
-    return None if right else f"{str(value)[:200]!r} is not right"
+    return None if right else f"{shown(value)} is not right"
+
+
+def shown(value: Any) -> str:
+    """Return the begin of a value's text."""
+    try:
+        return repr(str(value)[:200])
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__}"
 
 
 def lines(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -79,8 +79,21 @@ def step(trainer: Trainer, rows: Sequence[Sample]) -> tuple[dict[str, float], Te
 thorough = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
 
 
+def on_an_edge(trainer: Trainer, rows: Sequence[Sample]) -> bool:
+    """Whether a probability ratio is so near to a clip that rounding decides whether its token has a gradient."""
+    for row in rows:
+        ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
+        policy = np.asarray(trainer.score(ids, sampling=Sampling()))[-len(row.response_ids) :]
+        ratios = np.exp(policy - row.logprobs)[row.loss_mask]
+        clips = 1 - trainer.config.clip_low, 1 + trainer.config.clip_high
+        if any(np.isclose(ratios, clip, rtol=1e-4).any() for clip in clips):
+            return True
+    return False
+
+
 def assert_all_same(trainers: dict[Any, Trainer], groups: list[Group]) -> None:
     rows = {merged: build_samples(groups, merge=merged) for merged in (True, False)}
+    assume(not on_an_edge(trainers["padded", None], rows[True]))
     expected, gradient = step(trainers["padded", None], rows[True])
     for (how, trainer), merged in product(trainers.items(), rows):
         stats, got = step(trainer, rows[merged])
@@ -104,6 +117,16 @@ def test_larger_trees_give_the_same_loss_and_gradient_too(
     trainers: dict[Any, Trainer], grown: Grown, data: st.DataObject
 ) -> None:
     assert_all_same(trainers, grown(lambda low, high: data.draw(st.integers(low, high)), groups=3, size=4))
+
+
+def test_a_ratio_on_a_clip_is_seen(trainers: dict[Any, Trainer], grown: Grown) -> None:
+    trainer = trainers["padded", None]
+    (row, *_) = build_samples(grown(1))
+    ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
+    policy = np.asarray(trainer.score(ids, sampling=Sampling()))[-len(row.response_ids) :]
+    for clip in (1 - trainer.config.clip_low, 1 + trainer.config.clip_high):
+        assert on_an_edge(trainer, [replace(row, logprobs=policy - np.log(clip))])
+    assert not on_an_edge(trainer, [replace(row, logprobs=policy)])
 
 
 def test_a_row_has_no_padding_and_a_tree_each_token_once(trainers: dict[Any, Trainer], grown: Grown) -> None:
