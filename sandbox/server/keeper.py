@@ -71,14 +71,20 @@ class Episode:
         self.places = [] if arena is None else [arena.leave()]
 
     def is_ready(self) -> bool:
-        """Wait until it can begin; False where it has ended instead, and then nothing is left of it."""
-        ready = self.ready.hear() is not None
+        """Wait until it can begin; False where it has ended instead."""
+        ready = self.ready.hear() is not None and not os.waitpid(self.pid, os.WNOHANG)[0]
         os.close(self.ready.out)
-        if not ready:
-            os.waitpid(self.pid, 0)
-            os.close(self.start.into)
-            self.end_place()
         return ready
+
+    def end(self) -> None:
+        """End what is left of one that is not ready; no other one is there."""
+        os.close(self.start.into)
+        self.end_place()
+        while True:
+            try:
+                os.waitpid(-1, 0)  # What its supervisor had started ends with it, and is ours to collect.
+            except ChildProcessError:
+                return
 
     def end_place(self) -> None:
         for place in self.places:
@@ -96,6 +102,7 @@ def keep(arena: Arena | None, supervise: Callable[[Pipe, Pipe, Pipe], NoReturn])
     while True:
         episode = next_one
         if not episode.is_ready():
+            episode.end()
             episode = Episode(arena, supervise, ended, [] if before is None else before.places)
             if not episode.is_ready():  # Nothing is in its way any more.
                 os._exit(BOX_KILLED)
