@@ -74,7 +74,7 @@ class Bubblewrap:
     @asynccontextmanager
     async def _open(self, size: int) -> AsyncIterator[Boxes]:
         # Here, and not with the first box: it may take minutes, and a lease has no time for that.
-        await asyncio.to_thread(package_binds, self.pip, interpreter_of(self.python)[0])
+        await asyncio.to_thread(self._prepare)
         async with open_pool(self._start, size) as pool:
             yield pool
 
@@ -97,7 +97,8 @@ class Bubblewrap:
         if self.network != NONE:
             config["network"] = server_network(self.network)
         with ExitStack() as stack:
-            files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in box_files().items()}
+            given = box_files(tuple(interpreter_of(self.python)))
+            files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in given.items()}
             return await start_server(
                 [*self._command(files), *interpreter_of(self.python), SERVER],
                 config,
@@ -106,6 +107,11 @@ class Bubblewrap:
                 held=stack,
                 allow=allow_of(self.network),
             )
+
+    def _prepare(self) -> None:
+        """Make what all boxes share; SandboxError where there can be no box."""
+        self._command({})  # First: a Python that no box may see is not run here either.
+        box_files(tuple(interpreter_of(self.python)))
 
     def _command(self, files: Mapping[str, int]) -> list[str]:
         interpreter = interpreter_of(self.python)[0]

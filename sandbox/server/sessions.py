@@ -65,13 +65,6 @@ class Sessions:
             space.enter()
         self.sessions = {TRUNK: Session(self.new_worker(self.work), self.work)}
 
-    def begin(self) -> None:
-        """Have a session at the begin of the episode, whatever befell its process while it waited."""
-        trunk = self.sessions[TRUNK]
-        if trunk.worker.ended():
-            self.renew(trunk)
-            trunk.lost = False
-
     def new_worker(self, work: str, patience_s: float = KILL_S, *, private: str = "", **more: Any) -> Child:
         def run() -> None:
             gc.enable()

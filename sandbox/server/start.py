@@ -93,6 +93,7 @@ def forget_package() -> None:
     """Take the server's modules out of `import`'s sight: code in the box has a `files` or a `server` of its own."""
     above = os.path.dirname(FOLDER.rstrip("/"))
     sys.path[:] = [path for path in sys.path if path and path != above]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "__main__"]
     KEPT.extend(sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == PACKAGE)
 
 
@@ -116,8 +117,11 @@ def main() -> NoReturn:
     if arena is None and ALONE:
         serve_in_place(host, config, oom)
 
-    def supervise(start: Pipe, ready: Pipe, ended: Pipe) -> NoReturn:
-        serve_episode(host, config, oom, arena, start, ready, ended)
+    if arena is not None:
+        drop_bounding()  # For all that is forked from now on.
+
+    def supervise(start: Pipe, ended: Pipe) -> NoReturn:
+        serve_episode(host, config, oom, arena, start, ended)
 
     keep(arena, supervise)
 
@@ -151,7 +155,7 @@ def first_word(host: Wire, word: int, said: dict[str, Any]) -> None:
 
 
 def serve_episode(
-    host: Wire, config: dict[str, Any], oom: OomCounter, arena: Arena | None, start: Pipe, ready: Pipe, ended: Pipe
+    host: Wire, config: dict[str, Any], oom: OomCounter, arena: Arena | None, start: Pipe, ended: Pipe
 ) -> NoReturn:
     """Be the supervisor of one episode, in a place of its own."""
 
@@ -160,8 +164,6 @@ def serve_episode(
         os._exit(RESET)
 
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if arena is not None:
-        drop_bounding()
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     FirstToDie.watch()
     Space.begin()
@@ -169,11 +171,8 @@ def serve_episode(
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     space = None if arena is None else Space(show_processes)
     supervisor = Supervisor(host, config, begin_anew, oom, arena, space)
-    ready.say(0)
-    os.close(ready.into)
     word = start.hear()
     if word is not None:
-        supervisor.begin()
         place = {"place": "old"} if arena is None else {"place": "new", "not_private": arena.not_private}
         first_word(host, word, place)
         serve(supervisor)

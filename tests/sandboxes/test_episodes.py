@@ -5,7 +5,6 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -23,9 +22,9 @@ from agentgym.sandboxes import link, local
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.containers.settings import DockerSettings, box_user
 from agentgym.sandboxes.local import Bubblewrap, Process
-from agentgym.sandboxes.server_files import BOX_USERS
+from agentgym.sandboxes.server_files import BOX_USERS, arena
 from agentgym.testing import Scripted, call
-from tests.sandboxes.conftest import below, containers_of, make, wait_for_end
+from tests.sandboxes.conftest import containers_of, make
 
 KINDS: list[object] = [
     "unsafe",
@@ -272,30 +271,26 @@ async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
     assert (null.st_uid, null.st_gid) == (0, 0)
 
 
-def waiting_episode(client: int) -> list[int]:
-    """The supervisor that waits for the next episode of the newest box, the first process below it, and its worker."""
-    (keeper,) = children(children(client)[-1])
-    return [children(keeper)[-1], *below(children(keeper)[-1])] if len(children(keeper)) == 2 else []
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="signals processes of another user")
-@pytest.mark.parametrize("killed", [0, -1], ids=["supervisor", "worker"])
-async def test_a_reset_is_clean_whatever_befell_the_place_that_was_made_ready(killed: int) -> None:
-    async with make("bubblewrap").open(1) as boxes, boxes.lease() as box:
-        for _ in range(3):
-            await box.write({"f": "x"})
-            while len(waiting := await asyncio.to_thread(waiting_episode, os.getpid())) != 3:
-                await box.python("1")  # It is made meanwhile.
-            os.kill(waiting[killed], signal.SIGKILL)
-            assert await asyncio.to_thread(wait_for_end, [waiting[killed]]) == []
-            await box.reset()
-            assert await box.list() == []
-            said = await box.python("6 * 7")
-            assert (said.stdout, said.state_lost) == ("42\n", False)
+@of(PLACED)
+async def test_nothing_tells_an_episode_how_long_the_one_before_it_took(pool: Boxes) -> None:
+    ages = """
+import os, time
+with open('/proc/uptime') as file: up = float(file.read().split()[0])
+folders = ['/tmp', '/branches', '/dev/shm', '/dev/mqueue', '/dev/pts', '/proc/self']
+found = [time.time() - getattr(os.stat(path), name) for path in folders for name in ('st_mtime', 'st_ctime')]
+for pid in ('1', 'self'):
+    with open(f'/proc/{pid}/stat') as file: begun = int(file.read().rpartition(')')[2].split()[19])
+    found.append(up - begun / os.sysconf('SC_CLK_TCK'))
+max(found)
+"""
+    async with pool.lease() as box:
+        await box.reset()
+        await box.python("import time\ntime.sleep(4)")
+        began = asyncio.get_running_loop().time()
+        await box.reset()
+        oldest = float((await box.python(ages)).stdout)
+        now = asyncio.get_running_loop().time()
+    assert oldest < now - began + 2  # Some file systems take their times from the kernel's last tick.
 
 
 TAKE_ALL = """
@@ -380,7 +375,7 @@ async def test_where_the_kernel_makes_no_place_a_box_is_reset_in_place_and_keeps
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make("bubblewrap")
-    cannot_be = {**local.arena(1, users=True), "bytes": "many"}
+    cannot_be = {**arena(1, users=True), "bytes": "many"}
     monkeypatch.setattr(local, "arena", lambda *_, **__: cannot_be)
     async with Bubblewrap(network="loopback").open(1) as boxes, boxes.lease() as box:
         for _ in range(2):
@@ -415,6 +410,24 @@ async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
     with pytest.raises(ag.SandboxError, match="home is in it"):
         async with Bubblewrap(python=str(Path.home() / "bin" / "python3")).open(1) as boxes, boxes.lease():
             pass
+
+
+@pytest.mark.parametrize("python", ["/usr/bin/false", "/usr/bin/no-python"])
+async def test_an_interpreter_that_cannot_run_the_server_is_refused_when_the_pool_opens(python: str) -> None:
+    make("bubblewrap")
+    with pytest.raises(ag.SandboxError, match="python: the interpreter of the boxes"):
+        async with Bubblewrap(python=python).open(1):
+            pass
+
+
+@of(KINDS)
+async def test_a_module_in_the_working_folder_may_have_the_name_of_the_server(pool: Boxes) -> None:
+    look = "import importlib.util\nimportlib.util.find_spec('server')"
+    async with pool.lease() as box:
+        assert (await box.python(look)).stdout == ""
+        await box.write({"server.py": "import sys\nmodules = [name for name in sys.modules if 'supervisor' in name]"})
+        said = await box.python("import server\nserver.modules")
+        assert (said.stdout, said.stderr) == ("[]\n", "")
 
 
 BAD_PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 300 + "f", "..", "/etc/passwd", "", "\x7f\n\u202e", "a/../../b"]
