@@ -3,17 +3,19 @@
 import gc
 import logging
 import os
+import re
 import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+import agentgym as ag
 from agentgym.errors import SandboxError
 from agentgym.process_identity import is_dead, owner, state_of
 from agentgym.sandboxes import choose, image, local
@@ -22,6 +24,7 @@ from agentgym.sandboxes.containers.client import connect, translated
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 from agentgym.sandboxes.server_files import image_folder
+from agentgym.testing import Scripted
 
 
 def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:
@@ -72,32 +75,80 @@ def test_every_kind_of_box_has_its_line_on_what_it_lacks() -> None:
     assert [kind for kind, lacks in choose.LACKS.items() if not lacks] == [Docker]
 
 
-def test_auto_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with neither Docker nor bubblewrap."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     monkeypatch.setenv("PATH", "/nowhere")
-    why_no_bubblewrap.cache_clear()
-    try:
-        with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* the box 'unsafe'"):
-            auto()
-    finally:
-        why_no_bubblewrap.cache_clear()
+    local._check_bubblewrap.cache_clear()
+    yield
+    local._check_bubblewrap.cache_clear()
 
 
-def test_a_script_gets_an_unsafe_box_only_where_it_asks_for_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("bare")
+def test_auto_says_what_is_missing() -> None:
+    with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* the box 'unsafe'"):
+        auto()
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_script_gets_an_unsafe_box_only_where_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert choose.main([]) == 1
+    said = capsys.readouterr()
+    assert (said.out, "no sandbox runs here" in said.err) == ("", True)
+    assert choose.main(["--or-unsafe"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, "unprotected" in said.err) == ("unsafe\n", True)
+
+
+NEITHER = [
+    (Bubblewrap(), r"no bubblewrap box can be made here: bwrap is not installed \(apt-get install bubblewrap\)"),
+    (Docker(), r"(no Docker engine answers at unix:///nowhere/docker.sock.*|the docker package is missing.*)"),
+]
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(("sandbox", "why"), NEITHER, ids=["bubblewrap", "docker"])
+async def test_a_sandbox_that_cannot_run_here_says_why_in_one_line_before_a_rollout_begins(
+    sandbox: Bubblewrap | Docker, why: str
 ) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    monkeypatch.setenv("PATH", "/nowhere")
-    why_no_bubblewrap.cache_clear()
-    try:
-        assert choose.main([]) == 1
-        said = capsys.readouterr()
-        assert (said.out, "no sandbox runs here" in said.err) == ("", True)
-        assert choose.main(["--or-unsafe"]) == 0
-        said = capsys.readouterr()
-        assert (said.out, "unprotected" in said.err) == ("unsafe\n", True)
-    finally:
-        why_no_bubblewrap.cache_clear()
+    class Declares(ag.ToolEnv[ag.Task]):
+        pass
+
+    Declares.sandbox = sandbox
+    with pytest.raises(SandboxError) as error:
+        await ag.rollout(Declares, ag.Task(id="t", prompt="p"), Scripted([]))
+    assert re.fullmatch(why, str(error.value)), error.value
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(("sandbox", "why"), NEITHER, ids=["bubblewrap", "docker"])
+async def test_a_tasks_sandbox_that_cannot_run_here_says_why_in_the_rollouts_failure_and_in_the_batchs_error(
+    sandbox: Bubblewrap | Docker, why: str
+) -> None:
+    class Chooses(ag.ToolEnv[ag.Task]):
+        limits = ag.Limits(retries=0)
+
+        @classmethod
+        def sandbox_for(cls, task: ag.Task) -> Bubblewrap | Docker:
+            return sandbox
+
+    tasks = [ag.Task(id=name, prompt="p") for name in "ab"]
+    played = await ag.rollout(Chooses, tasks[0], Scripted([]))
+    assert re.fullmatch(f"SandboxError: {why}", str(played.failure)), played.failure
+    with pytest.raises(SandboxError) as error:
+        await ag.run_groups(Chooses, tasks, Scripted([]), n=2)
+    assert re.fullmatch(f"all 4 rollouts failed; the first one: SandboxError: {why}", str(error.value)), error.value
+
+
+def test_what_bubblewrap_lacked_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    if why_no_bubblewrap() is not None:
+        pytest.skip(f"bubblewrap: {why_no_bubblewrap()}")
+    local._check_bubblewrap.cache_clear()
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "/nowhere")
+        assert "not installed" in str(why_no_bubblewrap())
+    assert why_no_bubblewrap() is None
 
 
 class Passing(socketserver.StreamRequestHandler):
