@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -19,10 +19,11 @@ import agentgym as ag
 from agentgym.errors import SandboxError
 from agentgym.process_identity import is_dead, owner, state_of
 from agentgym.sandboxes import choose, image, local
-from agentgym.sandboxes.choose import AnyBox, Kind, auto, named
+from agentgym.sandboxes.choose import AnyBox, Kind, as_kind, auto, named
 from agentgym.sandboxes.containers.client import connect, translated
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.networks.rules import Allow
 from agentgym.sandboxes.server_files import image_folder
 from agentgym.testing import Scripted
 
@@ -67,6 +68,59 @@ async def test_any_box_says_once_what_it_took_and_what_that_lacks(
     assert said.startswith("the boxes are bubblewrap, because of Docker: no Docker engine answers at unix:///nowhere")
     assert "total memory" in said
     assert "processor time" in said
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+async def test_the_settings_of_any_box_are_those_of_the_kind_that_it_takes(kind: Kind, tmp_path: Path) -> None:
+    why_not = why_no_docker() if kind == "docker" else why_no_bubblewrap()
+    if why_not is not None:
+        pytest.skip(f"{kind}: {why_not}")
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755) if folder != Path("/tmp") else None
+    (tmp_path / "f").write_text("shown")
+    wanted = AnyBox(kind=kind, memory_mb=300, disk_mb=20, volumes={"/data": str(tmp_path)}, network="loopback")
+    async with wanted.open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec("cat /data/f")).stdout == "shown"
+        assert (await box.python("import socket\nsocket.create_server(('127.0.0.1', 8000)).close()")).ok
+        assert not (await box.exec("head -c 21000000 /dev/zero > f")).ok
+        assert (await box.exec("rm f; head -c 20000000 /dev/zero > f")).ok
+        assert not (await box.python("x = b'x' * (310 << 20)")).ok
+
+
+def test_any_box_opens_each_kind_with_what_was_set_and_else_with_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[object] = []
+    for kind in (Docker, Bubblewrap, Process):
+        monkeypatch.setattr(kind, "open", lambda sandbox, size: opened.append(sandbox))
+    shared: dict[str, Any] = {"memory_mb": 300, "disk_mb": 20, "pids": 9, "pip": ("x",), "volumes": {"/d": "/x"}}
+    shared["network"] = Allow("a.org")
+    AnyBox(kind="docker", **shared).open(1)
+    AnyBox(kind="bubblewrap", **shared).open(1)
+    AnyBox(kind="unsafe", memory_mb=300).open(1)
+    assert opened == [Docker(**shared), Bubblewrap(**shared), Process(unsafe=True, memory_mb=300)]
+    opened.clear()
+    AnyBox(kind="docker").open(1)
+    AnyBox(kind="bubblewrap").open(1)
+    assert opened == [Docker(), Bubblewrap()]
+
+
+def test_what_not_every_kind_of_box_can_do_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"network: 'bridge' is none of \"none\", \"loopback\" and Allow"):
+        AnyBox(network="bridge")
+    with pytest.raises(ValueError, match=r"pip: a tuple of texts"):
+        AnyBox(pip="numpy")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"volumes: '/tmp' is a place of the box's own"):
+        AnyBox(volumes={"/tmp": "/x"})
+    with pytest.raises(ValueError, match=r"network: the box 'unsafe' is a plain process"):
+        AnyBox(kind="unsafe", network="loopback")
+
+
+def test_another_kind_of_box_keeps_the_settings_of_an_any_box() -> None:
+    assert as_kind(AnyBox(network="loopback"), "docker") == AnyBox(kind="docker", network="loopback")
+    assert as_kind(Docker(), "bubblewrap") == AnyBox(kind="bubblewrap")
+    with pytest.raises(ValueError, match="network: the box 'unsafe'"):
+        as_kind(AnyBox(network="loopback"), "unsafe")
 
 
 def test_every_kind_of_box_has_its_line_on_what_it_lacks() -> None:
