@@ -252,6 +252,54 @@ async def test_a_build_that_fails_says_why_and_leaves_nothing(engine: Any, tmp_p
     assert untagged(engine) <= before
 
 
+STAGES = f"""
+FROM {default_image()} AS one
+USER 0:0
+COPY data /data
+RUN echo made in one > /made
+FROM {default_image()}
+USER 0:0
+COPY --from=one /made /made
+"""
+
+
+@pytest.mark.parametrize("last", ["", "RUN echo the last words >&2; exit 9\n"], ids=["built", "failed"])
+def test_the_stages_of_a_build_are_not_left_without_a_name(
+    engine: Any, tmp_path: Path, built: list[str], last: str
+) -> None:
+    folder, before = a_folder(tmp_path, STAGES + last), untagged(engine)
+    if last:
+        with pytest.raises(SandboxError, match=r"(?s)failed: .*the last words"):
+            build_folder(engine, folder, tag="agentgym-test-stages:1")
+    else:
+        built.append(build_folder(engine, folder, tag="agentgym-test-stages:1"))
+    assert untagged(engine) <= before
+
+
+def test_an_image_without_a_name_that_a_failed_build_stood_on_is_left(
+    engine: Any, tmp_path: Path, built: list[str]
+) -> None:
+    tag = f"agentgym-test-nameless:{secrets.token_hex(4)}"
+    # The second one takes the name of the first.
+    built.extend(build_folder(engine, a_folder(tmp_path, FOLDER), tag=tag) for _ in range(2))
+    base = built[0]
+    with pytest.raises(SandboxError, match="failed"):
+        build_folder(engine, a_folder(tmp_path, f"FROM {base}\nRUN exit 9\n"), tag=tag)
+    assert find(engine, base) is not None
+
+
+async def test_a_build_whose_packages_fail_leaves_its_folders_image_alone(
+    engine: Any, tmp_path: Path, index: Path, built: list[str]
+) -> None:
+    folder = a_folder(tmp_path, FOLDER)
+    before, containers = untagged(engine), own_containers(engine)
+    with pytest.raises(SandboxError, match=r"(?s)pip failed .*No matching distribution found for agentgym-nowhere"):
+        image.build("agentgym-test-none:1", dockerfile=str(folder), pip=["agentgym-nowhere"])
+    assert find(engine, "agentgym-test-none:1") is None
+    assert (untagged(engine) <= before, own_containers(engine)) == (True, containers)
+    built.append(ready_image(address(), Docker(dockerfile=str(folder))))
+
+
 async def test_a_folder_without_a_dockerfile_is_named(engine: Any, tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match=f"'{tmp_path}' is no folder with a file named Dockerfile"):
         async with Docker(dockerfile=str(tmp_path)).open(1):
