@@ -2,10 +2,16 @@
 
 import functools
 import os
+import resource
 import secrets
 import select
+import shutil
+import subprocess
+import sys
+import tempfile
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,8 @@ from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 
 KINDS = ["unsafe", "bubblewrap", "docker", "runsc"]
+ROOT = Path(__file__).parents[2]
+MANY_FILES = 520
 ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
 
@@ -92,6 +100,27 @@ async def isolated_box(isolated_boxes: Boxes) -> AsyncIterator[Box]:
         yield leased
 
 
+@contextmanager
+def with_many_files_open() -> Iterator[None]:
+    """As many open files as a client has that holds data, HTTP connections and other boxes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, MANY_FILES + 400), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY_FILES)]
+    try:
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process has many files open."""
+    with with_many_files_open():
+        yield
+
+
 def below(pid: int) -> list[int]:
     """Every process below `pid`."""
     found: list[int] = []
@@ -117,6 +146,33 @@ def containers_of(pid: int) -> list[int]:
         return [client.inspect_container(c)["State"]["Pid"] for c in mine]
     finally:
         client.close()
+
+
+@pytest.fixture
+def code_for_all() -> Iterator[Path]:
+    """A copy of the code and its tests that every user can read; pytest's own folders are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="copy-") as name:
+        folder = Path(name)
+        for part in ("agentgym", "sandbox", "tests"):
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        folder.chmod(0o755)
+        yield folder
+
+
+def as_user_without_rights(folder: Path, *python: str) -> "subprocess.CompletedProcess[str]":
+    """Run a Python over that copy in a process of a user who is nobody else."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "HOME": "/nonexistent"}
+    return subprocess.run(
+        ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups", "--", sys.executable, "-B", *python],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def one_more_minute() -> str:

@@ -4,9 +4,6 @@ import ast
 import asyncio
 import logging
 import os
-import shutil
-import subprocess
-import sys
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
@@ -24,7 +21,7 @@ from agentgym.sandboxes.containers.settings import DockerSettings, box_user
 from agentgym.sandboxes.local import Bubblewrap, Process
 from agentgym.sandboxes.server_files import BOX_USERS
 from agentgym.testing import Scripted, call
-from tests.sandboxes.conftest import containers_of, make
+from tests.sandboxes.conftest import as_user_without_rights, containers_of, make
 
 KINDS: list[object] = [
     "unsafe",
@@ -319,8 +316,7 @@ async def test_each_box_of_docker_has_a_user_of_its_own_and_its_code_is_nobody()
     assert set(users) <= set(BOX_USERS)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_rights_too(tmp_path: Path) -> None:
+async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_rights_too(code_for_all: Path) -> None:
     make("bubblewrap")
     code = (
         "import asyncio, logging\nfrom agentgym.sandboxes.local import Bubblewrap\nlogging.basicConfig()\n"
@@ -331,21 +327,7 @@ async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_ri
         "        print(await box.list(), (await box.python('6 * 7', fresh=True)).stdout)\n"
         "asyncio.run(main())\n"
     )
-    copy = Path(shutil.copytree(Path(__file__).parents[2] / "agentgym", tmp_path / "agentgym"))
-    shutil.copytree(Path(__file__).parents[2] / "sandbox", tmp_path / "sandbox")
-    for path in (tmp_path, *tmp_path.parents):
-        if path.owner() == "root" and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
-    drop = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups", "--"]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [*drop, sys.executable, "-c", code],
-        cwd=copy.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(copy.parent), "HOME": "/nonexistent"},
-    )
+    done = await asyncio.to_thread(as_user_without_rights, code_for_all, "-c", code)
     assert (done.stdout, done.stderr) == ("[] 42\n\n", "")
 
 
@@ -353,7 +335,7 @@ async def test_where_the_kernel_makes_no_place_a_box_is_reset_in_place_and_keeps
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make("bubblewrap")
-    cannot_be = {"bytes": "many", "inodes": 1, "shared": [], "users": True}
+    cannot_be = {"bytes": "many", "inodes": 1, "shared": [], "users": True, "networked": True}
     monkeypatch.setattr(local, "arena", lambda *_, **__: cannot_be)
     async with Bubblewrap(network="loopback").open(1) as boxes, boxes.lease() as box:
         for _ in range(2):
