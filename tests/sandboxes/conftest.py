@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -28,15 +29,18 @@ MANY_FILES = 520
 ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
 
-def make(kind: str) -> Sandbox:
+def make(kind: str, **settings: Any) -> Sandbox:
+    """A sandbox of that kind with these settings; the test is skipped aloud where it does not run here."""
     if kind == "unsafe":
-        return Process(unsafe=True)
+        return Process(unsafe=True, **settings)
     why_not = why_no_bubblewrap() if kind == "bubblewrap" else why_no_docker()
     if why_not is None and kind == "runsc":
         why_not = why_no_gvisor()
     if why_not is not None:
         pytest.skip(f"{kind}: {why_not}")
-    return Bubblewrap() if kind == "bubblewrap" else Docker(runtime="runsc" if kind == "runsc" else None)
+    if kind == "bubblewrap":
+        return Bubblewrap(**settings)
+    return Docker(runtime="runsc" if kind == "runsc" else None, **settings)
 
 
 @functools.cache
@@ -87,12 +91,6 @@ async def box(boxes: Boxes) -> AsyncIterator[Box]:
     """A clean box of each kind."""
     async with boxes.lease() as leased:
         yield leased
-
-
-@pytest.fixture
-def kind_of_box(sandbox: Sandbox) -> str:
-    """The class of the kind that `box` is."""
-    return type(sandbox).__name__
 
 
 @pytest_asyncio.fixture(loop_scope="module")

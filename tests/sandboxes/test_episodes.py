@@ -268,6 +268,28 @@ async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
     assert (null.st_uid, null.st_gid) == (0, 0)
 
 
+@of(PLACED)
+async def test_nothing_tells_an_episode_how_long_the_one_before_it_took(pool: Boxes) -> None:
+    ages = """
+import os, time
+with open('/proc/uptime') as file: up = float(file.read().split()[0])
+folders = ['/tmp', '/branches', '/dev/shm', '/dev/mqueue', '/dev/pts', '/proc/self']
+found = [time.time() - getattr(os.stat(path), name) for path in folders for name in ('st_mtime', 'st_ctime')]
+for pid in ('1', 'self'):
+    with open(f'/proc/{pid}/stat') as file: begun = int(file.read().rpartition(')')[2].split()[19])
+    found.append(up - begun / os.sysconf('SC_CLK_TCK'))
+max(found)
+"""
+    async with pool.lease() as box:
+        await box.reset()
+        await box.python("import time\ntime.sleep(4)")
+        began = asyncio.get_running_loop().time()
+        await box.reset()
+        oldest = float((await box.python(ages)).stdout)
+        now = asyncio.get_running_loop().time()
+    assert oldest < now - began + 2  # Some file systems take their times from the kernel's last tick.
+
+
 TAKE_ALL = """
 import ctypes, resource
 libc = ctypes.CDLL(None)
@@ -370,6 +392,24 @@ async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
     with pytest.raises(ag.SandboxError, match="home is in it"):
         async with Bubblewrap(python=str(Path.home() / "bin" / "python3")).open(1) as boxes, boxes.lease():
             pass
+
+
+@pytest.mark.parametrize("python", ["/usr/bin/false", "/usr/bin/no-python"])
+async def test_an_interpreter_that_cannot_run_the_server_is_refused_when_the_pool_opens(python: str) -> None:
+    make("bubblewrap")
+    with pytest.raises(ag.SandboxError, match="python: the interpreter of the boxes"):
+        async with Bubblewrap(python=python).open(1):
+            pass
+
+
+@of(KINDS)
+async def test_a_module_in_the_working_folder_may_have_the_name_of_the_server(pool: Boxes) -> None:
+    look = "import importlib.util\nimportlib.util.find_spec('server')"
+    async with pool.lease() as box:
+        assert (await box.python(look)).stdout == ""
+        await box.write({"server.py": "import sys\nmodules = [name for name in sys.modules if 'supervisor' in name]"})
+        said = await box.python("import server\nserver.modules")
+        assert (said.stdout, said.stderr) == ("[]\n", "")
 
 
 BAD_PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 300 + "f", "..", "/etc/passwd", "", "\x7f\n\u202e", "a/../../b"]
