@@ -335,7 +335,7 @@ async def test_where_the_kernel_makes_no_place_a_box_is_reset_in_place_and_keeps
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make("bubblewrap")
-    cannot_be = {"bytes": "many", "inodes": 1, "shared": [], "users": True}
+    cannot_be = {"bytes": "many", "inodes": 1, "shared": [], "users": True, "networked": True}
     monkeypatch.setattr(local, "arena", lambda *_, **__: cannot_be)
     async with Bubblewrap(network="loopback").open(1) as boxes, boxes.lease() as box:
         for _ in range(2):
