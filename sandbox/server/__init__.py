@@ -3,7 +3,7 @@
 ::
 
     python3 -I -S -B server '{"connect": "/run/agentgym/box.sock", "work": "/tmp", "branches": "/branches",
-                              "wipe": ["/tmp", "/branches"], "limits": {}, "filter": {}, "arena": {}}'
+                              "wipe": ["/tmp", "/branches"], "limits": {}, "nice": 19, "filter": {}, "arena": {}}'
 
     frame    4-byte big-endian length | JSON envelope | as many raw bytes as the envelope's "body" says
     host     {"id", "session", "op", ...}                               a call, one at a time; `op` is one of

@@ -275,7 +275,6 @@ def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str,
     for number in QUIET:
         _signal.signal(number, _signal.SIG_DFL)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     # Sealed against ptrace and /proc/<pid>/mem by other processes of the same user.
     libc.prctl(PR_SET_DUMPABLE, 0 if sealed else 1, 0, 0, 0)
     for name, value in limits.items():
@@ -289,17 +288,21 @@ def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str,
     give_up_power()
 
 
-class Filter:
-    """The system calls that code in this box may make, as a BPF program; empty where the engine filters them."""
+class Bounds:
+    """What bounds the code in this box, and not us."""
 
-    program = b""
+    filter = b""
+    """The system calls that it may make, as a BPF program; empty where the engine filters them."""
+    nice = 0
+    """How far it stands back where we share one allowance of processor time: else a fork bomb would hold us up."""
 
 
 def give_up_power() -> None:
     """From here on this process can do nothing that code in the box may not do."""
     give_up_capabilities()
-    if Filter.program:
-        filter_calls(Filter.program)
+    os.nice(Bounds.nice)
+    if Bounds.filter:
+        filter_calls(Bounds.filter)
 
 
 def give_up_capabilities() -> None:

@@ -15,7 +15,7 @@ import types
 
 from .arena import Arena, hold_proc, show_processes
 from .call import OomCounter
-from .children import QUIET, Exits, Filter, FirstToDie, close_from, give_up_capabilities
+from .children import QUIET, Bounds, Exits, FirstToDie, close_from, give_up_capabilities
 from .frames import Wire
 from .keeper import FIRST, Pipe, keep
 from .kernel import drop_bounding
@@ -66,7 +66,8 @@ def connect(config: dict[str, Any]) -> Wire:
 
 def prepare(config: dict[str, Any]) -> None:
     """Make this process a zygote that its children cannot reach into."""
-    Filter.program = base64.b64decode(config.get("filter", {}).get(os.uname().machine, ""))
+    Bounds.nice = config.get("nice", 0)
+    Bounds.filter = base64.b64decode(config.get("filter", {}).get(os.uname().machine, ""))
     FirstToDie.watch()
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1):  # What goes wrong before the first word is said on stderr, which the host reads until then.

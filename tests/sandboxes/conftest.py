@@ -142,7 +142,7 @@ def containers_of(pid: int) -> list[int]:
         return []
     try:
         owned = client.containers(filters={"label": "agentgym.owner"})
-        mine = [c["Id"] for c in owned if c["Labels"]["agentgym.owner"].split("/")[3] == str(pid)]
+        mine = [c["Id"] for c in owned if c["Labels"]["agentgym.owner"].split("/")[3:4] == [str(pid)]]
         return [client.inspect_container(c)["State"]["Pid"] for c in mine]
     finally:
         client.close()

@@ -171,15 +171,9 @@ class Chaos:
             self.done["started"] += 1
             number = self.done["started"]
             await self.attempt(boxes, number)
-            if (
-                number % (self.size.episodes // (self.size.engines + 1)) == 0
-                and self.killed["engine"] < self.size.engines
-            ):
+            if number % (size.episodes // (size.engines + 1)) == 0 and killed["engine"] < size.engines:
                 await self.kill_engine()
-            elif (
-                number % (self.size.episodes // self.size.containers) < 2
-                and self.killed["container"] < self.size.containers
-            ):
+            elif number % (size.episodes // size.containers) < 2 and killed["container"] < size.containers:
                 await asyncio.to_thread(self.kill_container)
 
     async def attempt(self, boxes: Boxes, number: int) -> None:

@@ -338,6 +338,16 @@ async def test_each_box_of_docker_has_a_user_of_its_own_and_its_code_is_nobody()
     assert set(users) <= set(BOX_USERS)
 
 
+@pytest.mark.docker
+async def test_code_stands_back_behind_the_server_with_which_it_shares_its_processor_time() -> None:
+    async with make("docker").open(1) as boxes, boxes.lease() as box:
+        for fresh in (False, True):
+            assert (await box.python("import os; os.nice(0)", fresh=fresh)).stdout == "19\n"
+        assert (await box.exec("nice; nice -n -5 nice 2>/dev/null")).stdout == "19\n19\n"
+        async with box.start("nice") as process:
+            assert await process.stdout.read() == b"19\n"
+
+
 async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_rights_too(code_for_all: Path) -> None:
     make("bubblewrap")
     code = (

@@ -82,6 +82,7 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
         limits |= {"SIGPENDING": 1024, "MSGQUEUE": 256 << 10}
     wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
     config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+    config["nice"] = 19  # Code and server share `cpus`: else the code could leave the server no time to end it.
     if spec.runtime != GVISOR:  # Which lets nobody make a namespace; gVisor's own kernel answers all calls.
         config["filter"] = filters(network=spec.network != NONE)
         config["arena"] = arena(spec.disk_mb, shared=list(spec.volumes), users=True, networked=spec.network != NONE)

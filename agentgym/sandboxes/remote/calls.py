@@ -7,7 +7,7 @@ from agentgym.boxes import HostFunction
 from agentgym.sandboxes.link import TRUNK, Carry, Link
 from agentgym.sandboxes.wire import Frame
 
-MARGIN_S = 3.0
+MARGIN_S = 20.0
 """Seconds beyond a call's own limit after which the host gives the box up."""
 MAX_CODE = 1 << 20
 
