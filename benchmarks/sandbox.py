@@ -108,6 +108,8 @@ class Amount:
     """For latencies."""
     seconds: float
     """For each rate."""
+    turns: int
+    """In which the sides of a comparison alternate."""
     repeats: int
     """Of what takes long: new boxes, forks."""
     execs: int
@@ -116,8 +118,8 @@ class Amount:
     """Open at once."""
 
 
-FULL = Amount(calls=3000, seconds=5.0, repeats=15, execs=60, boxes=500)
-QUICK = Amount(calls=300, seconds=1.0, repeats=4, execs=12, boxes=16)
+FULL = Amount(calls=3000, seconds=5.0, turns=4, repeats=15, execs=60, boxes=500)
+QUICK = Amount(calls=300, seconds=1.0, turns=1, repeats=4, execs=12, boxes=16)
 
 
 def cell(box: Box) -> Action:
@@ -214,7 +216,7 @@ async def episodes(sandbox: Sandbox, amount: Amount) -> Figures:
                 pass
             ours, fresh = [partial(episode, warm)] * count, [partial(fresh_episode, new)] * count
             sides = {"episodes": side(ours), "fresh_episodes": side(fresh)}
-            rates = await by_turns(sides, amount.seconds)
+            rates = await by_turns(sides, amount.seconds, amount.turns)
             figures |= {f"{name}_per_s_{count}": value for name, value in rates.items()}
     return figures
 
@@ -340,11 +342,11 @@ async def side_by_side(sandbox: Docker, peers: Mapping[str, Peer], amount: Amoun
                         sides = {"beside": side([cell(box) for box in held]), "docker_exec": side(by_engine)}
                         for name, peer in peers.items():
                             sides |= {f"{name}_{way}": peer.side("calls", way, count) for way in peer.hello["ways"]}
-                        figures |= per_s("calls", count, await by_turns(sides, amount.seconds))
+                        figures |= per_s("calls", count, await by_turns(sides, amount.seconds, amount.turns))
                 new: list[Action] = [partial(run, container_episode, client, image) for client in clients]
                 sides = {"beside": side([partial(episode, boxes)] * count), "docker_exec": side(new)}
                 sides |= {name: peer.side("episodes", peer.hello["ways"][0], count) for name, peer in peers.items()}
-                figures |= per_s("episodes", count, await by_turns(sides, amount.seconds))
+                figures |= per_s("episodes", count, await by_turns(sides, amount.seconds, amount.turns))
     return figures
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 CELL = "1 + 1"
 AS_PROGRAM = ["python3", "-I", "-S", "-c", "print(1 + 1)"]
 CALLS_PER_EPISODE = 8
-TURNS = 4
 TICKS = os.sysconf("SC_CLK_TCK")
 Figures = dict[str, float]
 Action = Callable[[], Awaitable[object]]
@@ -69,12 +68,12 @@ def side(actions: Sequence[Action]) -> Side:
     return partial(rate, actions)
 
 
-async def by_turns(sides: Mapping[str, Side], seconds: float) -> dict[str, float]:
-    """Each side's rate a second, taken in turns: on a busy machine what holds up one holds up the others."""
+async def by_turns(sides: Mapping[str, Side], seconds: float, turns: int) -> dict[str, float]:
+    """Each side's rate a second, in so many turns each: on a busy machine what holds up one holds up the others."""
     done, took = dict.fromkeys(sides, 0), dict.fromkeys(sides, 0.0)
-    for _ in range(TURNS):
+    for _ in range(turns):
         for name, work in sides.items():
-            a_second, times = await work(seconds / TURNS)
+            a_second, times = await work(seconds / turns)
             done[name] += times
             took[name] += times / a_second
     return {name: done[name] / took[name] for name in sides}

@@ -173,7 +173,12 @@ class Peer:
     def __init__(self, name: str, python: Path | str, program: str, image: str) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            [str(python), "-m", program, image], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(python), "-m", program, image],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C ends its input, at which it removes its containers.
         )
         try:
             self.hello: Hello = self._answer()
