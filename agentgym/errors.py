@@ -120,7 +120,7 @@ class Failure:
     """Why a rollout has no reward: the error that ended it, and where the user's own code raised it."""
 
     type: str
-    """The name of the error's class: EnvError, SandboxError, EngineError or ContextOverflow."""
+    """The name of the error's class among those of this module, such as EnvError, SandboxError and EngineError."""
     message: str
     """The error's text, with the line of the user's code; errors that followed it stand behind it, after "; "."""
     where: str = ""
@@ -133,7 +133,7 @@ class Failure:
         """Keep an error, its notes and its traceback as text that can be encoded."""
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         return cls(
-            type=type(error).__name__,
+            type=next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__),
             message=encodable(said),
             where=encodable(error.where),
             traceback=_traceback_of(error),

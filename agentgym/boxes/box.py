@@ -106,8 +106,9 @@ class Box(Protocol):
         right ones. `command` is a command that runs tests: plain commands of Python (a file, `-m unittest`,
         `-m pytest`) count as passed where the tests came to their end; of any other one the exit code counts.
         With `expect` it runs once for each text, given on stdin, and its output is compared on the host.
-        `files` are hidden files, by path; they take the place of what could stand in for them. The cases share
-        `timeout_s` evenly. Nothing is left in the box. What ends early, by `os._exit(0)` for instance, has failed.
+        `files` are hidden files, by path, laid anew for each case. They take the place of what could stand in for
+        them, and tests find no module, fixture or configuration of the episode's beside them. The cases share
+        `timeout_s` evenly, and the copy. Nothing is left in the box. What ends early, by `os._exit(0)`, has failed.
         ValueError names the argument that makes no sense.
         """
         ...

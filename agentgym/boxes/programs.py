@@ -67,7 +67,7 @@ class Verdict:
     cases: Mapping[str, str | None]
     """By the name of a case: None where it passed, else the reason why not."""
     output: str
-    """What the cases printed."""
+    """What the cases printed, one after the other; of each the begin, 1 MiB in all, and how much was cut."""
     result: ExecResult
     """The result of the program that ran the cases."""
 

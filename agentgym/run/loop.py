@@ -39,7 +39,7 @@ from agentgym.run.preflight import hold_checked
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.samples import build_samples
-from agentgym.sandboxes.choose import AnyBox
+from agentgym.sandboxes.choose import as_kind
 from agentgym.scheduling.accounting import raise_if_all_failed
 from agentgym.store.schema import FILE as STORE
 from agentgym.types import Sampling
@@ -105,7 +105,7 @@ async def _run(run: RunConfig, env: type[Env[Any]], folder: Path, sinks: Sequenc
         record = await stack.enter_async_context(open_recorder(folder, log, first=first, done=state.step))
         log.note("loading")
         engine = await stack.enter_async_context(open_engine(run, log.note))
-        named = AnyBox(kind=run.box) if env.sandbox and run.box != "auto" else None
+        named = as_kind(env.sandbox, run.box) if env.sandbox and run.box != "auto" else None
         boxes = await stack.enter_async_context(open_boxes(env, run.engine.slots, named))
         collector = Collector(env, engine, trainer, boxes, run.sampling, concurrency=run.engine.slots)
         if state.step:

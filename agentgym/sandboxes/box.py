@@ -84,7 +84,15 @@ class RemoteBox(Files, Surroundings):
             return await self.python(cell, functions=functions, fresh=True, timeout_s=limit_s)
 
         check_timeout(timeout_s)
-        return await verify(run, code=code, command=command, files=files, expect=expect, timeout_s=timeout_s)
+        return await verify(
+            run,
+            copied=not self.reset_in_place,
+            code=code,
+            command=command,
+            files=files,
+            expect=expect,
+            timeout_s=timeout_s,
+        )
 
     async def fork(self, *, timeout_s: float = FILES_S) -> "RemoteBox":
         """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.

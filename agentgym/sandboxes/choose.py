@@ -6,14 +6,16 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias, assert_never
 
 from agentgym.boxes import Boxes, Sandbox
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.networks.modes import NONE
+from agentgym.sandboxes.networks.rules import Allow
 
 _log = logging.getLogger("agentgym.sandboxes")
 Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
@@ -24,14 +26,47 @@ class AnyBox:
     """The best box that runs here: Docker where its engine and the sandbox image are there, else bubblewrap.
 
     What it took, and what that lacks against Docker, is logged once as a warning. It never falls back to running code
-    unprotected: "unsafe" must be asked for by name.
+    unprotected: "unsafe" must be asked for by name. Its settings are those that both kinds have, with the same meaning
+    but for the two named below; of "unsafe" boxes only `memory_mb` can be set.
     """
 
     kind: Kind = "auto"
+    memory_mb: int | None = None
+    """Memory in MB: of the whole box with Docker, its files included; of each process with bubblewrap. None takes the
+    kind's own value, here and below."""
+    disk_mb: int | None = None
+    """The size of each of its folders in memory, in MB."""
+    pids: int | None = None
+    """How many processes it may have."""
+    pip: tuple[str, ...] = ()
+    """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
+    volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Folders and files by their path in the box, which can only read them."""
+    network: str | Allow = NONE
+    """What the box may reach: "none", "loopback" for itself alone, or `Allow(...)` for the hosts listed there. An
+    engine's network and services are Docker's alone."""
+
+    def __post_init__(self) -> None:
+        Bubblewrap(**self._given())  # It takes what both take, and says what it does not.
+        if not isinstance(self.pip, tuple):
+            object.__setattr__(self, "pip", tuple(self.pip))
+        more = sorted(self._given().keys() - {"memory_mb"})
+        if self.kind == "unsafe" and more:
+            raise ValueError(f"{more[0]}: the box 'unsafe' is a plain process of this machine, and has no such setting")
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
         """Open a pool of at most `size` boxes; SandboxError that says what to install where no kind runs here."""
-        return named(self.kind).open(size)
+        return replace(named(self.kind), **self._given()).open(size)
+
+    def _given(self) -> dict[str, Any]:
+        """The settings that differ from each kind's own."""
+        settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kind"}
+        return {name: value for name, value in settings.items() if value not in (None, (), {}, NONE)}
+
+
+def as_kind(sandbox: Sandbox, kind: Kind) -> AnyBox:
+    """Return boxes of that kind in place of a sandbox; what was set of an AnyBox stays, or ValueError names it."""
+    return replace(sandbox, kind=kind) if isinstance(sandbox, AnyBox) else AnyBox(kind=kind)
 
 
 LACKS: Mapping[type[Sandbox], tuple[str, ...]] = {
@@ -47,7 +82,7 @@ LACKS: Mapping[type[Sandbox], tuple[str, ...]] = {
 NAMES: Mapping[type[Sandbox], Kind] = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
 
 
-def named(kind: Kind) -> Sandbox:
+def named(kind: Kind) -> Docker | Bubblewrap | Process:
     """Return the sandbox of that name with its defaults; it is not checked that it runs here."""
     match kind:
         case "auto":
@@ -62,7 +97,7 @@ def named(kind: Kind) -> Sandbox:
             assert_never(kind)
 
 
-def auto() -> Sandbox:
+def auto() -> Docker | Bubblewrap:
     """Return the strongest sandbox that runs here, never an unsafe one; SandboxError that says what each kind lacks."""
     no_docker = why_no_docker()
     if no_docker is None:
@@ -104,7 +139,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--or-unsafe", action="store_true", help="say unsafe where no box runs: code that you trust")
     asked = parser.parse_args(args)
     try:
-        sandbox = auto()
+        sandbox: Sandbox = auto()
     except SandboxError as error:
         sys.stderr.write(f"{error}\n")
         if not asked.or_unsafe:

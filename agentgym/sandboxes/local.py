@@ -68,13 +68,18 @@ class Bubblewrap:
         check_volumes(self.volumes)
 
     def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """Open a pool of at most `size` boxes, each started by its first lease in some 60 ms."""
+        """Open a pool of at most `size` boxes, each started by its first lease in some 60 ms.
+
+        SandboxError that says what is missing where this machine cannot make such boxes; nothing is started then.
+        """
         return self._open(size)
 
     @asynccontextmanager
     async def _open(self, size: int) -> AsyncIterator[Boxes]:
+        if (why_not := await asyncio.to_thread(why_no_bubblewrap)) is not None:
+            raise SandboxError(f"no bubblewrap box can be made here: {why_not}")
         # Here, and not with the first box: it may take minutes, and a lease has no time for that.
-        await asyncio.to_thread(package_binds, self.pip, interpreter_of(self.python)[0])
+        await asyncio.to_thread(self._prepare)
         async with open_pool(self._start, size) as pool:
             yield pool
 
@@ -97,7 +102,8 @@ class Bubblewrap:
         if self.network != NONE:
             config["network"] = server_network(self.network)
         with ExitStack() as stack:
-            files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in box_files().items()}
+            given = box_files(tuple(interpreter_of(self.python)))
+            files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in given.items()}
             return await start_server(
                 [*self._command(files), *interpreter_of(self.python), SERVER],
                 config,
@@ -106,6 +112,11 @@ class Bubblewrap:
                 held=stack,
                 allow=allow_of(self.network),
             )
+
+    def _prepare(self) -> None:
+        """Make what all boxes share; SandboxError where there can be no box."""
+        self._command({})  # First: a Python that no box may see is not run here either.
+        box_files(tuple(interpreter_of(self.python)))
 
     def _command(self, files: Mapping[str, int]) -> list[str]:
         interpreter = interpreter_of(self.python)[0]
@@ -124,19 +135,30 @@ class Bubblewrap:
         return [*packages[2:], *self.volumes]
 
 
-@functools.cache
 def why_no_bubblewrap() -> str | None:
-    """Return the reason why bubblewrap boxes cannot run here; None where they can."""
-    if shutil.which("bwrap") is None:
-        return "bwrap is not installed (apt-get install bubblewrap)"
-    if os.geteuid() == 0 and shutil.which("setpriv") is None:
-        return "setpriv is not installed (apt-get install util-linux)"
+    """Return the reason why bubblewrap boxes cannot run here; None where they can, which is found out once."""
     try:
-        seccomp.program()
+        _check_bubblewrap()
     except SandboxError as error:
         return str(error)
-    probe = subprocess.run([*Bubblewrap()._command({}), "true"], capture_output=True, text=True)
-    return None if probe.returncode == 0 else f"bwrap cannot make a box: {probe.stderr.strip()[-300:]}"
+    return None
+
+
+@functools.cache  # What raises is not kept: it may have been a machine that was full at that moment.
+def _check_bubblewrap() -> None:
+    """Make a box that does nothing; SandboxError in one line where that fails."""
+    if shutil.which("bwrap") is None:
+        raise SandboxError("bwrap is not installed (apt-get install bubblewrap)")
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        raise SandboxError("setpriv is not installed (apt-get install util-linux)")
+    seccomp.program()
+    try:
+        probe = subprocess.run([*Bubblewrap()._command({}), "true"], capture_output=True, text=True)
+    except OSError as error:
+        raise SandboxError(f"bwrap cannot be started: {error}") from error
+    if probe.returncode:
+        said = " ".join(probe.stderr.split())
+        raise SandboxError(f"bwrap cannot make a box: {said[-300:]}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,14 @@
 import functools
 import hashlib
 import itertools
+import json
 import secrets
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from agentgym.errors import SandboxError
 
 SERVER = "/agentgym/server"
 """The server's folder inside a box."""
@@ -51,9 +55,42 @@ def server_digest() -> str:
 
 
 @functools.cache
-def box_files() -> Mapping[str, bytes]:
-    """Return the files of a box that are its own: the server, and the few of /etc that programs ask for."""
-    found = {f"{SERVER}/{name}": text for name, text in server_files().items()}
+def server_bytecode(python: tuple[str, ...]) -> bytes:
+    """Return all modules of the server as bytecode of the interpreter that this command starts.
+
+    That interpreter makes it, once in a process. SandboxError where it does not run.
+    """
+    asked = [[_module(name), f"{SERVER}/{name}", text.decode()] for name, text in server_files().items()]
+    try:
+        made = subprocess.run([*python, "-c", _COMPILE], input=json.dumps(asked).encode(), capture_output=True)
+    except OSError as error:
+        raise SandboxError(f"python: the interpreter of the boxes does not run: {error}") from error
+    if made.returncode:
+        said = made.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise SandboxError(f"python: the interpreter of the boxes cannot compile the server: {said}")
+    return made.stdout
+
+
+_COMPILE = """
+import json, marshal, sys
+codes = {name: compile(text, path, "exec") for name, path, text in json.load(sys.stdin)}
+sys.stdout.buffer.write(marshal.dumps(codes))
+"""
+
+
+def _module(name: str) -> str:
+    """The name under which a file of the server is imported."""
+    stem = name.removesuffix(".py")
+    return "server" if stem == "__init__" else f"server.{stem}"
+
+
+@functools.cache
+def box_files(python: tuple[str, ...]) -> Mapping[str, bytes]:
+    """Return the files of a box that are its own: the server, and the few of /etc that programs ask for.
+
+    The server is two files, because each file here is a mount, which every episode's place copies.
+    """
+    found = {f"{SERVER}/__main__.py": server_files()["__main__.py"], f"{SERVER}/bytecode": server_bytecode(python)}
     found |= {"/etc/passwd": PASSWD, "/etc/group": GROUP}
     for path in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime"):
         with suppress(OSError):

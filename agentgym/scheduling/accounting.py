@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from agentgym.errors import AgentGymError
+from agentgym.errors import AgentGymError, SandboxError
 from agentgym.types import Group, Rollout
 
 
@@ -145,11 +145,14 @@ class Groups(Sequence[Group]):
 def raise_if_all_failed(groups: Groups) -> None:
     """Raise the first rollout's error where no rollout has a score: nothing could be learned from going on.
 
-    `groups` is a whole batch. Where several processes play one, the share of one process may fail altogether.
+    It is SandboxError where none of them could have a box, else AgentGymError. `groups` is a whole batch. Where several
+    processes play one, the share of one process may fail altogether.
     """
     rollouts = groups.rollouts
     if rollouts and all(r.reward is None for r in rollouts):
-        raise AgentGymError(f"all {len(rollouts)} rollouts failed; the first one: {rollouts[0].error}")
+        no_box = all(r.failure is not None and r.failure.type == SandboxError.__name__ for r in rollouts)
+        kind = SandboxError if no_box else AgentGymError
+        raise kind(f"all {len(rollouts)} rollouts failed; the first one: {rollouts[0].error}")
 
 
 def unique(ids: Sequence[str]) -> None:

@@ -30,7 +30,8 @@ async def run_groups(
     """Play `n` rollouts of every task, at most `concurrency` at once; every one started is in the result.
 
     A rollout that fails is kept without a reward. Where all of them failed, AgentGymError with the first one's error is
-    raised: nothing could be learned from going on. Cancelling cancels them all. Raises ValueError where `n` or
+    raised, or SandboxError where no box was to be had: nothing could be learned from going on. Cancelling cancels them
+    all. Raises ValueError where `n` or
     `concurrency` is below 1, or two tasks have one id. For more rollouts than are needed,
     or batch after batch, see `Scheduler`.
     """

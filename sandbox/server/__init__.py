@@ -31,6 +31,7 @@ the supervisor is also the zygote, and a worker forked later must find nothing o
     < call < shell;  files < transfer, folder_copy, packing < archive;  call, files < sessions < snapshots, arena
     < supervisor, keeper < start
 
+Where a box is given `bytecode` instead of the sources, `__main__` imports the modules from that one file.
 Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and
 Python 3.9 or newer; nothing here is imported by the host.
 """

@@ -78,6 +78,8 @@ class Capture:
         return [self.head, note, self.tail[at:], self.tail[:at]]
 
     def clear(self) -> None:
+        if not self.total and self.half == KEEP:
+            return
         used = min(self.total, self.half)
         self.head[:used] = bytes(used)
         more = min(self.total - used, self.half)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # The enumerations around it take ten times as long.
 import ctypes
 import errno
 import fcntl
@@ -272,7 +273,7 @@ def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str,
     keep_only({0, 1, 2, *range(CHANNEL, CHANNEL + len(given))})
     Exits.forget()
     for number in QUIET:
-        signal.signal(number, signal.SIG_DFL)
+        _signal.signal(number, _signal.SIG_DFL)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     # Sealed against ptrace and /proc/<pid>/mem by other processes of the same user.

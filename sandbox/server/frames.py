@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -23,6 +22,7 @@ from .limits import (
     ZEROS,
     Broken,
     decode,
+    encode,
 )
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
@@ -41,17 +41,18 @@ def wait(fd: int, event: int, deadline: float | None) -> None:
 
 def write_fully(fd: int, parts: Iterable[bytes | bytearray | memoryview], deadline: float | None) -> None:
     """Write every part, in order."""
-    left = [memoryview(part) for part in parts if len(part)]
+    left: list[bytes | bytearray | memoryview] = [part for part in parts if len(part)]
     while left:
         try:
             count = os.writev(fd, left)
         except BlockingIOError:
             wait(fd, select.POLLOUT, deadline)
             continue
-        while left and count >= len(left[0]):
+        if count == sum(map(len, left)):
+            return
+        while count >= len(left[0]):
             count -= len(left.pop(0))
-        if left:
-            left[0] = left[0][count:]
+        left[0] = memoryview(left[0])[count:]
 
 
 def write_frame(
@@ -64,7 +65,7 @@ def write_frame(
     parts = list(body)
     if parts:
         envelope["body"] = sum(map(len, parts))
-    head = json.dumps(envelope).encode()
+    head = encode(envelope).encode()
     write_fully(fd, [LENGTH.pack(len(head)), head, *parts], deadline)
 
 
@@ -117,6 +118,8 @@ class Inlet:
 
     def take(self, size: int, deadline: float | None) -> bytearray:
         """`size` bytes in a buffer of exactly that size; EOFError where the other end closed."""
+        if size <= self.stop - self.start:
+            return self.take_ahead(size)
         data = bytearray(size)
         view = memoryview(data)
         got = 0
@@ -132,6 +135,14 @@ class Inlet:
             part[:] = ZEROS[:count]
             got += count
             self.start += count
+        return data
+
+    def take_ahead(self, size: int) -> bytearray:
+        """`size` of the bytes that were read ahead."""
+        part = self.ahead[self.start : self.start + size]
+        data = bytearray(part)
+        part[:] = ZEROS[:size]
+        self.start += size
         return data
 
     def receive(self, into: memoryview, deadline: float | None) -> int:

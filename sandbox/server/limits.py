@@ -80,6 +80,7 @@ SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 LENGTH = struct.Struct(">I")
 CREDENTIAL = struct.Struct("3i")
 libc = ctypes.CDLL(None, use_errno=True)
+encode = json.JSONEncoder(check_circular=False).encode
 decode = json.JSONDecoder().raw_decode  # What json.loads does around it takes longer than it does.
 
 

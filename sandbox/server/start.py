@@ -93,6 +93,7 @@ def forget_package() -> None:
     """Take the server's modules out of `import`'s sight: code in the box has a `files` or a `server` of its own."""
     above = os.path.dirname(FOLDER.rstrip("/"))
     sys.path[:] = [path for path in sys.path if path and path != above]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "__main__"]
     KEPT.extend(sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == PACKAGE)
 
 
@@ -115,6 +116,9 @@ def main() -> NoReturn:
     oom = OomCounter()
     if arena is None and ALONE:
         serve_in_place(host, config, oom)
+
+    if arena is not None:
+        drop_bounding()  # For all that is forked from now on.
 
     def supervise(start: Pipe, ended: Pipe) -> NoReturn:
         serve_episode(host, config, oom, arena, start, ended)
@@ -160,8 +164,6 @@ def serve_episode(
         os._exit(RESET)
 
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if arena is not None:
-        drop_bounding()
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     FirstToDie.watch()
     Space.begin()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
+from .archive import run_task
 from .arena import Arena, show_processes
 from .background import BACKGROUND
 from .call import ERR, OUT, Call, OomCounter
@@ -14,7 +14,7 @@ from .children import Child, start
 from .files import list_folder, remove_folder
 from .folder_copy import copy_folder, open_whatever_its_mode
 from .frames import Wire, zero
-from .limits import FOLDER, KILL_S, MAX_BACKGROUND, MAX_BODY, PATIENCE_S, SHELL_BEGINS_S, TRUNK, NotAFile, Refused
+from .limits import KILL_S, MAX_BACKGROUND, MAX_BODY, PATIENCE_S, SHELL_BEGINS_S, TRUNK, NotAFile, Refused
 from .process_tree import descendants, go_on, kill_all_but, reap, stop_all
 from .program import Program
 from .sessions import Session
@@ -247,10 +247,6 @@ class Supervisor(Snapshots):
 
     def fork_task(self, session: Session, task: str, path: str, stdin: int) -> Child:
         def run() -> None:
-            # Read there and then: few boxes make archives, and each would pay for it when it starts.
-            sys.path.append(os.path.dirname(FOLDER.rstrip("/")))
-            from server.archive import run_task  # type: ignore[import-not-found]
-
             run_task(task, session.work, path)
 
         return start(run, session.work, self.limits, KILL_S, self.host.fd, channel=False, sealed=True, stdin=stdin)

@@ -10,6 +10,8 @@ import pytest
 
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.choose import auto
+from agentgym.sandboxes.docker import why_no_docker
+from agentgym.sandboxes.local import why_no_bubblewrap
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -41,6 +43,11 @@ def no_box() -> bool:
     except SandboxError:
         return True
     return False
+
+
+def lacks_a_box() -> bool:
+    """Whether this machine lacks Docker or bubblewrap, so that a guide's block may find no box."""
+    return why_no_docker() is not None or why_no_bubblewrap() is not None
 
 
 needs_box = pytest.mark.skipif(no_box(), reason="no Docker and no bubblewrap on this machine")

@@ -2,11 +2,18 @@
 
 import functools
 import os
+import resource
 import secrets
 import select
+import shutil
+import subprocess
+import sys
+import tempfile
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,18 +24,23 @@ from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
 
 KINDS = ["unsafe", "bubblewrap", "docker", "runsc"]
+ROOT = Path(__file__).parents[2]
+MANY_FILES = 520
 ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
 
-def make(kind: str) -> Sandbox:
+def make(kind: str, **settings: Any) -> Sandbox:
+    """A sandbox of that kind with these settings; the test is skipped aloud where it does not run here."""
     if kind == "unsafe":
-        return Process(unsafe=True)
+        return Process(unsafe=True, **settings)
     why_not = why_no_bubblewrap() if kind == "bubblewrap" else why_no_docker()
     if why_not is None and kind == "runsc":
         why_not = why_no_gvisor()
     if why_not is not None:
         pytest.skip(f"{kind}: {why_not}")
-    return Bubblewrap() if kind == "bubblewrap" else Docker(runtime="runsc" if kind == "runsc" else None)
+    if kind == "bubblewrap":
+        return Bubblewrap(**settings)
+    return Docker(runtime="runsc" if kind == "runsc" else None, **settings)
 
 
 @functools.cache
@@ -81,17 +93,32 @@ async def box(boxes: Boxes) -> AsyncIterator[Box]:
         yield leased
 
 
-@pytest.fixture
-def kind_of_box(sandbox: Sandbox) -> str:
-    """The class of the kind that `box` is."""
-    return type(sandbox).__name__
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def isolated_box(isolated_boxes: Boxes) -> AsyncIterator[Box]:
     """A clean box of each kind that holds against intent."""
     async with isolated_boxes.lease() as leased:
         yield leased
+
+
+@contextmanager
+def with_many_files_open() -> Iterator[None]:
+    """As many open files as a client has that holds data, HTTP connections and other boxes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, MANY_FILES + 400), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY_FILES)]
+    try:
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process has many files open."""
+    with with_many_files_open():
+        yield
 
 
 def below(pid: int) -> list[int]:
@@ -119,6 +146,33 @@ def containers_of(pid: int) -> list[int]:
         return [client.inspect_container(c)["State"]["Pid"] for c in mine]
     finally:
         client.close()
+
+
+@pytest.fixture
+def code_for_all() -> Iterator[Path]:
+    """A copy of the code and its tests that every user can read; pytest's own folders are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="copy-") as name:
+        folder = Path(name)
+        for part in ("agentgym", "sandbox", "tests"):
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        folder.chmod(0o755)
+        yield folder
+
+
+def as_user_without_rights(folder: Path, *python: str) -> "subprocess.CompletedProcess[str]":
+    """Run a Python over that copy in a process of a user who is nobody else."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "HOME": "/nonexistent"}
+    return subprocess.run(
+        ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups", "--", sys.executable, "-B", *python],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def one_more_minute() -> str:

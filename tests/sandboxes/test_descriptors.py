@@ -1,17 +1,13 @@
 """The host's wire stays the server's alone, however many files the client has open when it starts a box."""
 
-import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from agentgym.boxes import Box, Sandbox
 from agentgym.sandboxes.server_files import image_folder
 
-MANY = 520
 HOLDS = """
 import json, os
 def held():
@@ -21,20 +17,6 @@ def held():
 print(json.dumps(dict(sorted(held()))))
 """
 WORKER = '{"0": "/dev/null", "1": "pipe", "2": "pipe", "3": "socket"}\n'
-
-
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    """As many open files as a client has that holds data, HTTP connections and other boxes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, MANY + 400), hard))
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY)]
-    try:
-        yield
-    finally:
-        for fd in held:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def worker_holds_its_own_only(box: Box) -> None:

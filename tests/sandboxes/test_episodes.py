@@ -4,9 +4,6 @@ import ast
 import asyncio
 import logging
 import os
-import shutil
-import subprocess
-import sys
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
@@ -24,7 +21,7 @@ from agentgym.sandboxes.containers.settings import DockerSettings, box_user
 from agentgym.sandboxes.local import Bubblewrap, Process
 from agentgym.sandboxes.server_files import BOX_USERS
 from agentgym.testing import Scripted, call
-from tests.sandboxes.conftest import containers_of, make
+from tests.sandboxes.conftest import as_user_without_rights, containers_of, make
 
 KINDS: list[object] = [
     "unsafe",
@@ -271,6 +268,28 @@ async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
     assert (null.st_uid, null.st_gid) == (0, 0)
 
 
+@of(PLACED)
+async def test_nothing_tells_an_episode_how_long_the_one_before_it_took(pool: Boxes) -> None:
+    ages = """
+import os, time
+with open('/proc/uptime') as file: up = float(file.read().split()[0])
+folders = ['/tmp', '/branches', '/dev/shm', '/dev/mqueue', '/dev/pts', '/proc/self']
+found = [time.time() - getattr(os.stat(path), name) for path in folders for name in ('st_mtime', 'st_ctime')]
+for pid in ('1', 'self'):
+    with open(f'/proc/{pid}/stat') as file: begun = int(file.read().rpartition(')')[2].split()[19])
+    found.append(up - begun / os.sysconf('SC_CLK_TCK'))
+max(found)
+"""
+    async with pool.lease() as box:
+        await box.reset()
+        await box.python("import time\ntime.sleep(4)")
+        began = asyncio.get_running_loop().time()
+        await box.reset()
+        oldest = float((await box.python(ages)).stdout)
+        now = asyncio.get_running_loop().time()
+    assert oldest < now - began + 2  # Some file systems take their times from the kernel's last tick.
+
+
 TAKE_ALL = """
 import ctypes, resource
 libc = ctypes.CDLL(None)
@@ -319,8 +338,7 @@ async def test_each_box_of_docker_has_a_user_of_its_own_and_its_code_is_nobody()
     assert set(users) <= set(BOX_USERS)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_rights_too(tmp_path: Path) -> None:
+async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_rights_too(code_for_all: Path) -> None:
     make("bubblewrap")
     code = (
         "import asyncio, logging\nfrom agentgym.sandboxes.local import Bubblewrap\nlogging.basicConfig()\n"
@@ -331,21 +349,7 @@ async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_ri
         "        print(await box.list(), (await box.python('6 * 7', fresh=True)).stdout)\n"
         "asyncio.run(main())\n"
     )
-    copy = Path(shutil.copytree(Path(__file__).parents[2] / "agentgym", tmp_path / "agentgym"))
-    shutil.copytree(Path(__file__).parents[2] / "sandbox", tmp_path / "sandbox")
-    for path in (tmp_path, *tmp_path.parents):
-        if path.owner() == "root" and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
-    drop = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups", "--"]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [*drop, sys.executable, "-c", code],
-        cwd=copy.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(copy.parent), "HOME": "/nonexistent"},
-    )
+    done = await asyncio.to_thread(as_user_without_rights, code_for_all, "-c", code)
     assert (done.stdout, done.stderr) == ("[] 42\n\n", "")
 
 
@@ -353,7 +357,7 @@ async def test_where_the_kernel_makes_no_place_a_box_is_reset_in_place_and_keeps
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make("bubblewrap")
-    cannot_be = {"bytes": "many", "inodes": 1, "shared": [], "users": True}
+    cannot_be = {"bytes": "many", "inodes": 1, "shared": [], "users": True, "networked": True}
     monkeypatch.setattr(local, "arena", lambda *_, **__: cannot_be)
     async with Bubblewrap(network="loopback").open(1) as boxes, boxes.lease() as box:
         for _ in range(2):
@@ -388,6 +392,24 @@ async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
     with pytest.raises(ag.SandboxError, match="home is in it"):
         async with Bubblewrap(python=str(Path.home() / "bin" / "python3")).open(1) as boxes, boxes.lease():
             pass
+
+
+@pytest.mark.parametrize("python", ["/usr/bin/false", "/usr/bin/no-python"])
+async def test_an_interpreter_that_cannot_run_the_server_is_refused_when_the_pool_opens(python: str) -> None:
+    make("bubblewrap")
+    with pytest.raises(ag.SandboxError, match="python: the interpreter of the boxes"):
+        async with Bubblewrap(python=python).open(1):
+            pass
+
+
+@of(KINDS)
+async def test_a_module_in_the_working_folder_may_have_the_name_of_the_server(pool: Boxes) -> None:
+    look = "import importlib.util\nimportlib.util.find_spec('server')"
+    async with pool.lease() as box:
+        assert (await box.python(look)).stdout == ""
+        await box.write({"server.py": "import sys\nmodules = [name for name in sys.modules if 'supervisor' in name]"})
+        said = await box.python("import server\nserver.modules")
+        assert (said.stdout, said.stderr) == ("[]\n", "")
 
 
 BAD_PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 300 + "f", "..", "/etc/passwd", "", "\x7f\n\u202e", "a/../../b"]

@@ -1,5 +1,6 @@
 """Every payload, in every kind of box that it is for: the right status, the next call, the next episode, the host."""
 
+import asyncio
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import pytest_asyncio
 
 from agentgym.boxes import Box, Boxes, ExecResult
 from agentgym.errors import BoxKilledError, SandboxError
-from tests.sandboxes.conftest import KINDS, below, containers_of, make
+from tests.sandboxes.conftest import KINDS, as_user_without_rights, below, containers_of, make
 from tests.sandboxes.payloads import PAYLOADS, FileCall, Payload
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -227,6 +228,18 @@ async def test_a_box_survives(ground: Ground, host: Host, payload: Payload) -> N
     async with ground.boxes.lease() as box:
         await ground.clean(box)
     assert host.facts() == before
+
+
+@pytest.mark.slow
+async def test_bubblewrap_boxes_of_a_user_without_rights_survive_it_all_too(code_for_all: Path) -> None:
+    make("bubblewrap")
+    count = sum("bubblewrap" in payload.kinds for payload in PAYLOADS)
+    these = ["tests/sandboxes/test_hostile.py", "-k", "test_a_box_survives and bubblewrap"]
+    run = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *these]
+    done = await asyncio.to_thread(as_user_without_rights, code_for_all, *run)
+    if f"\n{count} skipped" in done.stdout:
+        pytest.skip(f"bubblewrap for a user without rights: {done.stdout[-1000:]}")
+    assert f"\n{count} passed" in done.stdout, done.stdout[-10_000:] + done.stderr
 
 
 # ---------------------------------------------------------------------------------------------- what is no payload

@@ -1,7 +1,10 @@
 """Images of boxes: what is put into them, what never reaches them, and what is left of a build."""
 
+import hashlib
 import json
 import secrets
+import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -249,6 +252,54 @@ async def test_a_build_that_fails_says_why_and_leaves_nothing(engine: Any, tmp_p
     assert untagged(engine) <= before
 
 
+STAGES = f"""
+FROM {default_image()} AS one
+USER 0:0
+COPY data /data
+RUN echo made in one > /made
+FROM {default_image()}
+USER 0:0
+COPY --from=one /made /made
+"""
+
+
+@pytest.mark.parametrize("last", ["", "RUN echo the last words >&2; exit 9\n"], ids=["built", "failed"])
+def test_the_stages_of_a_build_are_not_left_without_a_name(
+    engine: Any, tmp_path: Path, built: list[str], last: str
+) -> None:
+    folder, before = a_folder(tmp_path, STAGES + last), untagged(engine)
+    if last:
+        with pytest.raises(SandboxError, match=r"(?s)failed: .*the last words"):
+            build_folder(engine, folder, tag="agentgym-test-stages:1")
+    else:
+        built.append(build_folder(engine, folder, tag="agentgym-test-stages:1"))
+    assert untagged(engine) <= before
+
+
+def test_an_image_without_a_name_that_a_failed_build_stood_on_is_left(
+    engine: Any, tmp_path: Path, built: list[str]
+) -> None:
+    tag = f"agentgym-test-nameless:{secrets.token_hex(4)}"
+    # The second one takes the name of the first.
+    built.extend(build_folder(engine, a_folder(tmp_path, FOLDER), tag=tag) for _ in range(2))
+    base = built[0]
+    with pytest.raises(SandboxError, match="failed"):
+        build_folder(engine, a_folder(tmp_path, f"FROM {base}\nRUN exit 9\n"), tag=tag)
+    assert find(engine, base) is not None
+
+
+async def test_a_build_whose_packages_fail_leaves_its_folders_image_alone(
+    engine: Any, tmp_path: Path, index: Path, built: list[str]
+) -> None:
+    folder = a_folder(tmp_path, FOLDER)
+    before, containers = untagged(engine), own_containers(engine)
+    with pytest.raises(SandboxError, match=r"(?s)pip failed .*No matching distribution found for agentgym-nowhere"):
+        image.build("agentgym-test-none:1", dockerfile=str(folder), pip=["agentgym-nowhere"])
+    assert find(engine, "agentgym-test-none:1") is None
+    assert (untagged(engine) <= before, own_containers(engine)) == (True, containers)
+    built.append(ready_image(address(), Docker(dockerfile=str(folder))))
+
+
 async def test_a_folder_without_a_dockerfile_is_named(engine: Any, tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match=f"'{tmp_path}' is no folder with a file named Dockerfile"):
         async with Docker(dockerfile=str(tmp_path)).open(1):
@@ -275,6 +326,103 @@ async def test_pips_own_words_are_in_the_error_of_a_package_that_is_nowhere(engi
         async with Docker(pip=("agentgym-nowhere",)).open(1):
             pass
     assert (untagged(engine) <= before, own_containers(engine)) == (True, containers)
+
+
+CONTROL = """\
+Package: {name}
+Version: 1.0
+Architecture: all
+Maintainer: nobody <nobody@example.org>
+Description: a word
+"""
+WITH_A_REPOSITORY = f"""
+FROM {default_image()}
+USER 0:0
+COPY repository /repository
+RUN rm -rf /etc/apt/sources.list.d/* && echo 'deb [trusted=yes] file:/repository ./' > /etc/apt/sources.list
+"""
+
+
+@pytest.fixture
+def debian(images: Callable[[str, str], str], tmp_path: Path) -> tuple[str, str]:
+    """An image whose only Debian mirror is a folder in it, and the name of the package there."""
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("dpkg-deb is not installed")
+    name = f"said-{secrets.token_hex(4)}"
+    files, repository = tmp_path / "files", tmp_path / "debian" / "repository"
+    for folder in (files / "DEBIAN", files / "usr/bin", repository):
+        folder.mkdir(parents=True)
+    (files / "DEBIAN/control").write_text(CONTROL.format(name=name))
+    (files / "usr/bin" / name).write_text("#!/bin/sh\necho said\n")
+    (files / "usr/bin" / name).chmod(0o755)
+    package = repository / f"{name}.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "--build", files, package], check=True, capture_output=True)
+    data = package.read_bytes()
+    where = f"Filename: ./{package.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
+    (repository / "Packages").write_text(CONTROL.format(name=name) + where)
+    return images("debian", WITH_A_REPOSITORY), name
+
+
+async def test_packages_of_debian_are_installed_once_and_nothing_else_of_the_build_is_left(
+    engine: Any, debian: tuple[str, str], built: list[str], proxies: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, name = debian
+    monkeypatch.setenv("HTTP_PROXY", SECRET)
+    before, containers = untagged(engine), own_containers(engine)
+    spec = Docker(image=base, apt=(name,))
+    async with spec.open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec(name)).stdout == "said\n"
+        assert (await box.exec("ls /var/lib/apt/lists /run; env; cat /proc/*/environ")).stdout.count("hush") == 0
+        left = await box.exec("find /var/lib/apt/lists /var/cache/apt -type f -size +0; ls -d /run/agentgym-build")
+        assert left.stdout == ""
+    built.append(ready_image(address(), spec))
+    assert ready_image(address(), spec) == built[0]
+    assert ready_image(address(), Docker(image=base)) != built[0]
+    assert "hush" not in json.dumps([engine.inspect_image(built[0]), engine.history(built[0])])
+    assert (untagged(engine) <= before, own_containers(engine)) == (True, containers)
+
+
+async def test_packages_of_pip_and_of_debian_are_in_one_image(
+    engine: Any, debian: tuple[str, str], index: Path, built: list[str]
+) -> None:
+    base, name = debian
+    tag = f"agentgym-test-both:{secrets.token_hex(4)}"
+    built.append(image.build(tag, base=base, pip=(index.name,), apt=(name,)))
+    async with Docker(image=tag).open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec(name)).stdout == "said\n"
+        assert (await box.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
+
+
+async def test_apts_own_words_are_in_the_error_of_a_package_that_is_nowhere(
+    engine: Any, debian: tuple[str, str]
+) -> None:
+    before, containers = untagged(engine), own_containers(engine)
+    with pytest.raises(SandboxError, match=r"(?s)apt-get failed .*Unable to locate package agentgym-nowhere"):
+        async with Docker(image=debian[0], apt=("agentgym-nowhere",)).open(1):
+            pass
+    assert (untagged(engine) <= before, own_containers(engine)) == (True, containers)
+
+
+async def test_an_image_without_apt_says_so(engine: Any, images: Callable[[str, str], str]) -> None:
+    other = images("other", f"FROM {default_image()}\nUSER 0:0\nRUN rm /usr/bin/apt-get\n")
+    before, containers = untagged(engine), own_containers(engine)
+    with pytest.raises(SandboxError, match=r'(?s)apt-get failed .*"apt-get": executable file not found'):
+        async with Docker(image=other, apt=("hello",)).open(1):
+            pass
+    assert (untagged(engine) <= before, own_containers(engine)) == (True, containers)
+
+
+@pytest.mark.slow
+async def test_a_package_comes_from_the_mirror_that_the_image_names(engine: Any, built: list[str]) -> None:
+    mirror = "deb.debian.org"
+    try:
+        socket.create_connection((mirror, 80), timeout=10).close()
+    except OSError as error:
+        pytest.skip(f"{mirror} cannot be reached from here: {error}")
+    spec = Docker(apt=("hello",))
+    async with spec.open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec("hello")).stdout == "Hello, world!\n"
+    built.append(ready_image(address(), spec))
 
 
 def own_containers(engine: Any) -> list[str]:

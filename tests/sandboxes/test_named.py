@@ -3,25 +3,29 @@
 import gc
 import logging
 import os
+import re
 import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
+import agentgym as ag
 from agentgym.errors import SandboxError
 from agentgym.process_identity import is_dead, owner, state_of
 from agentgym.sandboxes import choose, image, local
-from agentgym.sandboxes.choose import AnyBox, Kind, auto, named
+from agentgym.sandboxes.choose import AnyBox, Kind, as_kind, auto, named
 from agentgym.sandboxes.containers.client import connect, translated
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.networks.rules import Allow
 from agentgym.sandboxes.server_files import image_folder
+from agentgym.testing import Scripted
 
 
 def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:
@@ -66,38 +70,139 @@ async def test_any_box_says_once_what_it_took_and_what_that_lacks(
     assert "processor time" in said
 
 
+@pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+async def test_the_settings_of_any_box_are_those_of_the_kind_that_it_takes(kind: Kind, tmp_path: Path) -> None:
+    why_not = why_no_docker() if kind == "docker" else why_no_bubblewrap()
+    if why_not is not None:
+        pytest.skip(f"{kind}: {why_not}")
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755) if folder != Path("/tmp") else None
+    (tmp_path / "f").write_text("shown")
+    wanted = AnyBox(kind=kind, memory_mb=300, disk_mb=20, volumes={"/data": str(tmp_path)}, network="loopback")
+    async with wanted.open(1) as boxes, boxes.lease() as box:
+        assert (await box.exec("cat /data/f")).stdout == "shown"
+        assert (await box.python("import socket\nsocket.create_server(('127.0.0.1', 8000)).close()")).ok
+        assert not (await box.exec("head -c 21000000 /dev/zero > f")).ok
+        assert (await box.exec("rm f; head -c 20000000 /dev/zero > f")).ok
+        assert not (await box.python("x = b'x' * (310 << 20)")).ok
+
+
+def test_any_box_opens_each_kind_with_what_was_set_and_else_with_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[object] = []
+    for kind in (Docker, Bubblewrap, Process):
+        monkeypatch.setattr(kind, "open", lambda sandbox, size: opened.append(sandbox))
+    shared: dict[str, Any] = {"memory_mb": 300, "disk_mb": 20, "pids": 9, "pip": ("x",), "volumes": {"/d": "/x"}}
+    shared["network"] = Allow("a.org")
+    AnyBox(kind="docker", **shared).open(1)
+    AnyBox(kind="bubblewrap", **shared).open(1)
+    AnyBox(kind="unsafe", memory_mb=300).open(1)
+    assert opened == [Docker(**shared), Bubblewrap(**shared), Process(unsafe=True, memory_mb=300)]
+    opened.clear()
+    AnyBox(kind="docker").open(1)
+    AnyBox(kind="bubblewrap").open(1)
+    assert opened == [Docker(), Bubblewrap()]
+
+
+def test_what_not_every_kind_of_box_can_do_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"network: 'bridge' is none of \"none\", \"loopback\" and Allow"):
+        AnyBox(network="bridge")
+    with pytest.raises(ValueError, match=r"pip: a tuple of texts"):
+        AnyBox(pip="numpy")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"volumes: '/tmp' is a place of the box's own"):
+        AnyBox(volumes={"/tmp": "/x"})
+    with pytest.raises(ValueError, match=r"network: the box 'unsafe' is a plain process"):
+        AnyBox(kind="unsafe", network="loopback")
+
+
+def test_another_kind_of_box_keeps_the_settings_of_an_any_box() -> None:
+    assert as_kind(AnyBox(network="loopback"), "docker") == AnyBox(kind="docker", network="loopback")
+    assert as_kind(Docker(), "bubblewrap") == AnyBox(kind="bubblewrap")
+    with pytest.raises(ValueError, match="network: the box 'unsafe'"):
+        as_kind(AnyBox(network="loopback"), "unsafe")
+
+
 def test_every_kind_of_box_has_its_line_on_what_it_lacks() -> None:
     assert set(choose.LACKS) == set(choose.NAMES)
     assert {*choose.NAMES.values(), "auto"} == set(get_args(Kind))
     assert [kind for kind, lacks in choose.LACKS.items() if not lacks] == [Docker]
 
 
-def test_auto_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with neither Docker nor bubblewrap."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     monkeypatch.setenv("PATH", "/nowhere")
-    why_no_bubblewrap.cache_clear()
-    try:
-        with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* the box 'unsafe'"):
-            auto()
-    finally:
-        why_no_bubblewrap.cache_clear()
+    local._check_bubblewrap.cache_clear()
+    yield
+    local._check_bubblewrap.cache_clear()
 
 
-def test_a_script_gets_an_unsafe_box_only_where_it_asks_for_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("bare")
+def test_auto_says_what_is_missing() -> None:
+    with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* the box 'unsafe'"):
+        auto()
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_script_gets_an_unsafe_box_only_where_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert choose.main([]) == 1
+    said = capsys.readouterr()
+    assert (said.out, "no sandbox runs here" in said.err) == ("", True)
+    assert choose.main(["--or-unsafe"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, "unprotected" in said.err) == ("unsafe\n", True)
+
+
+NEITHER = [
+    (Bubblewrap(), r"no bubblewrap box can be made here: bwrap is not installed \(apt-get install bubblewrap\)"),
+    (Docker(), r"(no Docker engine answers at unix:///nowhere/docker.sock.*|the docker package is missing.*)"),
+]
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(("sandbox", "why"), NEITHER, ids=["bubblewrap", "docker"])
+async def test_a_sandbox_that_cannot_run_here_says_why_in_one_line_before_a_rollout_begins(
+    sandbox: Bubblewrap | Docker, why: str
 ) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    monkeypatch.setenv("PATH", "/nowhere")
-    why_no_bubblewrap.cache_clear()
-    try:
-        assert choose.main([]) == 1
-        said = capsys.readouterr()
-        assert (said.out, "no sandbox runs here" in said.err) == ("", True)
-        assert choose.main(["--or-unsafe"]) == 0
-        said = capsys.readouterr()
-        assert (said.out, "unprotected" in said.err) == ("unsafe\n", True)
-    finally:
-        why_no_bubblewrap.cache_clear()
+    class Declares(ag.ToolEnv[ag.Task]):
+        pass
+
+    Declares.sandbox = sandbox
+    with pytest.raises(SandboxError) as error:
+        await ag.rollout(Declares, ag.Task(id="t", prompt="p"), Scripted([]))
+    assert re.fullmatch(why, str(error.value)), error.value
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(("sandbox", "why"), NEITHER, ids=["bubblewrap", "docker"])
+async def test_a_tasks_sandbox_that_cannot_run_here_says_why_in_the_rollouts_failure_and_in_the_batchs_error(
+    sandbox: Bubblewrap | Docker, why: str
+) -> None:
+    class Chooses(ag.ToolEnv[ag.Task]):
+        limits = ag.Limits(retries=0)
+
+        @classmethod
+        def sandbox_for(cls, task: ag.Task) -> Bubblewrap | Docker:
+            return sandbox
+
+    tasks = [ag.Task(id=name, prompt="p") for name in "ab"]
+    played = await ag.rollout(Chooses, tasks[0], Scripted([]))
+    assert re.fullmatch(f"SandboxError: {why}", str(played.failure)), played.failure
+    with pytest.raises(SandboxError) as error:
+        await ag.run_groups(Chooses, tasks, Scripted([]), n=2)
+    assert re.fullmatch(f"all 4 rollouts failed; the first one: SandboxError: {why}", str(error.value)), error.value
+
+
+def test_what_bubblewrap_lacked_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    if why_no_bubblewrap() is not None:
+        pytest.skip(f"bubblewrap: {why_no_bubblewrap()}")
+    local._check_bubblewrap.cache_clear()
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "/nowhere")
+        assert "not installed" in str(why_no_bubblewrap())
+    assert why_no_bubblewrap() is None
 
 
 class Passing(socketserver.StreamRequestHandler):

@@ -43,11 +43,13 @@ def build_folder(
 ) -> str:
     """Build the folder's Dockerfile under that name and return the image's id; SandboxError with the build's own words.
 
-    Nothing untagged is left of a build that failed. Proxies, and PIP_INDEX_URL and its kin where the Dockerfile
-    declares them as ARG, are given as arguments of the build. `labelled` says that this Dockerfile brings the server.
+    No image without a name is left: neither of a build that failed, nor of the earlier stages of one. Proxies, and
+    PIP_INDEX_URL and its kin where the Dockerfile declares them as ARG, are given as arguments of the build.
+    `labelled` says that this Dockerfile brings the server.
     """
     carried = {name: value for name, value in pip_settings().items() if name in ARGUMENTS}
     said, made = BuildLog(), _Made()
+    before = set(client.images(quiet=True, all=True))
     steps = client.build(
         path=str(folder),
         tag=tag,
@@ -59,8 +61,8 @@ def build_folder(
         use_config_proxy=False,
     )
     said.read(made.words(steps))
+    _remove_untagged(client, made.steps, before)
     if made.error is not None:
-        _remove_untagged(client, made.steps)
         raise SandboxError(f"the build of {str(folder)!r} failed: {made.error}\n{said}")
     return str(client.inspect_image(tag)["Id"])  # type: ignore[no-untyped-call]
 
@@ -84,11 +86,12 @@ class _Made:
                 yield f"{event['status']}\n"
 
 
-def _remove_untagged(client: "docker.APIClient", steps: list[str]) -> None:
-    """Remove the images of a build's steps, last first, as far as nothing else stands on them."""
+def _remove_untagged(client: "docker.APIClient", steps: list[str], before: set[str]) -> None:
+    """Remove the images of a build's steps, last first, that were not there `before` and that nothing stands on."""
     from docker.errors import APIError
 
     for step in reversed(steps):
         with suppress(APIError):  # Another image, or a tag, holds it.
-            if not client.inspect_image(step)["RepoTags"]:  # type: ignore[no-untyped-call]
+            found = client.inspect_image(step)  # type: ignore[no-untyped-call]
+            if not found["RepoTags"] and found["Id"] not in before:
                 client.remove_image(step)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 OURS = "/run/agentgym-build"
 """The folder of what only the build needs; it is removed before the image is made."""
-LISTS = "/var/lib/apt/lists"
+APTS = ("/var/lib/apt/lists/*", "/var/cache/apt/*.bin", "/var/cache/apt/archives/*.deb")
+"""What apt-get downloads: lists of packages, and the packages before they are installed."""
 
 
 def add_packages(
@@ -55,9 +56,10 @@ def add_packages(
 
 
 FORGET = f"""
-import glob, shutil
-for path in ({OURS!r}, *glob.glob({LISTS!r} + '/*')):
-    shutil.rmtree(path, ignore_errors=True)
+import glob, os, shutil
+for pattern in {(OURS, *APTS)!r}:
+    for path in glob.glob(pattern):
+        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 """
 
 

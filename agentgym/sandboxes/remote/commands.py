@@ -11,6 +11,8 @@ from agentgym.sandboxes.wire import Frame
 
 STATUSES = frozenset(get_args(Status)) - {"box_killed"}
 """What a box can say of a program; that the box itself was ended is for the host to say."""
+MAX_SECONDS = 1e9
+"""More than any program takes; an answer that says more makes no sense."""
 KILLED = ExecResult(status="box_killed", exit_code=-9, stdout="", stderr="", state_lost=True)
 
 
@@ -92,7 +94,7 @@ def parse_result(frame: Frame) -> ExecResult:
         "exit_code": type(said["exit_code"]) is int,
         "sizes": type(out) is int and type(err) is int and out >= 0 and err >= 0 and out + err == len(frame.body),
         "flags": type(said["truncated"]) is bool and type(said["state_lost"]) is bool,
-        "seconds": isinstance(said["seconds"], (int, float)),
+        "seconds": type(said["seconds"]) in (int, float) and 0 <= said["seconds"] < MAX_SECONDS,
     }
     wrong = [name for name, right in checks.items() if not right]
     if wrong:

@@ -187,10 +187,10 @@ class RemoteProcess:
     def hear(self, frame: Frame) -> None:
         """Take what the box says of it; WireError where that makes no sense."""
         said = frame.envelope
-        if said.get("of") in self._streams:
-            self._streams[said["of"]].take(frame.body)
-        elif said.get("closed") in self._streams:
-            self._streams[said["closed"]].ended = True
+        if (written := self._stream(said.get("of"))) is not None:
+            written.take(frame.body)
+        elif (closed := self._stream(said.get("closed"))) is not None:
+            closed.ended = True
         elif said.get("closed") == "in":
             self._takes_input = False
         elif said.get("closed") == "all":
@@ -202,6 +202,9 @@ class RemoteProcess:
         else:
             raise WireError(f"it said {said!r} of a program")
         self.news.tell()
+
+    def _stream(self, name: object) -> RemoteStream | None:
+        return self._streams.get(name) if isinstance(name, str) else None
 
     def lose(self) -> None:
         """Note that nothing more can be heard of it."""

@@ -23,7 +23,8 @@ def main() -> None:
     """Run what the orders say, and report."""
     orders = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.path.append(orders["folder"])  # Last: no file of the box stands in for a module of the standard library.
+    orders["places"] = list(sys.path)
+    sys.path += import_folders(orders)  # Last: no file of the box stands in for a module of the standard library.
     try:
         said = {"function": run_function, "value": run_value, "command": run_command}[orders["kind"]](orders)
     except BaseException as error:
@@ -34,6 +35,13 @@ def main() -> None:
     data = line.encode()
     while data:
         data = data[os.write(orders["report"], data) :]
+
+
+def import_folders(orders: dict[str, Any]) -> "list[str]":
+    """Return where modules are looked for: in the folders of the hidden files first, in the working folder last."""
+    found = {os.path.dirname(path) for path in orders["files"] if path.endswith(".py")} if "words" in orders else set()
+    folders = [os.path.join(orders["hidden"], folder) for folder in sorted(found - {""})]
+    return [orders["hidden"], *folders, orders["folder"]]
 
 
 def reason(error: BaseException) -> str:
@@ -71,9 +79,9 @@ def run_command(orders: dict[str, Any]) -> dict[str, Any]:
     sys.argv = words[1:] if words[0] in ("-m", "-c") else words
     try:
         if words[:2] == ["-m", "unittest"]:
-            return {"cases": run_unittest(words[2:], orders["files"])}
+            return {"cases": run_unittest(words[2:], orders)}
         if words[:2] == ["-m", "pytest"]:
-            return {"cases": run_pytest(words[2:], orders["files"])}
+            return {"cases": run_pytest(words[2:], orders)}
         if any("unittest" in read(path) for path in orders["files"] if path.endswith(".py")):
             skips_fail()
         if words[0] == "-c":
@@ -81,10 +89,18 @@ def run_command(orders: dict[str, Any]) -> dict[str, Any]:
         elif words[0] == "-m":
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(words[0], run_name="__main__")
+            runpy.run_path(script(words[0], orders), run_name="__main__")
     except SystemExit as leaving:
         return of_exit(leaving, orders)
     return {"cases": {shlex.join(words): None}}
+
+
+def script(word: str, orders: dict[str, Any]) -> str:
+    """Return the path of the file that a command runs: a hidden one, else one of the working folder."""
+    if os.path.normpath(word) in orders["files"]:
+        return os.path.join(orders["hidden"], os.path.normpath(word))
+    sys.path.append(os.path.dirname(os.path.abspath(word)))
+    return word
 
 
 def of_exit(leaving: SystemExit, orders: dict[str, Any]) -> dict[str, Any]:
@@ -147,19 +163,30 @@ def tests_in(given: list[str]) -> list[str]:
     return [path for path in found if os.path.basename(path) not in ("conftest.py", "__init__.py")]
 
 
-def run_unittest(words: list[str], given: list[str]) -> Outcomes:
+def run_unittest(words: list[str], orders: dict[str, Any]) -> Outcomes:
     """Run tests by the standard library's runner, and note each one."""
     import unittest
 
     outcomes: Outcomes = {}
-    hidden = {os.path.abspath(path) for path in tests_in(given)}
+    tests = tests_in(orders["files"])
 
     class Finder(unittest.TestLoader):
-        def _match_path(
-            self, path: str, full_path: str, pattern: str
-        ) -> bool:  # unittest's own name, to be overridden.
-            found: bool = super()._match_path(path, full_path, pattern)
-            return found and (not hidden or os.path.abspath(full_path) in hidden)
+        def discover(
+            self, start_dir: str, pattern: str = "test*.py", top_level_dir: "str | None" = None
+        ) -> unittest.TestSuite:
+            if tests:
+                start_dir = os.path.join(orders["hidden"], start_dir)
+                top_level_dir = top_level_dir and os.path.join(orders["hidden"], top_level_dir)
+            return super().discover(start_dir, pattern, top_level_dir)
+
+        def loadTestsFromName(self, name: str, module: Any = None) -> unittest.TestSuite:  # unittest's own name.
+            words = name.split(".")
+            for end in range(len(words), 0, -1):
+                if "/".join(words[:end]) + ".py" in tests:
+                    hidden = hidden_module(words[:end], orders)
+                    rest = ".".join(words[end:])
+                    return super().loadTestsFromName(rest, hidden) if rest else self.loadTestsFromModule(hidden)
+            return super().loadTestsFromName(name, module)
 
     class Noted(unittest.TextTestResult):
         def stopTest(self, test: unittest.TestCase) -> None:  # unittest's own name.
@@ -192,16 +219,29 @@ def run_unittest(words: list[str], given: list[str]) -> Outcomes:
     return outcomes
 
 
-def run_pytest(words: list[str], given: list[str]) -> Outcomes:
+def hidden_module(words: list[str], orders: dict[str, Any]) -> types.ModuleType:
+    """Import a hidden file under its dotted name, and none of the packages that its folders may be."""
+    from importlib import util
+
+    name = ".".join(words)
+    if name not in sys.modules:
+        spec = util.spec_from_file_location(name, os.path.join(orders["hidden"], *words) + ".py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def run_pytest(words: list[str], orders: dict[str, Any]) -> Outcomes:
     """Run tests by pytest, without the configuration that the box's own files give, and note each one."""
     import pytest
 
     outcomes: Outcomes = {}
-    hidden = {os.path.abspath(path) for path in tests_in(given)}
 
     class Noting:
-        def pytest_ignore_collect(self, collection_path: Any) -> "bool | None":
-            return True if hidden and collection_path.is_file() and str(collection_path) not in hidden else None
+        def pytest_configure(self) -> None:
+            os.chdir(orders["folder"])  # Tests are looked for where pytest began, and run here.
 
         def pytest_collection_finish(self, session: Any) -> None:
             outcomes.update((item.nodeid, "it did not run to its end") for item in session.items)
@@ -219,19 +259,26 @@ def run_pytest(words: list[str], given: list[str]) -> Outcomes:
             if report.failed:
                 outcomes[report.nodeid] = str(report.longrepr).strip().rpartition("\n")[2]
 
-    own = {os.path.basename(path) for path in given}
-    plain = ["-p", "no:cacheprovider", "--import-mode=append", *plugins()]
-    plain += [] if "conftest.py" in own else ["--noconftest"]
-    plain += [] if own & {"pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"} else ["-c", os.devnull, "--rootdir=."]
+    os.chdir(orders["hidden"] if tests_in(orders["files"]) else orders["folder"])
+    plain = ["-p", "no:cacheprovider", "--import-mode=append", *plugins(orders["places"]), *settings(orders)]
     pytest.main([*plain, *words], plugins=[Noting()])
     return outcomes
 
 
-def plugins() -> list[str]:
+def settings(orders: dict[str, Any]) -> list[str]:
+    """Return the options that have pytest read the hidden files' configuration, and no other."""
+    given = {os.path.basename(path): path for path in sorted(orders["files"], key=lambda path: -path.count("/"))}
+    known = [given[name] for name in ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg") if name in given]
+    found = [path for path in known if path.endswith("pytest.ini") or "pytest" in read(path)]
+    config = os.path.join(orders["hidden"], found[0]) if found else os.devnull
+    own = [] if "conftest.py" in given else ["--noconftest"]
+    return ["-c", config, f"--rootdir={os.getcwd()}", f"--confcutdir={os.getcwd()}", *own]
+
+
+def plugins(places: list[str]) -> list[str]:
     """Return the options that load the plugins of installed packages, and none that the box's files claim to be."""
     from importlib import metadata
 
-    places = [path for path in sys.path if os.path.abspath(path) != os.getcwd()]
     found = [entry for package in metadata.distributions(path=places) for entry in package.entry_points]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     names = dict.fromkeys(entry.value for entry in found if entry.group == "pytest11")

@@ -1,4 +1,4 @@
-"""The harness of hidden tests: it copies the working folder, adds the hidden files, and runs one case after the other.
+"""The harness of hidden tests: it lays the hidden files beside a copy of the working folder, and runs case by case.
 
 It runs in the box, as a cell in a fresh process, and never imports what it tests. Standard library only, Python 3.9
 and later.
@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 KEEP = 32 << 10
-"""Bytes that are kept of what a case prints."""
+"""Bytes that are kept of what a case prints, where the host does not compare it."""
 MAX_REPORT = 1 << 20
 MAX_SAID = 1000 << 10
 """Bytes of what a case says and prints together, on their way to the host."""
@@ -31,26 +31,50 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callable[[str, Any], object]) -> None:
-    """Run the cases of the orders within `seconds`, and report what each said and printed."""
+    """Run the cases of the orders within `seconds`, and report what each said and printed.
+
+    Where `copied` says that the current folder is a copy already, in a place where nothing else runs, the cases run
+    there; else in a copy of it.
+    """
     deadline = time.monotonic() + orders["seconds"]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # What a case leaves behind becomes our child.
     folder = tempfile.mkdtemp(prefix="verify-")
-    copy, home = os.path.join(folder, "work"), os.path.join(folder, "home")
     try:
-        os.mkdir(home)
-        copy_tree(orders.get("work") or os.getcwd(), copy, folder)
-        for index, path in enumerate(orders["files"]):
-            place(copy, path, base64.b64decode(hidden(index)))
+        work = own_copy(orders["copied"], folder)
+        files = {path: base64.b64decode(hidden(index)) for index, path in enumerate(orders["files"])}
         names = orders["names"]
         for number, name in enumerate(names):
             share = (deadline - time.monotonic()) / (len(names) - number)
-            said = run_case({**orders, "name": name, "folder": copy}, home, share)
+            said = run_case({**orders, "name": name}, work, files, folder, share)
             if len(json.dumps([name, said])) > MAX_SAID:
                 said = {"failed": "it said or printed too much", "printed": said.get("printed", "")[:KEEP]}
             report(name, said)
     finally:
-        kill_children()
+        kill_what_is_left(orders["copied"])
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_copy(copied: bool, folder: str) -> str:
+    """Return the folder where the cases run: the current one where it is a copy, else a copy of it below `folder`."""
+    work = os.getcwd()
+    if copied:
+        drop_compiled(work)
+        return work
+    copy = os.path.join(folder, "work")
+    copy_tree(work, copy, folder)
+    return copy
+
+
+def drop_compiled(folder: str) -> None:
+    """Remove what Python compiled, whatever the modes of the folders are; no link is followed."""
+    left = [folder]
+    while left:
+        for entry in os.scandir(left.pop()):
+            if entry.name == "__pycache__":
+                remove(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                open_folder(entry.path)
+                left.append(entry.path)
 
 
 def copy_tree(source: str, target: str, without: str) -> None:
@@ -82,34 +106,63 @@ def place(folder: str, path: str, content: bytes) -> None:
         if os.path.islink(folder) or not os.path.isdir(folder):
             remove(folder)
             os.mkdir(folder)
+        open_folder(folder)
     module = name[:-3] if name.endswith(".py") else ""
     for other in os.listdir(folder):
-        if other == name or (module and (other == module or other.startswith(module + "."))):
+        if other in (name, "__pycache__") or (module and (other == module or other.startswith(module + "."))):
             remove(os.path.join(folder, other))
     with open(os.path.join(folder, name), "xb") as file:
         file.write(content)
 
 
+def open_folder(path: str) -> None:
+    """Give us all rights to a folder of ours."""
+    mode = stat.S_IMODE(os.lstat(path).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(path, mode | stat.S_IRWXU)
+
+
 def remove(path: str) -> None:
-    """Remove a file, a link or a folder, where there is one."""
+    """Remove a file, a link or a folder, where there is one, whatever the modes are."""
     if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
+        open_folder(path)
+        for name in os.listdir(path):
+            remove(os.path.join(path, name))
+        os.rmdir(path)
     elif os.path.lexists(path):
         os.unlink(path)
 
 
-def run_case(orders: dict[str, Any], home: str, seconds: float) -> dict[str, Any]:
-    """Run one case in a process of its own; return what it said and what it printed."""
+def run_case(
+    orders: dict[str, Any], work: str, files: Mapping[str, bytes], folder: str, seconds: float
+) -> dict[str, Any]:
+    """Run one case with hidden files and a HOME of its own below `folder`; return what it said and what it printed."""
     if seconds <= 0:
         return {"failed": "the time was up before it began"}
+    own = tempfile.mkdtemp(prefix="case-", dir=folder)
+    hidden, home = os.path.join(own, "hidden"), os.path.join(own, "home")
+    for path in (hidden, home):
+        os.mkdir(path)
+    for path, content in files.items():  # Anew for each case: the code of an earlier one could have changed them.
+        place(hidden, path, content)
+        place(work, path, content)
+    try:
+        return run_process(orders, work, hidden, home, seconds)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def run_process(orders: dict[str, Any], work: str, hidden: str, home: str, seconds: float) -> dict[str, Any]:
+    """Run one case in a process of its own; return what it said and what it printed."""
     token = secrets.token_hex(16)
     shell = orders["kind"] == "shell"
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as printed:
-        told = (
-            orders["stdin"][orders["name"]]
-            if shell
-            else json.dumps({**orders, "token": token, "report": said.fileno()})
-        )
+        if shell:
+            told = orders["name"] if orders["compared"] else ""
+        else:
+            # Nothing of the other cases: the code under test can find in its process what this one is told.
+            own = {key: orders[key] for key in ("kind", "code", "words", "name", "files") if key in orders}
+            told = json.dumps({**own, "folder": work, "hidden": hidden, "token": token, "report": said.fileno()})
         given.write(told.encode("utf-8", "surrogatepass"))
         given.seek(0)
         process = subprocess.Popen(
@@ -117,8 +170,8 @@ def run_case(orders: dict[str, Any], home: str, seconds: float) -> dict[str, Any
             stdin=given,
             stdout=printed,
             stderr=subprocess.DEVNULL if shell else printed,
-            cwd=orders["folder"],
-            env={**os.environ, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=work,
+            env=environment(home),
             pass_fds=() if shell else (said.fileno(),),
             start_new_session=True,
         )
@@ -127,16 +180,25 @@ def run_case(orders: dict[str, Any], home: str, seconds: float) -> dict[str, Any
         except subprocess.TimeoutExpired:
             return {"failed": f"it took longer than {seconds:.1f} s", "printed": text_of(printed, KEEP)}
         finally:
-            kill_children()
+            kill_what_is_left(orders["copied"])
         if shell:
-            return {"exit_code": code, "printed": text_of(printed, MAX_REPORT)}
+            limit = MAX_REPORT if orders["compared"] else KEEP
+            return {"exit_code": code, "printed": text_of(printed, limit)}
         return {**report_of(text_of(said, MAX_REPORT), token, code), "printed": text_of(printed, KEEP)}
 
 
+def environment(home: str) -> dict[str, str]:
+    """Return our environment with another HOME, and without our cache of compiled Python, which a case could forge."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
+    return {**kept, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def text_of(file: Any, limit: int) -> str:
-    """Return the first bytes of what was written to a file."""
+    """Return the first bytes of what was written to a file, and how many were cut."""
+    size = os.fstat(file.fileno()).st_size
     file.seek(0)
-    return str(file.read(limit).decode("utf-8", "replace"))
+    text = str(file.read(limit).decode("utf-8", "replace"))
+    return f"{text}\n[... {size - limit} bytes cut ...]\n" if size > limit else text
 
 
 def report_of(text: str, token: str, code: int) -> dict[str, Any]:
@@ -144,12 +206,26 @@ def report_of(text: str, token: str, code: int) -> dict[str, Any]:
     head, found, line = text.partition(token)
     if head or not found or not line.endswith("\n"):
         return {"failed": f"the process ended before its tests did, with exit code {code}"}
-    said: dict[str, Any] = json.loads(line)
-    return said
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        said = None
+    return said if isinstance(said, dict) else {"failed": "the process wrote to the report of its tests"}
 
 
-def kill_children() -> None:
-    """Kill every process that a case left; each one's own children become ours when it ends."""
+def kill_what_is_left(alone: bool) -> None:
+    """Kill every process that a case left, and wait until they are gone.
+
+    Where we are `alone` with them below the first process of a namespace, they are killed all at once, and none forks
+    past it; else one after the other, and each one's own children become ours when it ends.
+    """
+    if alone and os.getppid() == 1:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        return
     for _ in range(MAX_ROUNDS):
         left = list(children())
         if not left:

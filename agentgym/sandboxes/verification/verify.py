@@ -1,17 +1,16 @@
-"""Hidden tests over the files of a box: their plan, their run in a sealed copy, and the verdict of the host."""
+"""Hidden tests over the files of a box: their plan, and their run in a copy that no process of the episode reaches."""
 
 import ast
 import base64
 import functools
-import json
-import math
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentgym.boxes import ExecResult, Expected, HostFunction, Verdict
 from agentgym.sandboxes.host_functions import MAX_ASKS
+from agentgym.sandboxes.verification.judging import Judging
 
 MARGIN_S = 2.0
 """Seconds for the copy and the start, beside the time of the cases."""
@@ -29,27 +28,31 @@ Run = Callable[[str, Mapping[str, HostFunction], float], Awaitable[ExecResult]]
 async def verify(
     run: Run,
     *,
+    copied: bool,
     code: str | None,
     command: str | None,
     files: Mapping[str, str | bytes] | None,
     expect: Mapping[str, Expected] | None,
     timeout_s: float,
 ) -> Verdict:
-    """Run hidden tests in fresh processes of a box, and judge what they say; see `Box.verify`."""
+    """Run hidden tests in fresh processes of a box, and judge what they say; see `Box.verify`.
+
+    `copied` is whether a fresh process runs in a copy of the working folder already.
+    """
     orders = plan(code, command, expect)
+    judging = Judging(orders["kind"], orders["names"], expect)
     files = files or {}
     if len(files) + len(orders["names"]) > MAX_ASKS:
         raise ValueError(f"files: {len(files)} files and {len(orders['names'])} cases are over {MAX_ASKS} together")
     contents = [base64.b64encode(content_of(path, text)).decode() for path, text in files.items()]
-    orders |= {"files": list(files), "seconds": timeout_s, "case": program("case")}
-    said: dict[str, Any] = {}
+    orders |= {"files": list(files), "seconds": timeout_s, "case": program("case"), "copied": copied}
     result = await run(
         # On two lines: where the second one fails, a traceback shows it, and what is hidden is not in it.
         f"{program('harness')}\norders = {orders!r}\nverify(orders, hidden, report)",
-        {"hidden": contents.__getitem__, "report": said.__setitem__},
+        {"hidden": contents.__getitem__, "report": judging.report},
         timeout_s + MARGIN_S,
     )
-    return verdict(orders["names"], said, expect, result)
+    return judging.verdict(result)
 
 
 def plan(code: str | None, command: str | None, expect: Mapping[str, Expected] | None) -> dict[str, Any]:
@@ -64,10 +67,10 @@ def plan(code: str | None, command: str | None, expect: Mapping[str, Expected] |
         return {"kind": "function", "code": code, "names": test_functions(code)}
     assert command is not None
     if expect is not None:
-        return {"kind": "shell", "command": command, "names": list(expect), "stdin": {text: text for text in expect}}
+        return {"kind": "shell", "command": command, "names": list(expect), "compared": True}
     words = python_words(command)
     if words is None:
-        return {"kind": "shell", "command": command, "names": [command], "stdin": {command: ""}}
+        return {"kind": "shell", "command": command, "names": [command], "compared": False}
     return {"kind": "command", "words": words, "names": [command]}
 
 
@@ -121,90 +124,3 @@ def content_of(path: str, content: str | bytes) -> bytes:
 def program(name: str) -> str:
     """Return the text of a program that runs in the box."""
     return Path(__file__).with_name(f"{name}.py").read_text()
-
-
-def verdict(
-    names: Sequence[str], said: Mapping[str, Any], expect: Mapping[str, Expected] | None, result: ExecResult
-) -> Verdict:
-    """Judge what the box said: a case without a word has failed, and a word that makes no sense is none."""
-    cases: dict[str, str | None] = {}
-    for name in names:
-        heard = said.get(name)
-        if not isinstance(heard, dict):
-            why = result.text(500) or "the process ended"
-            cases[name] = f"it did not run to its end: {why}"
-        elif isinstance(found := heard.get("cases"), dict) and found:
-            cases |= {str(case): None if why is None else str(why) for case, why in found.items()}
-        else:
-            cases[name] = judge(heard, None if expect is None else (expect[name],))
-    output = "".join(str(heard.get("printed", "")) for heard in said.values() if isinstance(heard, dict))
-    return Verdict(cases=cases, output=output, result=result)
-
-
-def judge(heard: Mapping[str, Any], expected: tuple[Expected] | None) -> str | None:
-    """Return why a case has failed; None where it has passed."""
-    if "failed" in heard or "cases" in heard:
-        return str(heard.get("failed", "no test ran"))
-    if "exit_code" in heard and heard["exit_code"] != 0:
-        return f"exit code {heard['exit_code']}"
-    if expected is None:
-        return (
-            None
-            if heard.get("passed") is True or heard.get("exit_code") == 0
-            else "the test did not say that it passed"
-        )
-    if "exit_code" in heard:
-        return of_value(str(heard.get("printed")), expected[0], printed=True)
-    try:
-        value = json.loads(heard["value"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return "the value is not JSON"
-    return of_value(value, expected[0], printed=False)
-
-
-def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
-    """Return why a value is not the expected one; a printed text is compared without the blanks at line ends."""
-    if callable(expected):
-        try:
-            right = bool(expected(value))
-        except Exception as error:  # The tested code chose the value: it must not end the episode without a reward.
-            return f"the function raised {type(error).__name__} for {shown(value)}: {error}"
-    elif printed:
-        right = lines(value) == lines(str(expected))
-    else:
-        right = same(value, plain(expected))
-    return None if right else f"{shown(value)} is not right"
-
-
-def shown(value: Any) -> str:
-    """Return the begin of a value's text."""
-    try:
-        return repr(str(value)[:200])
-    except (RecursionError, ValueError):
-        return f"a {type(value).__name__}"
-
-
-def lines(text: str) -> list[str]:
-    """Return the lines of a text without blanks at their ends, and without empty lines at its end."""
-    return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def plain(value: object) -> Any:
-    """Return a value as JSON gives it back; ValueError where it is not JSON."""
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"expect: {value!r} is not JSON; give a function that takes the value instead") from error
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two values of JSON are equal; 1 and 1.0 are, 1 and true are not, and NaN equals itself."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
-        return math.isnan(other)
-    return bool(one == other)

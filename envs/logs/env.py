@@ -1,0 +1,126 @@
+"""Logs: a large log file to be cleaned, which is streamed into the box and, cleaned, out of it again.
+
+Neither this process nor the box's server holds more than a few megabytes of it at a time, whatever its size is.
+"""
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+import agentgym as ag
+
+COUNT = 10_000
+"""Tasks of each split."""
+MB = 1 << 20
+LEVELS = ("DEBUG", "INFO", "WARNING", "INFO", "ERROR", "DEBUG", "INFO", "TRACE")
+DROPPED = ("DEBUG", "TRACE")
+PROMPT = """\
+app.log in your working folder is a log of about {megabytes} MB; each line begins with its level. Write to clean.log the
+lines of app.log, in their order, without those of the levels DEBUG and TRACE."""
+DIGEST = """
+import hashlib
+def digest(path):
+    made = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            made.update(piece)
+    return made.hexdigest()
+"""
+
+
+class LogTask(ag.Task):
+    """The number that a log is made of, and its size."""
+
+    number: int
+    megabytes: int = Field(ge=1)
+
+
+def make_task(split: ag.Split, index: int, megabytes: int = 16) -> LogTask:
+    """Make the task of an index, always the same."""
+    prompt = ag.Message(role="user", content=PROMPT.format(megabytes=megabytes))
+    number = index if split == "train" else COUNT + index
+    return LogTask(id=f"logs-{split}-{index}", prompt=(prompt,), number=number, megabytes=megabytes)
+
+
+def pieces(task: LogTask) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the log, about a megabyte at a time, and what is left of each piece when it is clean."""
+    for piece in range(task.megabytes):
+        word = hashlib.sha256(f"{task.number} {piece}".encode()).hexdigest()
+        lines = [f"{level} {piece} {word}\n" for level in LEVELS]
+        clean = "".join(line for line in lines if not line.startswith(DROPPED))
+        times = MB // len("".join(lines))
+        yield "".join(lines).encode() * times, clean.encode() * times
+
+
+def write_log(task: LogTask, path: Path) -> str:
+    """Write the log of a task, and return the digest of what it is when it is clean."""
+    clean = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece, kept in pieces(task):
+            file.write(piece)
+            clean.update(kept)
+    return clean.hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a file; "" for a folder."""
+    if path.is_dir():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@ag.register("logs")
+class Logs(ag.ToolEnv[LogTask]):
+    """Half of the reward is for a clean log in the box, half for the same bytes on this side."""
+
+    limits = ag.Limits(turns=6, seconds=900)
+
+    def __init__(self, task: LogTask) -> None:
+        super().__init__(task)
+        self.wanted = ""
+        """The digest of the clean log, which the box never gets."""
+
+    @classmethod
+    def tasks(cls, split: ag.Split) -> ag.Procedural[LogTask]:
+        return ag.Procedural(partial(make_task, split), range(COUNT))
+
+    @classmethod
+    def sandbox_for(cls, task: LogTask) -> ag.AnyBox:
+        """Room for the log and the clean one, and in the memory of a container for the verifier's copy of both."""
+        room = 2 * task.megabytes + 16
+        return ag.AnyBox(disk_mb=room, memory_mb=2 * room + 256)
+
+    async def setup(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder, "app.log")
+            self.wanted = await asyncio.to_thread(write_log, self.task, log)
+            await self.box.put(log, "app.log", timeout_s=self.limits.seconds)
+
+    @ag.tool(timeout_s=240)
+    async def bash(self, cmd: Annotated[str, Field(max_length=1000)]) -> str:
+        """Run a shell command in the working folder."""
+        return (await self.box.exec(cmd, timeout_s=230)).text(limit=1000)
+
+    @ag.reward(weight=0.5)
+    async def clean(self) -> float:
+        """Whether clean.log is right, as a fresh process in the box reads it."""
+        expect = {"digest('clean.log')": self.wanted}
+        return (await self.box.verify(code=DIGEST, expect=expect, timeout_s=240)).fraction
+
+    @ag.reward(weight=0.5)
+    async def returned(self) -> float:
+        """Whether clean.log is right when it has been streamed out of the box."""
+        with tempfile.TemporaryDirectory() as folder:
+            target, limit = Path(folder, "clean.log"), (self.task.megabytes + 1) * MB
+            try:
+                await self.box.get("clean.log", target, limit=limit, timeout_s=self.limits.seconds)
+            except (FileNotFoundError, ValueError):  # There is none, it is no file, or it is too large.
+                return 0.0
+            return float(await asyncio.to_thread(digest_of, target) == self.wanted)

@@ -1,0 +1,77 @@
+"""Logs, tested in real boxes, with a gigabyte where the slow tests run."""
+
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+import agentgym as ag
+from agentgym.boxes import Boxes
+from agentgym.sandboxes.choose import Kind
+from agentgym.sandboxes.docker import why_no_docker
+from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.testing import Reply, Scripted, call, check_env, say
+from envs.logs.env import MB, Logs, LogTask, make_task, pieces
+
+KINDS = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
+ORACLE = [call("bash", cmd="grep -Ev '^(DEBUG|TRACE) ' app.log > clean.log && rm app.log"), say("Done.")]
+
+
+@asynccontextmanager
+async def boxes_for(task: LogTask, kind: Kind) -> AsyncIterator[Boxes]:
+    """A pool of one box of that kind, with room for the task's log."""
+    why_not = why_no_docker() if kind == "docker" else why_no_bubblewrap()
+    if why_not is not None:
+        pytest.skip(f"{kind}: {why_not}")
+    async with replace(Logs.sandbox_for(task), kind=kind).open(1) as pool:
+        yield pool
+
+
+async def play(boxes: Boxes, task: LogTask, *script: Reply) -> ag.Rollout:
+    played = await ag.rollout(Logs, task, Scripted(script), boxes=boxes)
+    assert played.error is None
+    return played
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("megabytes", [32, pytest.param(1024, marks=pytest.mark.slow)])
+async def test_a_log_of_any_size_goes_into_the_box_and_clean_out_of_it(kind: Kind, megabytes: int) -> None:
+    small, task = make_task("train", 1, 24), make_task("train", 0, megabytes)
+    async with boxes_for(task, kind) as boxes:
+        await play(boxes, small, *ORACLE)  # What every rollout loads is loaded by now.
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        played = await play(boxes, task, *ORACLE)
+    assert played.rewards == {"clean": 0.5, "returned": 0.5}
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_env_keeps_its_contract(kind: Kind) -> None:
+    task = make_task("train", 0, 1)
+    async with boxes_for(task, kind) as boxes:
+        await check_env(Logs, task, oracle=ORACLE, boxes=boxes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_log_that_is_not_clean_or_too_clean_or_no_file_is_not_rewarded(kind: Kind) -> None:
+    task = make_task("test", 0, 1)
+    commands = (
+        "true",
+        "cp app.log clean.log",
+        "grep -v ^DEBUG app.log > clean.log",
+        "grep -Ev '^(DEBUG|TRACE) ' app.log | sort > clean.log",
+        "mkdir clean.log; cp app.log clean.log",
+        "head -c 3000000 /dev/zero > clean.log",
+    )
+    async with boxes_for(task, kind) as boxes:
+        for command in commands:
+            assert (await play(boxes, task, call("bash", cmd=command), say("Done."))).reward == 0.0, command
+
+
+def test_no_two_logs_and_no_two_pieces_of_one_are_the_same() -> None:
+    tasks = [make_task(split, index, 4) for split in ("train", "test") for index in range(3)]
+    made = [piece for task in tasks for piece, _ in pieces(task)]
+    assert len(set(made)) == len(made) == 24
+    assert all(0.99 * MB < len(piece) <= MB for piece in made)

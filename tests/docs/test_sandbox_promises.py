@@ -1,0 +1,51 @@
+"""The promises of the sandbox's README: each names tests that exist, and no file of tests is left without a promise."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests" / "sandboxes"
+SECTION = (ROOT / "sandbox" / "README.md").read_text().partition("## Promised, and not")[2].partition("\n## ")[0]
+ROWS = re.findall(r"^\| (?!promised|---)(.+) \| (.+) \|$", SECTION, re.MULTILINE)
+NAMED = [(promise, name) for promise, names in ROWS for name in names.split(", ")]
+WITHOUT_A_PROMISE = {
+    "test_asks.py": "questions of a cell, under load",
+    "test_contract.py": "what calls return",
+    "test_contract_programs.py": "what programs and shells return",
+    "test_engine.py": "engines that are down",
+    "test_fork.py": "branches, which are apart against accidents only",
+    "test_machine.py": "limits of this machine",
+    "test_many.py": "many boxes at once",
+    "test_payloads.py": "the battery's own form",
+    "test_providers.py": "the contract for other providers",
+    "test_tls.py": "engines over TLS",
+    "test_wire.py": "frames",
+    "networks/test_rules.py": "how a list is written",
+}
+"""Files of tests that hold what the code of a box cannot break by intent, with what they are about."""
+
+
+def functions(path: str) -> list[str]:
+    """The names of the test functions of a file."""
+    return re.findall(r"^(?:async )?def (test_\w+)", (TESTS / path).read_text(), re.MULTILINE)
+
+
+def test_the_table_has_rows() -> None:
+    rows = [line for line in SECTION.splitlines() if line.startswith("|")]
+    assert len(ROWS) == len(rows) - 2 > 0
+
+
+@pytest.mark.parametrize(("promise", "name"), NAMED, ids=[name for _, name in NAMED])
+def test_every_promise_names_one_test(promise: str, name: str) -> None:
+    path, colon, part = name.partition(": ")
+    assert colon, f"{promise}: name a test of {path}"
+    found = [function for function in functions(path) if part in function]
+    assert len(found) == 1, f"{promise}: {part!r} is part of {found} in {path}"
+
+
+def test_every_file_of_tests_is_named_by_a_promise_or_has_none() -> None:
+    files = {str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
+    named = {name.partition(": ")[0] for _, name in NAMED}
+    assert files - named == set(WITHOUT_A_PROMISE)

@@ -1,0 +1,336 @@
+"""Cheats against hidden tests: files that the session prepared, forged reports, lies of returned values, and load."""
+
+import textwrap
+import tracemalloc
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agentgym.boxes import Box, ExecResult
+from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.fake import FakeBox
+from agentgym.sandboxes.verification.judging import MAX_OUTPUT, Judging
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FORGE = """
+import subprocess
+class Ended:
+    stdout = "5"
+subprocess.run = lambda *args, **more: Ended
+"""
+"""It has every program print what the hidden test asks for: no process that it runs in needs the tested code."""
+STARTS = "import os\nos._exit(0)\n"
+WRONG = "print(2 - 3)"
+RIGHT = "print(2 + 3)"
+HIDDEN = {
+    "tests/helpers.py": "right = 5\n",
+    "tests/test_hidden.py": """
+import decimal, subprocess, sys, unittest
+import helpers
+
+class Hidden(unittest.TestCase):
+    def test_printed(self):
+        ran = subprocess.run([sys.executable, "solution.py"], stdout=subprocess.PIPE)
+        self.assertEqual(int(ran.stdout), helpers.right)
+""",
+}
+"""Tests that never import the tested code: whatever else makes them pass was prepared."""
+PLUGIN = FORGE + "\ndef pytest_collection_modifyitems(items):\n    del items[:]\n"
+CONFIG = "addopts = -p cheat\npython_files = cheat.py\n"
+PREPARED = {
+    "packages": {"__init__.py": FORGE, "tests/__init__.py": FORGE, "tests/test_hidden/__init__.py": FORGE},
+    "modules of the library": dict.fromkeys(
+        ("decimal.py", "tests/decimal.py", "json.py", "unittest.py", "unittest/__init__.py", "tests/unittest.py"), FORGE
+    ),
+    "modules of the tests": {
+        "helpers.py": FORGE + "right = -1\n",
+        "tests/helpers/__init__.py": FORGE + "right = -1\n",
+        "test_hidden.py": FORGE,
+        "tests.py": FORGE,
+    },
+    "start-up files": {
+        name: STARTS
+        for folder in ("", "tests/", ".local/lib/python3.11/site-packages/")
+        for name in (f"{folder}sitecustomize.py", f"{folder}usercustomize.py")
+    }
+    | {"cheat.pth": "import os; os._exit(0)\n", ".pythonrc": STARTS, "pyvenv.cfg": "home = /tmp\n"},
+    "plugins": dict.fromkeys(("conftest.py", "tests/conftest.py", "test_more/conftest.py"), PLUGIN)
+    | {"pytest.py": FORGE, "_pytest/__init__.py": FORGE, "cheat.py": PLUGIN},
+    "configuration": {
+        "cheat.py": PLUGIN,
+        "pytest.ini": f"[pytest]\n{CONFIG}",
+        ".pytest.ini": f"[pytest]\n{CONFIG}",
+        "tests/pytest.ini": f"[pytest]\n{CONFIG}",
+        "tox.ini": f"[pytest]\n{CONFIG}",
+        "setup.cfg": f"[tool:pytest]\n{CONFIG}",
+        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p cheat"\n',
+    },
+}
+"""By what they are: files that a session leaves beside hidden tests."""
+FORGE_BYTE_CODE = """
+import os, py_compile, sys
+open("forged.py", "w").write(FORGE)
+for path in ("tests/helpers", "tests/test_hidden", "tests/__init__", "solution"):
+    folder, _, name = path.rpartition("/")
+    cache = os.path.join(folder, "__pycache__")
+    os.makedirs(cache, exist_ok=True)
+    for target in (f"{cache}/{name}.{sys.implementation.cache_tag}.pyc", f"{path}.pyc"):
+        py_compile.compile("forged.py", target, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    os.makedirs(f"{cache}/deep/er", exist_ok=True)
+for folder in ("__pycache__/deep", "__pycache__", "tests/__pycache__/deep", "tests/__pycache__"):
+    os.chmod(folder, 0o500)
+"""
+LINKS = """
+import os
+os.makedirs("mine/elsewhere")
+for name in ("__init__.py", "helpers.py", "mine/helpers.py", "mine/__init__.py"):
+    open(name, "w").write(FORGE)
+os.symlink("mine", "tests")
+os.symlink("elsewhere", "mine/__pycache__")
+os.symlink("../solution.py", "mine/test_hidden.py")
+"""
+LEFT = {"forged byte code": FORGE_BYTE_CODE, "links": LINKS}
+"""By what they are: cells that leave what no host could write."""
+COMMANDS = ["python3 -m unittest tests.test_hidden", "python3 -m unittest discover -s tests"]
+
+
+@pytest.mark.parametrize("prepared", PREPARED)
+async def test_no_file_that_was_prepared_changes_what_unittest_finds(box: Box, prepared: str) -> None:
+    await box.write(PREPARED[prepared])
+    await expect_honest_verdicts(box, COMMANDS)
+
+
+@pytest.mark.parametrize("left", LEFT)
+async def test_no_byte_code_or_link_changes_what_unittest_finds(box: Box, left: str) -> None:
+    assert (await box.python(f"FORGE = {FORGE!r}\n{LEFT[left]}")).ok
+    await expect_honest_verdicts(box, COMMANDS)
+
+
+async def expect_honest_verdicts(box: Box, commands: list[str], more: Mapping[str, str] | None = None) -> None:
+    """The one test is found, passes for right code, and fails for wrong code."""
+    for solution in (RIGHT, WRONG):
+        await box.write({"solution.py": solution})
+        for command in commands:
+            verdict = await box.verify(command=command, files={**HIDDEN, **(more or {})})
+            assert [name.endswith("test_printed") for name in verdict.cases] == [True], verdict
+            assert verdict.ok == (solution == RIGHT), (command, verdict)
+
+
+@pytest.mark.parametrize("prepared", PREPARED)
+async def test_no_file_that_was_prepared_changes_what_pytest_finds(prepared: str) -> None:
+    await expect_honest_verdicts(FakeBox(files=PREPARED[prepared]), ["python3 -m pytest"])
+
+
+@pytest.mark.parametrize("prepared", ["packages", "plugins", "configuration"])
+async def test_hidden_configuration_and_fixtures_are_the_only_ones(prepared: str) -> None:
+    own = {
+        "tests/conftest.py": "import pytest\n@pytest.fixture\ndef given(): return 5\n",
+        "setup.cfg": "[tool:pytest]\npython_functions = check_*\n",
+        "tests/test_hidden.py": textwrap.dedent("""
+            import subprocess, sys
+            def check_printed(given):
+                ran = subprocess.run([sys.executable, "solution.py"], stdout=subprocess.PIPE)
+                assert int(ran.stdout) == given
+        """),
+    }
+    for solution in (RIGHT, WRONG):
+        box = FakeBox(files={**PREPARED[prepared], "solution.py": solution})
+        verdict = await box.verify(command="python3 -m pytest tests", files=own)
+        assert list(verdict.cases) == ["tests/test_hidden.py::check_printed"]
+        assert verdict.ok == (solution == RIGHT), verdict
+
+
+async def test_a_hidden_script_and_a_tested_one_import_what_lies_beside_them(box: Box) -> None:
+    """The hidden files stand before the working folder, and both behind the standard library."""
+    await box.write({"app/main.py": "import part\n", "app/part.py": "", "helpers.py": FORGE, "decimal.py": FORGE})
+    script = "import decimal, helpers\nassert helpers.right == 5\nassert decimal.Decimal(1) == 1\n"
+    files = {"tests/helpers.py": "right = 5\n", "tests/run.py": script}
+    assert (await box.verify(command="python3 tests/run.py", files=files)).ok
+    assert (await box.verify(command="python3 app/main.py")).ok
+
+
+REPORTS = """
+import json, os, sys
+def add(a, b):
+    frame = sys._getframe()
+    while frame:
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, dict) and "token" in value:
+                said = {"passed": True, "cases": {"add(2, 3)": None, "more": None}, "exit_code": 0, "value": "0"}
+                os.write(value["report"], (value["token"] + json.dumps(said) + "\\n").encode())
+                os._exit(0)
+        frame = frame.f_back
+"""
+LIES = {
+    "finds its orders and writes its own report": REPORTS,
+    "equals everything": "class Any(int):\n    __eq__ = lambda *_: True\ndef add(a, b): return Any(0)",
+    "is a text that equals everything": "class Any(str):\n    __eq__ = lambda *_: True\ndef add(a, b): return Any('0')",
+    "is not a number": "def add(a, b): return float('nan')",
+    "is true": "def add(a, b): return True",
+    "writes values itself": "import json\njson.dumps = lambda *_, **__: '[5, -5]'\ndef add(a, b): return 5j",
+    "nests": "def add(a, b):\n    value = []\n    for _ in range(900): value = [value]\n    return value",
+    "is endless": "def add(a, b): return 'x' * (1 << 21)",
+    "leaves at its exit": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return None",
+    "leaves in a thread": textwrap.dedent("""
+        import os, threading
+        def add(a, b):
+            threading.Thread(target=os._exit, args=(0,)).start()
+            threading.Event().wait()
+    """),
+    "reports twice": textwrap.dedent("""
+        import atexit, os
+        def again():
+            for fd in range(3, 64):
+                try:
+                    os.write(fd, b'{"value": "5"}\\n')
+                except OSError:
+                    pass
+        atexit.register(again)
+        def add(a, b): return None
+    """),
+}
+"""By what it does: code under test that does not know the right value."""
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_with_expect_no_code_passes_that_does_not_know_the_value(box: Box, lie: str) -> None:
+    await box.write({"solution.py": LIES[lie]})
+    verdict = await box.verify(code="from solution import add", expect={"add(2, 3)": 5, "add(-2, -3)": -5}, timeout_s=5)
+    assert (verdict.passed, verdict.total) == (0, 2), verdict
+
+
+SEARCH = """
+import gc, glob, os, sys
+def found(*letters):
+    word, texts = bytes(letters).decode(), []
+    for value in gc.get_objects():
+        if type(value) in (list, tuple, dict):
+            texts += [text for text in [*value, *getattr(value, "values", tuple)()] if type(text) is str]
+    for pattern in ("/proc/[0-9]*/cmdline", "/proc/[0-9]*/environ", "/proc/[0-9]*/fd/*", "/tmp/**", "/branches/**"):
+        for path in glob.glob(pattern, recursive=True):
+            try:
+                if os.path.isfile(path):
+                    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                    texts.append(os.pread(fd, 1 << 20, 0).decode("utf-8", "replace"))
+                    os.close(fd)
+            except OSError:
+                continue
+    return any(word in text for text in texts)
+"""
+
+
+async def test_a_case_is_told_nothing_of_the_other_cases(isolated_box: Box) -> None:
+    await isolated_box.write({"solution.py": SEARCH})
+    expect = {"found(*b'found(')": True, "found(104, 117, 115, 104)": False, "'hush'": "hush"}
+    verdict = await isolated_box.verify(code="from solution import found", expect=expect, timeout_s=30)
+    assert verdict.ok, verdict
+
+
+REACH = """
+import ctypes, os, signal
+FORGED = b'{"id": 1, "done": 0}{"passed": true, "value": "5"}\\n'
+def add(a, b):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        if int(pid) == os.getpid():
+            continue
+        ctypes.CDLL(None).ptrace(16, int(pid), 0, 0)
+        for name in ["mem", *(f"fd/{fd}" for fd in range(64))]:
+            try:
+                fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_NONBLOCK)
+                os.write(fd, FORGED)
+                reached.append((pid, name))
+            except OSError:
+                pass
+    return reached
+reached = []
+"""
+
+
+async def test_code_under_test_reaches_no_process_that_judges_it(isolated_box: Box) -> None:
+    await isolated_box.write({"solution.py": REACH})
+    verdict = await isolated_box.verify(code="from solution import add", expect={"add(2, 3)": [], "1": 1})
+    assert verdict.ok, verdict
+
+
+SPOIL = """
+import glob, os
+for path in [*glob.glob("**", recursive=True), *glob.glob(os.environ["HOME"] + "/../../**", recursive=True)]:
+    if path.endswith(("check.sh", "answer.txt")):
+        with open(path, "w") as file:
+            file.write("echo forged")
+os.makedirs("__pycache__", exist_ok=True)
+"""
+
+
+async def test_hidden_files_are_laid_anew_for_each_case(box: Box) -> None:
+    await box.write({"solution.py": SPOIL})
+    files = {"check.sh": "cat answer.txt; python3 solution.py\n", "answer.txt": "right\n"}
+    verdict = await box.verify(command="sh check.sh", files=files, expect={"one": "right", "two": "right"})
+    assert verdict.ok, verdict
+
+
+BOMB = """
+import os
+def burst():
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            pass
+"""
+
+
+async def test_a_case_that_forks_without_end_fails_alone(isolated_box: Box) -> None:
+    await isolated_box.write({"solution.py": BOMB})
+    code = "from solution import burst\ndef test_bursts(): burst()\ndef test_after(): pass\n"
+    verdict = await isolated_box.verify(code=code, timeout_s=10)
+    assert [why is None for why in verdict.cases.values()] == [False, True], verdict
+
+
+async def test_cases_run_in_the_one_copy_at_the_path_of_the_working_folder(isolated_box: Box) -> None:
+    assert isinstance(isolated_box, RemoteBox)
+    here = (await isolated_box.python("import os; print(os.getcwd())")).stdout.strip()
+    await isolated_box.write({"mark": ""})
+    code = "import os\ndef spoil():\n    os.unlink('mark')\n    return os.getcwd()\n"
+    verdict = await isolated_box.verify(code=code, expect={"spoil()": here})
+    assert verdict.ok == (not isolated_box.reset_in_place)
+    assert "mark" in await isolated_box.list()
+
+
+async def test_output_of_all_cases_is_bounded_and_what_is_cut_is_said(box: Box) -> None:
+    await box.write({"solution.py": "print('x' * 700_000)"})
+    texts = {str(number): lambda text: len(text) == 700_001 for number in range(4)}
+    verdict = await box.verify(command="python3 solution.py", expect=texts, timeout_s=30)
+    assert verdict.ok, list(verdict.cases.values())
+    assert verdict.output.endswith(f"\n[... {4 * 700_001 - MAX_OUTPUT} characters cut ...]\n")
+    assert len(verdict.output) < MAX_OUTPUT + 100
+
+
+async def test_the_host_holds_no_output_of_a_case_that_is_judged() -> None:
+    expect: dict[str, object] = {str(number): "right" for number in range(900)}
+    judging = Judging("shell", list(expect), expect)
+    tracemalloc.start()
+    try:
+        for name in expect:
+            judging.report(name, {"exit_code": 0, "printed": name + "x" * (1 << 20)})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    verdict = judging.verdict(ExecResult(status="ok", exit_code=0, stdout="", stderr=""))
+    assert (verdict.passed, verdict.total) == (0, 900)
+    assert peak < 16 << 20
+
+
+async def test_a_reason_is_bounded() -> None:
+    judging = Judging("function", ["test_a"], None)
+    judging.report("test_a", {"failed": "x" * (1 << 20)})
+    why: Any = judging.verdict(ExecResult(status="ok", exit_code=0, stdout="", stderr="")).cases["test_a"]
+    assert len(why) <= 1000
+
+
+async def test_a_command_that_prints_much_is_judged_by_its_exit_code(box: Box) -> None:
+    verdict = await box.verify(command="head -c 2000000 /dev/zero; true")
+    assert verdict.ok
+    assert verdict.output.endswith("bytes cut ...]\n")
