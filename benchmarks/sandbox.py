@@ -1,11 +1,21 @@
-"""The code sandbox: calls, episodes, resets, forks and memory, beside the same work by `docker exec` in the same run.
+"""The code sandbox: calls, episodes, resets, forks, memory, many boxes, beside the same work by other means.
 
-`python -m benchmarks.sandbox [--json] [--quick] [--kinds docker bubblewrap] [--image NAME]`
+`python -m benchmarks.sandbox [--json] [--quick] [--kinds docker bubblewrap] [--image NAME] [--boxes N]
+[--swe-rex VENV] [--inspect-ai VENV]`
 
 A call is one Python cell (`1 + 1`) and its answer. An episode is a lease, eight calls, and the verified reset that
-follows; a fresh one has a new box instead of the reset. The same work without a server in the box is an interpreter
-started by `docker exec` for each call, and a container of its own for each episode, by the engine's API and not by its
-command line. `true` is the least that a `docker exec` can be.
+follows; a fresh one has a new box instead of the reset. Other means have no reset: their episode is a new container,
+eight calls and its end. All containers have the same image, and all sides take turns in one run:
+
+- `docker_exec`: by the engine's API and not by its command line, a new Python for each call. `true` is the least that
+  a `docker exec` can be.
+- `swerex`, where its environment is named: SWE-ReX's server in the container. A call is a new Python by its `execute`
+  (`program`), or a line for a Python that waits in its shell session (`session`). Its episodes use `program`, which
+  has no session to start. Comparisons take the faster of the two.
+- `inspect`, where its environment is named: inspect_ai's docker sandbox. A call is a new Python by its `exec`.
+
+Calls go into warm containers, one at a time and into eight at once. Processor time is that of the calling process, of
+the commands it starts, of the engine's daemons, and of the container with its shim.
 """
 
 import argparse
@@ -14,9 +24,9 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,23 +38,66 @@ from agentgym.sandboxes.containers.image import default_image
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
 from benchmarks.harness import Goal, at_least, at_most, report
+from benchmarks.sandbox_measure import (
+    AS_PROGRAM,
+    CALLS_PER_EPISODE,
+    CELL,
+    Action,
+    Figures,
+    available_mib,
+    by_turns,
+    container_pids,
+    cpu_s,
+    engine_pids,
+    milliseconds,
+    percentile,
+    pss_mib,
+    rate,
+    side,
+    tree,
+)
+from benchmarks.sandbox_peer import Peer
 
-CELL = "1 + 1"
-AS_PROGRAM = ["python3", "-I", "-S", "-c", "print(1 + 1)"]
 LEAST = ["true"]
-CALLS_PER_EPISODE = 8
 BOXES = (1, 8, 32)
 AT_ONCE = (1, 8)
-TURNS = 4
+STARTS_AT_ONCE = 4
 HEAPS_MB = (0, 100)
-TICKS = os.sysconf("SC_CLK_TCK")
 REFERENCE: dict[str, float | str] = {
-    "other kits, a call, ms": "50-200",
     "gVisor (ptrace), a call, ms": 1.6,
     "gVisor (ptrace), a new box, ms": "340-450",
 }
-Figures = dict[str, float]
-Action = Callable[[], Awaitable[object]]
+LIMITS: dict[str, dict[str, float]] = {
+    "bubblewrap": {
+        "call_p50_ms": 0.12,
+        "call_p99_ms": 5.0,
+        "cpu_ms_per_call_1": 0.12,
+        "reset_p50_ms": 2.5,
+        "new_box_p50_ms": 45.0,
+        "pool_lease_p50_ms": 0.05,
+        "fork_100mb_p50_ms": 6.0,
+        "idle_box_pss_mib": 20.0,
+    },
+    "docker": {
+        "call_p50_ms": 0.2,
+        "call_p99_ms": 5.0,
+        "cpu_ms_per_call_8": 0.6,
+        "reset_p50_ms": 3.0,
+        "new_box_p50_ms": 250.0,
+        "pool_lease_p50_ms": 1.0,
+        "fork_100mb_p50_ms": 7.0,
+        "idle_box_pss_mib": 20.0,
+    },
+}
+"""The most that a figure of each kind of box should be."""
+PROGRAMS = {"swerex": "benchmarks.sandbox_swerex", "inspect": "benchmarks.sandbox_inspect"}
+NAMES = {"docker_exec": "docker exec", "swerex": "SWE-ReX", "inspect": "inspect_ai"}
+TIMES = {
+    "docker_exec": {"calls": 250.0, "episodes": 50.0},
+    "swerex": {"calls": 10.0, "episodes": 10.0},
+    "inspect": {"calls": 10.0, "episodes": 10.0},
+}
+"""How many times as fast as each of them our containers should be, with as many at once on both sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,60 +108,18 @@ class Amount:
     """For latencies."""
     seconds: float
     """For each rate."""
+    turns: int
+    """In which the sides of a comparison alternate."""
     repeats: int
     """Of what takes long: new boxes, forks."""
     execs: int
-    """By `docker exec`, on one container."""
+    """Calls by other means, on one container."""
+    boxes: int
+    """Open at once."""
 
 
-FULL = Amount(calls=3000, seconds=5.0, repeats=15, execs=60)
-QUICK = Amount(calls=300, seconds=1.0, repeats=4, execs=12)
-
-
-# ---------------------------------------------------------------------------------------------------- measures
-
-
-async def milliseconds(action: Action, times: int) -> list[float]:
-    """How long each of them took, in rising order."""
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        await action()
-        taken.append((time.perf_counter() - began) * 1e3)
-    return sorted(taken)
-
-
-def percentile(rising: list[float], percent: float) -> float:
-    """The nearest rank."""
-    return rising[min(int(len(rising) * percent / 100), len(rising) - 1)]
-
-
-async def rate(actions: Sequence[Action], seconds: float) -> tuple[float, int]:
-    """How often a second, and how often in all, when each is repeated side by side with the others."""
-    began = time.perf_counter()
-    done = 0
-
-    async def repeat(action: Action) -> None:
-        nonlocal done
-        while time.perf_counter() < began + seconds:
-            await action()
-            done += 1
-
-    async with asyncio.TaskGroup() as group:
-        for action in actions:
-            group.create_task(repeat(action))
-    return done / (time.perf_counter() - began), done
-
-
-async def by_turns(ours: Sequence[Action], theirs: Sequence[Action], seconds: float) -> tuple[float, float]:
-    """The rates of both, taken in turns: on a busy machine what holds up one holds up the other."""
-    done, took = [0, 0], [0.0, 0.0]
-    for _ in range(TURNS):
-        for side, actions in enumerate((ours, theirs)):
-            a_second, count = await rate(actions, seconds / TURNS)
-            done[side] += count
-            took[side] += count / a_second
-    return done[0] / took[0], done[1] / took[1]
+FULL = Amount(calls=3000, seconds=5.0, turns=4, repeats=15, execs=60, boxes=500)
+QUICK = Amount(calls=300, seconds=1.0, turns=1, repeats=4, execs=12, boxes=16)
 
 
 def cell(box: Box) -> Action:
@@ -148,49 +159,6 @@ async def leased(boxes: Boxes, count: int) -> AsyncIterator[list[Box]]:
 # ---------------------------------------------------------------------------------------------------- processes
 
 
-def tree(pid: int) -> Iterator[int]:
-    """A process and its descendants."""
-    yield pid
-    with contextlib.suppress(OSError):
-        for children in Path("/proc", str(pid), "task").glob("*/children"):
-            for child in children.read_text().split():
-                yield from tree(int(child))
-
-
-def cpu_s(pids: list[int]) -> float:
-    """Processor seconds of these processes, and of their children that have ended."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            total += sum(map(int, Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[11:15]))
-    return total / TICKS
-
-
-def pss_mib(pids: list[int]) -> float:
-    """Memory of these processes; what several share is split between them."""
-    kib = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            text = Path("/proc", str(pid), "smaps_rollup").read_text()
-            kib += int(text.partition("\nPss:")[2].split()[0])
-    return kib / 1024
-
-
-def available_mib() -> float:
-    """Memory that the machine could still give."""
-    return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) / 1024
-
-
-def engine_pids() -> list[int]:
-    """The engine's daemons and shims."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        with contextlib.suppress(OSError):
-            if path.read_text().startswith(("dockerd", "containerd")):
-                found.append(int(path.parent.name))
-    return found
-
-
 def our_containers(client: Any) -> list[str]:
     """The running containers of this process."""
     found = client.containers(filters={"label": f"agentgym.owner={owner()}"})
@@ -206,8 +174,7 @@ def box_pids(kind: str) -> list[int]:
         first = [client.inspect_container(name)["State"]["Pid"] for name in our_containers(client)]
     finally:
         client.close()
-    shims = [int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1]) for pid in first]
-    return [inner for shim in shims for inner in tree(shim)]
+    return [inner for pid in first for inner in container_pids(pid)]
 
 
 # ---------------------------------------------------------------------------------------------------- our boxes
@@ -248,9 +215,9 @@ async def episodes(sandbox: Sandbox, amount: Amount) -> Figures:
             async with leased(warm, count):
                 pass
             ours, fresh = [partial(episode, warm)] * count, [partial(fresh_episode, new)] * count
-            figures[f"episodes_per_s_{count}"], figures[f"fresh_episodes_per_s_{count}"] = await by_turns(
-                ours, fresh, amount.seconds
-            )
+            sides = {"episodes": side(ours), "fresh_episodes": side(fresh)}
+            rates = await by_turns(sides, amount.seconds, amount.turns)
+            figures |= {f"{name}_per_s_{count}": value for name, value in rates.items()}
     return figures
 
 
@@ -290,52 +257,102 @@ async def forks(sandbox: Sandbox, amount: Amount) -> Figures:
     return figures
 
 
-# ---------------------------------------------------------------------------------------------------- docker exec
+async def many(sandbox: Sandbox, amount: Amount) -> Figures:
+    """How many boxes are open at once and answer, and how long their start takes; a failure is named on stderr."""
+    before = available_mib()
+    began = time.perf_counter()
+    async with sandbox.open(amount.boxes) as boxes, contextlib.AsyncExitStack() as stack:
+        turns = asyncio.Semaphore(STARTS_AT_ONCE)
+
+        async def start() -> Box:
+            async with turns:
+                return await stack.enter_async_context(boxes.lease())
+
+        started = await asyncio.gather(*(start() for _ in range(amount.boxes)), return_exceptions=True)
+        took = time.perf_counter() - began
+        held = [box for box in started if not isinstance(box, BaseException)]
+        said = await asyncio.gather(*(cell(box)() for box in held), return_exceptions=True)
+        failures = [error for error in (*started, *said) if isinstance(error, BaseException)]
+        for error in failures:
+            print(f"a box of {amount.boxes} failed: {error!r}", file=sys.stderr)
+        return {
+            "boxes_at_once": float(amount.boxes - len(failures)),
+            "boxes_at_once_start_s": took,
+            "boxes_at_once_all_in_mib": (before - available_mib()) / amount.boxes,
+        }
 
 
-async def docker_exec(sandbox: Sandbox, amount: Amount) -> Figures:
-    """The same cells by the engine, in our own containers: latency, its processor time, and the rate on 1 and on 8.
+# ---------------------------------------------------------------------------------------------------- other means
 
-    `beside` is the rate of our own calls into the same containers, in turns with it.
-    """
+
+async def docker_exec(sandbox: Docker, amount: Amount) -> Figures:
+    """The same cells by the engine, in a container of its own: latency and processor time; and a new container."""
+    image = sandbox.image or default_image()
+    with engine_clients(1) as ([client], run), waiting_containers(client, image, 1) as [name]:
+        pids = [*engine_pids(), *container_pids(client.inspect_container(name)["State"]["Pid"])]
+        spent = time.process_time() + cpu_s(pids)
+        taken = await milliseconds(partial(run, exec_once, client, name, AS_PROGRAM), amount.execs)
+        spent = time.process_time() + cpu_s(pids) - spent
+        least = await milliseconds(partial(run, exec_once, client, name, LEAST), amount.execs)
+        new = await new_containers(client, image, amount.repeats)
+    return {
+        "call_p50_ms": percentile(taken, 50),
+        "call_p99_ms": percentile(taken, 99),
+        "cpu_ms_per_call_1": spent / amount.execs * 1e3,
+        "least_p50_ms": percentile(least, 50),
+        "new_box_p50_ms": percentile(new, 50),
+    }
+
+
+async def new_containers(client: Any, image: str, times: int) -> list[float]:
+    """How long each container that the engine starts takes, in rising order, ms."""
+    made: list[str] = []
+
+    async def start() -> None:
+        made.append(await asyncio.to_thread(new_container, client, image))
+
+    try:
+        return await milliseconds(start, times)
+    finally:
+        for name in made:
+            client.remove_container(name, force=True, v=True)
+
+
+async def peer_alone(peer: Peer, amount: Amount) -> Figures:
+    """What another kit's call takes in each of its ways, and a new container."""
     figures: Figures = {}
-    async with sandbox.open(8) as boxes, leased(boxes, 8) as held:
-        with engine_clients(8) as (clients, run):
-            names = our_containers(clients[0])
-            pairs: list[Action] = [
-                partial(run, exec_once, client, name, AS_PROGRAM) for client, name in zip(clients, names, strict=True)
-            ]
-            spent = time.process_time() + cpu_s(engine_pids())
-            taken = await milliseconds(pairs[0], amount.execs)
-            spent = time.process_time() + cpu_s(engine_pids()) - spent
-            figures |= {"call_p50_ms": percentile(taken, 50), "call_p99_ms": percentile(taken, 99)}
-            figures["cpu_ms_per_call_1"] = spent / amount.execs * 1e3
-            taken = await milliseconds(partial(run, exec_once, clients[0], names[0], LEAST), amount.execs)
-            figures["least_p50_ms"] = percentile(taken, 50)
-            for count in AT_ONCE:
-                ours = [cell(box) for box in held[:count]]
-                figures[f"beside_calls_per_s_{count}"], figures[f"calls_per_s_{count}"] = await by_turns(
-                    ours, pairs[:count], amount.seconds
-                )
-    return figures
+    for way in peer.hello["ways"]:
+        found = await peer.ask("latency", way=way, times=amount.execs)
+        figures |= {f"{way}_{name}": value for name, value in found.items()}
+    new = await peer.ask("new_boxes", times=amount.repeats)
+    return figures | {"new_box_p50_ms": percentile(new, 50)}
 
 
-async def docker_episodes(sandbox: Docker, amount: Amount) -> Figures:
-    """Episodes in a container of their own, all by the engine, in turns with ours; on 1 and on 8."""
+async def side_by_side(sandbox: Docker, peers: Mapping[str, Peer], amount: Amount) -> Figures:
+    """Rates of calls and episodes of our containers (`beside`), of the engine and of other kits, all by turns."""
     figures: Figures = {}
+    image = sandbox.image or default_image()
     for count in AT_ONCE:
-        async with sandbox.open(count) as warm:
-            async with leased(warm, count):
-                pass
-            with engine_clients(count) as (clients, run):
-                theirs = [
-                    partial(run, container_episode, client, sandbox.image or default_image()) for client in clients
-                ]
-                ours: list[Action] = [partial(episode, warm)] * count
-                figures[f"beside_episodes_per_s_{count}"], figures[f"episodes_per_s_{count}"] = await by_turns(
-                    ours, theirs, amount.seconds
-                )
+        with engine_clients(count) as (clients, run):
+            async with sandbox.open(count) as boxes:
+                async with leased(boxes, count) as held:
+                    with waiting_containers(clients[0], image, count) as names:
+                        pairs = zip(clients, names, strict=True)
+                        by_engine: list[Action] = [partial(run, exec_once, *pair, AS_PROGRAM) for pair in pairs]
+                        sides = {"beside": side([cell(box) for box in held]), "docker_exec": side(by_engine)}
+                        for name, peer in peers.items():
+                            sides |= {f"{name}_{way}": peer.side("calls", way, count) for way in peer.hello["ways"]}
+                        figures |= per_s("calls", count, await by_turns(sides, amount.seconds, amount.turns))
+                new: list[Action] = [partial(run, container_episode, client, image) for client in clients]
+                sides = {"beside": side([partial(episode, boxes)] * count), "docker_exec": side(new)}
+                sides |= {name: peer.side("episodes", peer.hello["ways"][0], count) for name, peer in peers.items()}
+                figures |= per_s("episodes", count, await by_turns(sides, amount.seconds, amount.turns))
     return figures
+
+
+def per_s(work: str, count: int, rates: Mapping[str, float]) -> Figures:
+    """Each side's rate under the name of its figure."""
+    return {f"{name}_{work}_per_s_{count}": value for name, value in rates.items()}
 
 
 @contextlib.contextmanager
@@ -354,73 +371,106 @@ def exec_once(client: Any, container: str, command: Sequence[str]) -> None:
     assert said == (b"" if command is LEAST else b"2\n"), said
 
 
-def container_episode(client: Any, image: str) -> None:
-    """A container, one command for each call, and its end."""
+def new_container(client: Any, image: str) -> str:
+    """The id of a container that waits for commands."""
     limits = client.create_host_config(network_mode="none", read_only=True, cap_drop=["ALL"], pids_limit=128)
     made = client.create_container(
-        image, ["sleep", "60"], entrypoint=[], host_config=limits, labels={"agentgym.owner": owner()}
+        image, ["sleep", "600"], entrypoint=[], host_config=limits, labels={"agentgym.owner": owner()}
     )
+    client.start(made["Id"])
+    return str(made["Id"])
+
+
+@contextlib.contextmanager
+def waiting_containers(client: Any, image: str, count: int) -> Iterator[list[str]]:
+    """That many containers of the engine, removed at the end."""
+    names: list[str] = []
     try:
-        client.start(made["Id"])
-        for _ in range(CALLS_PER_EPISODE):
-            exec_once(client, made["Id"], AS_PROGRAM)
+        names += (new_container(client, image) for _ in range(count))
+        yield names
     finally:
-        client.remove_container(made["Id"], force=True, v=True)
+        for name in names:
+            client.remove_container(name, force=True, v=True)
+
+
+def container_episode(client: Any, image: str) -> None:
+    """A container, one command for each call, and its end."""
+    with waiting_containers(client, image, 1) as [name]:
+        for _ in range(CALLS_PER_EPISODE):
+            exec_once(client, name, AS_PROGRAM)
 
 
 # ---------------------------------------------------------------------------------------------------- the report
 
 
-def goals(figures: Figures, kinds: list[str]) -> dict[str, Goal]:
-    """What the sandbox is to reach, for the kinds and figures that there are."""
+def goals(figures: Figures, kinds: Sequence[str], boxes: int) -> dict[str, Goal]:
+    """What the sandbox is to reach, for the kinds and figures that there are; `boxes` is how many were asked for."""
     made: dict[str, Goal] = {}
-    limits = {
-        "call_p50_ms": 0.3,
-        "call_p99_ms": 5.0,
-        "cpu_ms_per_call_8": 0.6,
-        "reset_p50_ms": 3.0,
-        "new_box_p50_ms": 200.0,
-        "pool_lease_p50_ms": 1.0,
-        "fork_100mb_p50_ms": 7.0,
-        "idle_box_all_in_mib": 20.0,
-    }
     for kind in kinds:
-        for name, limit in limits.items():
+        for name, limit in LIMITS[kind].items():
             if f"{kind}_{name}" in figures:
                 made[f"{kind}_{name}"] = at_most(figures[f"{kind}_{name}"], limit)
+        made[f"{kind}_boxes_at_once"] = at_least(figures[f"{kind}_boxes_at_once"], boxes)
         for name in ("calls_per_s_8", "calls_per_s_32"):
             made[f"{kind}_{name}"] = at_least(figures[f"{kind}_{name}"], 3500)
         best = max(figures[f"{kind}_episodes_per_s_{count}"] for count in AT_ONCE)
         made[f"{kind}_episodes_per_s"] = at_least(best, 200)
-    for name, ratio in ratios(figures).items():
-        made[name] = at_least(ratio, 250 if "calls" in name else 50)
+    return made | {name: at_least(ratio, goal) for name, (ratio, goal) in ratios(figures).items()}
+
+
+def ratios(figures: Figures) -> dict[str, tuple[float, float]]:
+    """Our containers over other means, with as many at once on both sides, and the goal; the faster of several ways."""
+    made: dict[str, tuple[float, float]] = {}
+    for means, wanted in TIMES.items():
+        for work, goal in wanted.items():
+            for count in AT_ONCE:
+                end = f"_{work}_per_s_{count}"
+                ways = [value for name, value in figures.items() if name.startswith(means) and name.endswith(end)]
+                if ways:
+                    ratio = figures[f"beside{end}"] / max(ways)
+                    made[f"{work} over {NAMES[means]}, {count} at once"] = (ratio, goal)
     return made
 
 
-def ratios(figures: Figures) -> Figures:
-    """Our containers over the engine's own way: with as many at once on both sides, and our best over one by one."""
-    if "docker_exec_calls_per_s_1" not in figures:
-        return {}
-    made: Figures = {}
-    for work, over in (("calls", "docker exec"), ("episodes", "docker exec in fresh containers")):
-        ours, theirs = f"docker_exec_beside_{work}_per_s", f"docker_exec_{work}_per_s"
-        for count in AT_ONCE:
-            made[f"{work} over {over}, {count} at once"] = figures[f"{ours}_{count}"] / figures[f"{theirs}_{count}"]
-        best = max(figures[f"{ours}_{count}"] for count in AT_ONCE)
-        made[f"{work}, our best over {over} one by one"] = best / figures[f"{theirs}_1"]
-    return made
-
-
-async def measure(kind: str, sandbox: Sandbox, amount: Amount) -> Figures:
-    """Every figure of one kind of box, its name before each."""
+async def measure(kind: str, sandbox: Sandbox, peers: Mapping[str, Peer], amount: Amount) -> Figures:
+    """Every figure of one kind of box, its name before each, and beside Docker's those of other means."""
     made = await calls(sandbox, kind, amount)
-    for part in (episodes, leases, forks):
+    for part in (episodes, leases, forks, many):
         made |= await part(sandbox, amount)
-    figures = {f"{kind}_{name}": value for name, value in made.items()}
+    figures = named(kind, made)
     if isinstance(sandbox, Docker):
-        engine = await docker_exec(sandbox, amount) | await docker_episodes(sandbox, amount)
-        figures |= {f"docker_exec_{name}": value for name, value in engine.items()}
+        figures |= named("docker_exec", await docker_exec(sandbox, amount))
+        for name, peer in peers.items():
+            figures |= named(name, await peer_alone(peer, amount))
+        figures |= await side_by_side(sandbox, peers, amount)
     return figures
+
+
+def named(prefix: str, figures: Figures) -> Figures:
+    """The figures with a name before theirs."""
+    return {f"{prefix}_{name}": value for name, value in figures.items()}
+
+
+@contextlib.contextmanager
+def other_kits(venvs: Mapping[str, Path | None], image: str) -> Iterator[tuple[dict[str, Peer], dict[str, str]]]:
+    """The kits that run here, and about each of them what the report says of it; what is left out says why."""
+    with contextlib.ExitStack() as stack:
+        peers: dict[str, Peer] = {}
+        notes: dict[str, str] = {}
+        for name, venv in venvs.items():
+            if venv is None:
+                notes[NAMES[name]] = "left out: no environment is named"
+                continue
+            peer = Peer(NAMES[name], venv / "bin/python", PROGRAMS[name], image)
+            stack.callback(peer.close)
+            hello = peer.hello
+            if hello["why_not"] is None:
+                peers[name] = peer
+                notes[NAMES[name]] = " ".join(("measured,", hello["version"], hello["note"])).strip()
+            else:
+                notes[NAMES[name]] = f"left out, {hello['version']}: {hello['why_not']}"
+            print(f"{NAMES[name]}: {notes[NAMES[name]]}", file=sys.stderr)
+        yield peers, notes
 
 
 def runnable(kinds: list[str], image: str | None) -> Iterator[tuple[str, Sandbox]]:
@@ -441,22 +491,26 @@ def runnable(kinds: list[str], image: str | None) -> Iterator[tuple[str, Sandbox
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
-    parser.add_argument("--quick", action="store_true", help="a smaller run, of about a minute")
+    parser.add_argument("--quick", action="store_true", help="a smaller run, of about a minute for each kind")
     parser.add_argument("--kinds", nargs="+", choices=["docker", "bubblewrap"], default=["docker", "bubblewrap"])
-    parser.add_argument("--image", default=None, help="of the Docker boxes; by default our own")
+    parser.add_argument("--image", default=None, help="of the containers of all sides; by default our own")
+    parser.add_argument("--boxes", type=int, default=None, metavar="N", help="how many are open at once")
+    for flag, kit in (("--swe-rex", "swe-rex and aiohttp"), ("--inspect-ai", "inspect_ai")):
+        parser.add_argument(flag, type=Path, default=None, metavar="VENV", help=f"an environment that has {kit}")
     args = parser.parse_args()
+    amount = QUICK if args.quick else FULL
+    amount = replace(amount, boxes=args.boxes or amount.boxes)
     figures: Figures = {"cpus": float(os.cpu_count() or 0), "load": os.getloadavg()[0]}
     ran = dict(runnable(args.kinds, args.image))
-    for kind, sandbox in ran.items():
-        figures |= asyncio.run(measure(kind, sandbox, QUICK if args.quick else FULL))
-    if "docker_exec_cpu_ms_per_call_1" in figures:
-        theirs, ours = (figures[f"{name}_cpu_ms_per_call_1"] for name in ("docker_exec", "docker"))
-        figures["cpu_of_docker_exec_over_ours"] = theirs / ours
+    venvs = {"swerex": args.swe_rex, "inspect": args.inspect_ai} if "docker" in ran else {}
+    with other_kits(venvs, args.image or default_image()) as (peers, notes):
+        for kind, sandbox in ran.items():
+            figures |= asyncio.run(measure(kind, sandbox, peers, amount))
     report(
         "sandbox",
         figures=figures,
-        reference=REFERENCE,
-        goals=goals(figures, list(ran)),
+        reference=REFERENCE | notes,
+        goals=goals(figures, list(ran), amount.boxes),
         as_json=args.json,
     )
 

@@ -1,0 +1,70 @@
+"""A kit whose boxes are processes of this machine, run as another kit's program is."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+from benchmarks.sandbox_peer import Answering, answer
+
+ECHO = """
+import sys, time
+for line in sys.stdin:
+    until = time.process_time() + 0.002
+    while time.process_time() < until:
+        pass
+    print(line, end="", flush=True)
+"""
+Process = subprocess.Popen[str]
+
+
+@dataclass
+class Processes:
+    """Processes that answer a line with the same line."""
+
+    image: str
+    version: str = "1"
+    note: str = "a note"
+    ways: tuple[str, ...] = ("pipe",)
+    running: list[Process] = field(default_factory=list)
+
+    async def open(self) -> None:
+        os.write(1, b"this is no answer\n")
+        if self.image == "missing":
+            raise RuntimeError("the image missing\nis not here")
+
+    async def new(self) -> Process:
+        made = started()
+        self.running.append(made)
+        return made
+
+    async def call(self, box: Process, way: str) -> None:
+        assert way == "pipe"
+        assert box.stdin
+        assert box.stdout
+        print("1", file=box.stdin, flush=True)
+        assert await asyncio.to_thread(box.stdout.readline) == "1\n"
+
+    async def pid(self, box: Process) -> int:
+        return box.pid
+
+    async def end(self, box: Process) -> None:
+        self.running.remove(box)
+        box.kill()
+        box.communicate()
+
+    async def close(self) -> None:
+        assert not self.running
+
+
+def started() -> Process:
+    return subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+async def pids(self: Answering[Process]) -> list[int]:
+    return [box.pid for box in self.warm]
+
+
+Answering.pids = pids  # type: ignore[attr-defined]
+asyncio.run(answer(Processes(sys.argv[1])))

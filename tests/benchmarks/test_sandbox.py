@@ -1,0 +1,152 @@
+"""The sandbox's benchmark: its ratios, its turns, the pipe to another kit's program, and a quick run of all of it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentgym.sandboxes.local import why_no_bubblewrap
+from benchmarks.sandbox import LIMITS, other_kits, ratios
+from benchmarks.sandbox_measure import CALLS_PER_EPISODE, Rate, by_turns, cpu_s, rate
+from benchmarks.sandbox_peer import Peer
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "tests.benchmarks.processes_kit"
+
+
+def test_a_kit_with_several_ways_is_compared_by_its_fastest() -> None:
+    figures = {
+        "beside_calls_per_s_8": 4000.0,
+        "swerex_program_calls_per_s_8": 50.0,
+        "swerex_session_calls_per_s_8": 100.0,
+        "inspect_program_calls_per_s_8": 10.0,
+    }
+    found = ratios(figures)
+    assert found == {"calls over SWE-ReX, 8 at once": (40, 10), "calls over inspect_ai, 8 at once": (400, 10)}
+
+
+def test_episodes_are_not_compared_with_the_episodes_of_another_count() -> None:
+    figures = {"beside_episodes_per_s_1": 100.0, "docker_exec_episodes_per_s_1": 1.0, "beside_episodes_per_s_8": 900.0}
+    assert ratios(figures) == {"episodes over docker exec, 1 at once": (100, 50)}
+
+
+async def test_sides_take_turns_and_each_has_the_rate_of_its_own_time() -> None:
+    order: list[str] = []
+
+    async def quick(seconds: float) -> Rate:
+        order.append("quick")
+        return Rate(100.0, int(100 * seconds))
+
+    async def slow(seconds: float) -> Rate:
+        order.append("slow")
+        return Rate(2.0, 4)  # it went on for longer than it was given
+
+    found = await by_turns({"quick": quick, "slow": slow}, 8.0, 4)
+    assert found == {"quick": pytest.approx(100), "slow": pytest.approx(2)}
+    assert order == ["quick", "slow"] * 4
+
+
+async def test_a_rate_is_of_actions_that_go_on_side_by_side() -> None:
+    going, most = 0, 0
+
+    async def action() -> None:
+        nonlocal going, most
+        going += 1
+        most = max(most, going)
+        await asyncio.sleep(0)
+        going -= 1
+
+    assert (await rate([action, action], 0.0)).times == 0
+    assert (await rate([action, action], 0.01)).times >= 2
+    assert most == 2
+
+
+def is_there(pid: int) -> bool:
+    return Path("/proc", str(pid)).exists()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    """A kit whose boxes are processes of this machine."""
+    made = Peer("processes", sys.executable, PROGRAM, "-")
+    yield made
+    made.close()
+
+
+async def test_another_kits_program_does_what_it_is_asked_and_says_what_it_took(peer: Peer) -> None:
+    assert peer.hello == {"version": "1", "ways": ["pipe"], "note": "a note", "why_not": None}
+    found = await peer.ask("latency", way="pipe", times=20)
+    assert 0 < found["p50_ms"] <= found["p99_ms"]
+    assert found["cpu_ms_per_call_1"] > 1  # each call keeps its box busy for some 2 ms
+    calls, episodes = await peer.side("calls", "pipe", 2)(0.1), await peer.side("episodes", "pipe", 2)(0.1)
+    assert calls.times >= 2
+    assert episodes.times >= 2
+    assert calls.a_second > episodes.a_second * 2  # an episode is CALLS_PER_EPISODE calls and a new box
+    assert CALLS_PER_EPISODE == 8
+    started = await peer.ask("new_boxes", times=3)
+    assert started == sorted(started)
+    assert len(started) == 3
+
+
+async def test_no_box_of_another_kit_is_left_when_its_program_is_closed(peer: Peer) -> None:
+    await peer.ask("calls", way="pipe", count=3, seconds=0.0)
+    boxes = await peer.ask("pids")
+    assert len(boxes) == 3
+    assert all(map(is_there, boxes))
+    peer.close()
+    assert not any(map(is_there, boxes))
+
+
+async def test_a_program_that_ends_raises_and_is_not_counted(peer: Peer) -> None:
+    with pytest.raises(RuntimeError, match="processes: its program ended with exit code 1"):
+        await peer.ask("calls", way="no such way", count=1, seconds=1.0)
+
+
+def test_a_kit_that_cannot_run_here_is_left_out_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    made = Peer("processes", sys.executable, PROGRAM, "missing")
+    made.close()
+    assert made.hello["why_not"] == "the image missing is not here"
+    assert "RuntimeError" in capfd.readouterr().err
+
+
+def test_without_an_environment_a_kit_is_left_out_and_the_report_says_so() -> None:
+    with other_kits({"swerex": None, "inspect": None}, "image") as (peers, notes):
+        assert peers == {}
+        assert notes == {
+            "SWE-ReX": "left out: no environment is named",
+            "inspect_ai": "left out: no environment is named",
+        }
+
+
+def test_processor_time_of_a_process_that_is_gone_is_none() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert cpu_s([gone.pid]) == 0
+
+
+@pytest.mark.slow
+def test_a_quick_run_reports_every_figure_that_has_a_goal() -> None:
+    why_not = why_no_bubblewrap()
+    if why_not is not None:
+        pytest.skip(why_not)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.sandbox", "--quick", "--json", "--kinds", "bubblewrap", "--boxes", "10"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["bench"] == "sandbox"
+    for name, limit in LIMITS["bubblewrap"].items():
+        assert said["goals"][f"bubblewrap_{name}"]["goal"] == limit
+        assert said["goals"][f"bubblewrap_{name}"]["value"] == said["figures"][f"bubblewrap_{name}"]
+    assert said["figures"]["bubblewrap_fork_0mb_p50_ms"] > 0
+    assert said["goals"]["bubblewrap_boxes_at_once"] == {"value": 10, "goal": 10, "met": True}
