@@ -165,7 +165,7 @@ class Chaos:
 
     async def work(self, boxes: Boxes) -> None:
         """One episode after the other, until enough has happened."""
-        size = self.size
+        size, killed = self.size, self.killed
         while not self.enough() and self.done["started"] < 3 * size.episodes:
             await self.up.wait()
             self.done["started"] += 1
