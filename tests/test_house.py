@@ -44,6 +44,7 @@ SERVER_ORDER = [
     "session_fork",
     "network",
     "space",
+    "bounds",
     "children",
     "worker",
     "process_tree",

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # The enumerations around it take ten times as long.
 import ctypes
-import errno
 import fcntl
 import os
 import resource
 import select
 import signal
 import socket
-import struct
 import time
 
+from .bounds import deny_queues, give_up_power
 from .frames import Channel, wait
-from .kernel import drop_bounding, filter_calls, set_capabilities
 from .limits import (
     CHANNEL,
     CHANNEL_LOST,
@@ -24,7 +22,6 @@ from .limits import (
     PR_SET_PDEATHSIG,
     PROC,
     SYS_CLOSE_RANGE,
-    SYS_MQ_OPEN,
     libc,
 )
 from .space import Space
@@ -286,41 +283,6 @@ def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str,
     except OSError:
         os.chdir("/")
     give_up_power()
-
-
-class Bounds:
-    """What bounds the code in this box, and not us."""
-
-    filter = b""
-    """The system calls that it may make, as a BPF program; empty where the engine filters them."""
-    nice = 0
-    """How far it stands back where we share one allowance of processor time: else a fork bomb would hold us up."""
-
-
-def give_up_power() -> None:
-    """From here on this process can do nothing that code in the box may not do."""
-    give_up_capabilities()
-    os.nice(Bounds.nice)
-    if Bounds.filter:
-        filter_calls(Bounds.filter)
-
-
-def give_up_capabilities() -> None:
-    if not ROOT:
-        drop_bounding()
-        set_capabilities(0, 0)
-
-
-ROOT = os.geteuid() == 0
-"""Only in an unsafe box: it isolates nothing."""
-
-
-def deny_queues() -> None:
-    """Take mq_open away: a kernel that lists no queues (gVisor's) leaves none that a reset could remove."""
-    load_number, jump_if_equal, leave = 0x20, 0x15, 0x06
-    refuse, allow = 0x00050000 | errno.ENOSYS, 0x7FFF0000
-    steps = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, SYS_MQ_OPEN), (leave, 0, 0, refuse), (leave, 0, 0, allow)]
-    filter_calls(b"".join(struct.pack("HBBI", *step) for step in steps))
 
 
 class FirstToDie:

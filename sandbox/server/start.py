@@ -14,8 +14,9 @@ import sys
 import types
 
 from .arena import Arena, hold_proc, show_processes
+from .bounds import Bounds, give_up_capabilities
 from .call import OomCounter
-from .children import QUIET, Bounds, Exits, FirstToDie, close_from, give_up_capabilities
+from .children import QUIET, Exits, FirstToDie, close_from
 from .frames import Wire
 from .keeper import FIRST, Pipe, keep
 from .kernel import drop_bounding
