@@ -25,6 +25,8 @@ from tests.sandboxes.conftest import make
 AT_ONCE = 10
 """Calls between two looks at the box. Each of them is a case."""
 FEW = 250
+FULL = 20_000
+FULL_MARKS = [pytest.mark.slow, pytest.mark.proof]
 LENIENT = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 NAMES = st.sampled_from(
     ["a", "b", "d", "f", ".", "..", "", " ", "é", "\udcff", "\ud800", "\0", "n" * 300, "~", "-x", "*"]
@@ -135,8 +137,9 @@ async def play(box: Box, calls: list[tuple[str, tuple[object, ...]]]) -> None:
     [
         ("unsafe", FEW),
         ("bubblewrap", FEW),
+        pytest.param("bubblewrap", 4000, marks=pytest.mark.slow),
         pytest.param("docker", 2000, marks=[pytest.mark.docker, pytest.mark.slow]),
-        pytest.param("bubblewrap", 20_000, marks=pytest.mark.slow),
+        pytest.param("bubblewrap", FULL, marks=FULL_MARKS),
     ],
 )
 def test_no_call_raises_what_is_not_documented_or_loses_the_box(kind: str, cases: int) -> None:
@@ -250,7 +253,9 @@ async def converse(op: str, words: bytes, scratch: Path) -> None:
     assert complaints == []
 
 
-@pytest.mark.parametrize("cases", [FEW, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "cases", [FEW, pytest.param(4000, marks=pytest.mark.slow), pytest.param(FULL, marks=FULL_MARKS)]
+)
 def test_whatever_a_box_says_is_a_result_or_an_end_of_the_box(cases: int, tmp_path: Path) -> None:
     made = 0
     scratch = tmp_path / "scratch"
