@@ -28,8 +28,8 @@ Bodies (code, commands, files, output, questions and answers) pass through buffe
 the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
 
     limits < kernel < frames, session_fork, network, space, bounds < children, worker < process_tree, program
-    < background < call < shell;  files < transfer, folder_copy, packing < archive;  call, files < sessions < snapshots, arena
-    < supervisor, keeper < start
+    < background < call < shell;  files < transfer, folder_copy, packing < archive
+    call, files < sessions < snapshots, arena < supervisor, keeper < start
 
 Where a box is given `bytecode` instead of the sources, `__main__` imports the modules from that one file.
 Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and

@@ -24,7 +24,7 @@ from tests.sandboxes.conftest import make
 
 AT_ONCE = 10
 """Calls between two looks at the box. Each of them is a case."""
-FEW = 250
+FEW, MORE = 250, 4000
 FULL = 20_000
 FULL_MARKS = [pytest.mark.slow, pytest.mark.proof]
 LENIENT = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
@@ -137,7 +137,7 @@ async def play(box: Box, calls: list[tuple[str, tuple[object, ...]]]) -> None:
     [
         ("unsafe", FEW),
         ("bubblewrap", FEW),
-        pytest.param("bubblewrap", 4000, marks=pytest.mark.slow),
+        pytest.param("bubblewrap", MORE, marks=pytest.mark.slow),
         pytest.param("docker", 2000, marks=[pytest.mark.docker, pytest.mark.slow]),
         pytest.param("bubblewrap", FULL, marks=FULL_MARKS),
     ],
@@ -254,7 +254,7 @@ async def converse(op: str, words: bytes, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "cases", [FEW, pytest.param(4000, marks=pytest.mark.slow), pytest.param(FULL, marks=FULL_MARKS)]
+    "cases", [FEW, pytest.param(MORE, marks=pytest.mark.slow), pytest.param(FULL, marks=FULL_MARKS)]
 )
 def test_whatever_a_box_says_is_a_result_or_an_end_of_the_box(cases: int, tmp_path: Path) -> None:
     made = 0
