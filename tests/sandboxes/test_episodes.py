@@ -399,6 +399,7 @@ async def test_a_box_and_the_log_say_whether_episodes_have_places_of_their_own(
 
 
 async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
+    make("bubblewrap")
     with pytest.raises(ag.SandboxError, match="home is in it"):
         async with Bubblewrap(python=str(Path.home() / "bin" / "python3")).open(1) as boxes, boxes.lease():
             pass
