@@ -281,15 +281,6 @@ async def test_an_image_that_is_not_there_says_how_to_build_it() -> None:
             pass
 
 
-async def test_a_server_that_cannot_start_gives_its_last_words() -> None:
-    if why_no_bubblewrap() is not None:
-        pytest.skip(f"bubblewrap: {why_no_bubblewrap()}")
-    async with Bubblewrap(python="/usr/bin/no-such-python").open(1) as boxes:
-        with pytest.raises(SandboxError, match="no-such-python"):
-            async with boxes.lease():
-                pass
-
-
 def test_an_owner_is_dead_once_its_process_has_ended() -> None:
     host, boot, namespace, pid, started = owner().split("/")
     assert state_of(owner()) == "alive"
