@@ -6,8 +6,10 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -452,3 +454,10 @@ async def test_volumes_are_read_and_never_written(engine: Any, tmp_path: Path) -
         async with Docker(volumes={"/data": f"{tmp_path}/nowhere"}).open(1) as boxes, boxes.lease():
             pass
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.skipif(find_spec("setuptools") is None, reason="setuptools is not installed")
+def test_setuptools_can_be_imported_after_pip_was_looked_for() -> None:
+    code = "from agentgym.sandboxes.images.packages import _own_pip; print(_own_pip()); import setuptools"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, Path(done.stdout.strip()).name) == (0, "pip"), done.stderr

@@ -1,9 +1,9 @@
 """Packages of pip and apt put on an image that has the server, inside a container that has a network."""
 
-import importlib.util
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,15 +75,24 @@ def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
     with tempfile.TemporaryFile() as archive:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             add_file(tar, f"{OURS}/used", b"")
-            own = importlib.util.find_spec("pip")
-            if own is not None and own.submodule_search_locations:
-                tar.add(own.submodule_search_locations[0], f"{OURS}/pip/pip".lstrip("/"), filter=_root)
+            if (own := _own_pip()) is not None:
+                tar.add(own, f"{OURS}/pip/pip".lstrip("/"), filter=_root)
             certificates = environment.get("PIP_CERT")
             if certificates:
                 add_file(tar, f"{OURS}/certificates", Path(certificates).read_bytes())
                 environment["PIP_CERT"] = f"{OURS}/certificates"
         put(client, container, archive)
     return environment
+
+
+def _own_pip() -> str | None:
+    """Return the folder of this Python's own pip.
+
+    It is looked for along the path alone: setuptools takes any other search for a run of pip, and cannot be imported after.
+    """
+    found = PathFinder.find_spec("pip")
+    folders = None if found is None else found.submodule_search_locations
+    return folders[0] if folders else None
 
 
 def _output(client: "docker.APIClient", command: str) -> Iterator[bytes]:
