@@ -88,7 +88,8 @@ def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
 def _own_pip() -> str | None:
     """Return the folder of this Python's own pip.
 
-    It is looked for along the path alone: setuptools takes any other search for a run of pip, and cannot be imported after.
+    It is looked for along the path alone: setuptools takes any other search for a run of pip, and cannot be imported
+    afterwards.
     """
     found = PathFinder.find_spec("pip")
     folders = None if found is None else found.submodule_search_locations
