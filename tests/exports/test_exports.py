@@ -316,7 +316,7 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
         ({"schema_version": "2.0"}, "schema_version: String should match"),
         ({"steps": []}, "steps: List should have at least 1 item"),
         ({"steps": [{"source": "agent"}]}, "steps.0.message: Field required"),
-        ({"steps": [{"source": "user", "message": [{"type": "image"}]}]}, "step 1: a part of the type 'image'"),
+        ({"steps": [{"source": "user", "message": [{"type": "audio"}]}]}, "step 1: a part of the type 'audio'"),
         ({"extra": {"reward": "high"}}, "extra.reward: must be a number, got 'high'"),
         ({"continued_trajectory_ref": "no.json"}, "no.json: no file of JSON can be read"),
         ({"continued_trajectory_ref": "a.json"}, "a.json stands twice"),
