@@ -161,8 +161,8 @@ def _refuse_images(run: "RunConfig", env: type[Env[Any]]) -> None:
     One that a later task shows is refused in its rollout.
     """
     for each in members_of(env):
-        splits: tuple[Split, ...] = ("train", "test") if run.eval_tasks else ("train",)
-        listed = [as_tasks(each, each.tasks(split)) for split in splits]
+        played: dict[Split, int] = {"train": run.steps, "test": run.eval_tasks}
+        listed = [as_tasks(each, each.tasks(split)) for split, many in played.items() if many]
         first = [tasks[place] for tasks in listed for place in range(min(len(tasks), LOOKED_AT))]
         if (found := image_in(each, first)) is not None:
             raise ValueError(f"env: {found}, and training reads text alone; {SEE_ELSEWHERE}")

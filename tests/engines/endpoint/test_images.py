@@ -166,7 +166,7 @@ class Judged(Gallery):
     judge = ag.Judge(rubric="How good is the drawing?", response=Marks)
 
     @ag.reward
-    async def right(self) -> float:
+    async def right(self) -> float:  # type: ignore[override]
         shown = [ag.Message(role="user", content=["The drawing:", ag.Image(PNG)])]
         assert await self.model("judge").ask(shown) == '{"mark": 0.5}'
         return (await self.judge.ask(self.model("judge"), shown)).mark
@@ -193,7 +193,7 @@ class Sums(Gallery):
     context = ag.Compact(at=None, turns=1)
 
     @ag.tool
-    async def look(self, at: int) -> list[str | ag.Image]:
+    async def look(self, at: int) -> list[str | ag.Image]:  # type: ignore[override]
         """Let a sub-agent look."""
         asked = ag.Message(role="user", content=["What is it?", ag.Image(GIF)])
         async with self.fork("subagent", [asked]) as agent:
