@@ -129,7 +129,7 @@ class Image:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
-        """Let a task have an image as a field: from its bytes, a data URL, or {"bytes": ...} as data sets hold it."""
+        """Let a task have an image as a field: from bytes, a data URL, {"bytes": ...} as data sets hold it, or Pillow's."""
         written = core_schema.plain_serializer_function_ser_schema(lambda image: image.data_url)
         return core_schema.no_info_plain_validator_function(_as_image, serialization=written)
 
@@ -141,4 +141,4 @@ def _as_image(value: Any) -> Image:
         return Image.from_data_url(value)
     if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
         return Image(value["bytes"])
-    return Image(value)
+    return Image.from_pil(value) if callable(getattr(value, "save", None)) else Image(value)

@@ -219,7 +219,8 @@ def _plain(value: object) -> object:
         return value.model_dump(mode="json")
     text = str(value)
     if _ADDRESS.search(text):
-        raise TypeError(f"a {type(value).__name__}")
+        saves = "; return ag.Image.from_pil(...) of it" if callable(getattr(value, "save", None)) else ""
+        raise TypeError(f"a {type(value).__name__}{saves}")
     return text
 
 

@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Iterable
+from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from agentgym.messages import Image, first_image
@@ -16,12 +17,20 @@ def image_in(env: Any, tasks: Iterable[Task]) -> str | None:
     """
     if env.root_engine is not None:  # The policy does not read it.
         return None
-    for name, made in class_tools(env).items():
-        if made.root and _is_image(get_type_hints(getattr(env, made.attribute)).get("return")):
-            return f"tool {name!r} of {env.__name__} returns an image"
+    if (name := _image_tool(env)) is not None:
+        return f"tool {name!r} of {env.__name__} returns an image"
     for task in tasks:
         if (place := first_image(task.prompt)) is not None:
             return f"the prompt of task {task.id!r} has an image, {place}"
+    return None
+
+
+@cache
+def _image_tool(env: type) -> str | None:
+    """The first tool of the root conversation that says that it returns images alone; None where there is none."""
+    for name, made in class_tools(env).items():
+        if made.root and _is_image(get_type_hints(getattr(env, made.attribute)).get("return")):
+            return name
     return None
 
 

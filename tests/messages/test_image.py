@@ -97,6 +97,12 @@ def test_a_task_may_hold_an_image_that_is_read_from_what_data_sets_hold(given: A
     assert Seen.model_validate_json(task.model_dump_json()) == task
 
 
+def test_a_task_reads_an_image_of_pillow() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    drawn = pillow.new("RGB", (3, 2), "red")
+    assert Seen(id="t", prompt="What is it?", picture=drawn).picture == ag.Image.from_pil(drawn)
+
+
 def test_a_task_whose_field_is_no_image_is_refused_by_its_name() -> None:
     with pytest.raises(ValidationError, match=r"picture\n.*data: must be bytes, got int"):
         Seen.model_validate({"id": "t", "prompt": "x", "picture": 3})

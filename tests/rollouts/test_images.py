@@ -9,6 +9,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.bridges.episode_player import EpisodePlayer
+from agentgym.bridges.trl.environment import _prompt
 from agentgym.cli import main as cli
 from agentgym.engines.messages import refuse_in_training
 from agentgym.environments.mixture import mix
@@ -91,6 +92,17 @@ async def test_an_image_that_cannot_be_made_is_a_failure_of_the_tool() -> None:
     result = await dispatch(Broken(WORDS), "torn", {})
     assert result.failed
     assert result.content.startswith("error: tool 'torn' failed: ValueError: data: begins with b'\\r\\n")
+
+
+async def test_an_image_of_another_library_is_told_how_to_become_one() -> None:
+    class Draws(Looks):
+        @ag.tool
+        def draw(self) -> Any:
+            """Draw."""
+            return pytest.importorskip("PIL.Image").new("RGB", (3, 2))
+
+    result = await dispatch(Draws(WORDS), "draw", {})
+    assert result.content.endswith("neither text nor JSON: TypeError: a Image; return ag.Image.from_pil(...) of it")
 
 
 async def test_what_a_generator_said_stands_before_the_image_that_it_stops_with() -> None:
@@ -284,6 +296,15 @@ def test_a_person_who_plays_reads_a_word_about_each_image(
     assert f"user: What is it?\n    {SHOWN}\n" in said
     assert f"tool: {SHOWN}\n" in said
     assert "reward 1, stopped by answer" in said
+
+
+async def test_an_agent_program_and_trl_are_given_text_alone() -> None:
+    with pytest.raises(
+        ag.EnvError, match=r"^AgentEnv: messages\[0\]\.content\[1\]: an agent is told its prompt as text"
+    ):
+        await ag.AgentEnv(SEEN).play(None, SEEN.prompt)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^prompt: task 'seen' has an image, and TRL is given text alone"):
+        _prompt(Looks, SEEN)
 
 
 async def test_other_libraries_are_given_the_contents_as_they_are_kept() -> None:
