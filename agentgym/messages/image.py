@@ -129,7 +129,7 @@ class Image:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
-        """Let a task have an image as a field: from bytes, a data URL, {"bytes": ...} as data sets hold it, or Pillow's."""
+        """Let a task have an image as a field, read from bytes, a data URL, {"bytes": ...}, or an image of Pillow's."""
         written = core_schema.plain_serializer_function_ser_schema(lambda image: image.data_url)
         return core_schema.no_info_plain_validator_function(_as_image, serialization=written)
 
