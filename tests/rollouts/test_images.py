@@ -249,7 +249,7 @@ async def test_an_env_that_shows_images_is_checked_as_where_they_are_seen(caplog
     with caplog.at_level(logging.WARNING, "agentgym.env_checks"):
         await check_env(Looks, WORDS, oracle=[say("a cat")])
         assert caplog.messages == []
-        await check_env(Looks, SEEN, oracle=oracle, secrets=[PART["image_url"]["url"][30:60]])
+        await check_env(Looks, SEEN, oracle=oracle, secrets=[PART["image_url"]["url"].partition(",")[2]])
         await check_env(Looks, WORDS, oracle=oracle)
     said = "Looks shows images: it is checked as on an endpoint that sees, and it can be evaluated there alone, and not"
     assert [message.startswith(said) for message in caplog.messages] == [True, True]
@@ -265,9 +265,20 @@ async def test_another_image_for_the_same_seed_is_found() -> None:
             self.drawn.append(0)
             return ag.Image(PNG + bytes([len(self.drawn)]))
 
+    class Steps(ag.Env[ag.Task]):
+        async def step(self, action: Message) -> StepResult:
+            Random.drawn.append(0)
+            shown = Message(role="user", content=[ag.Image(PNG + bytes([len(Random.drawn)]))])
+            return StepResult([shown], 1.0, len(Random.drawn) % 2 == 0, False, {})
+
+        async def score(self) -> dict[str, float]:
+            return {}
+
     oracle = [call("look", how="alone"), say("a cat")]
     with pytest.raises(AssertionError, match="seed: tool 'look' answered the same call of the same seed differently"):
         await check_env(Random, WORDS, oracle=oracle, shared=["drawn"])
+    with pytest.raises(AssertionError, match=r"seed: step\(\) answered the same call of the same seed differently"):
+        await check_env(Steps, WORDS, oracle=lambda text: say("a"))
 
 
 async def test_a_script_reads_a_word_about_each_image_and_what_an_endpoint_would_get_is_noted() -> None:
@@ -298,6 +309,22 @@ def test_a_person_who_plays_reads_a_word_about_each_image(
     assert "reward 1, stopped by answer" in said
 
 
+async def test_the_last_words_of_a_sub_agent_that_a_tool_stopped_are_text() -> None:
+    class Sends(Looks):
+        heard: ClassVar[list[str]] = []
+
+        @ag.tool
+        async def send(self) -> str:
+            """Send a sub-agent."""
+            async with self.fork("subagent", [Message(role="user", content="Look.")], tools=[self.look]) as agent:
+                self.heard.append(await agent.run())
+            return self.heard[-1]
+
+    script = [call("send"), call("look", how="stop"), say("a cat")]
+    played = await ag.rollout(Sends, WORDS, Seeing(Scripted(script)))
+    assert (played.error, Sends.heard) == (None, [SHOWN])
+
+
 async def test_an_agent_program_and_trl_are_given_text_alone() -> None:
     with pytest.raises(
         ag.EnvError, match=r"^AgentEnv: messages\[0\]\.content\[1\]: an agent is told its prompt as text"
@@ -309,11 +336,15 @@ async def test_an_agent_program_and_trl_are_given_text_alone() -> None:
 
 async def test_other_libraries_are_given_the_contents_as_they_are_kept() -> None:
     class Shows(ag.Env[ag.Task]):
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return [Message(role="user", content=["Look:", ag.Image(PNG)])], {}
+
         async def step(self, action: Message) -> StepResult:
             return StepResult([Message(role="user", content=["Look:", ag.Image(GIF)])], 0.0, False, False, {})
 
     player = EpisodePlayer(Shows, None, None)
-    await player.reset(SEEN, seed=0, options=None)
+    (first,), _ = await player.reset(WORDS, seed=0, options=None)
+    assert first["content"] == [text_part("Look:"), PART]
     result = await player.step(say("a"))
     assert result.messages[0]["content"] == [text_part("Look:"), ag.Image(GIF).part]
     await player.close()

@@ -163,7 +163,7 @@ class Marks(BaseModel):
 class Judged(Gallery):
     """Worth what a model that sees says of the picture."""
 
-    judge = ag.Judge(rubric="How good is the drawing?", response=Marks)
+    judge: ag.Judge[Marks]
 
     @ag.reward
     async def right(self) -> float:  # type: ignore[override]
@@ -172,7 +172,9 @@ class Judged(Gallery):
         return (await self.judge.ask(self.model("judge"), shown)).mark
 
 
-async def test_a_judge_that_sees_is_shown_images() -> None:
+async def test_a_judge_that_sees_is_shown_images_and_a_cached_answer_is_that_to_the_same_image(tmp_path: Path) -> None:
+    Judged.judge = ag.Judge(rubric="How good is the drawing?", response=Marks, cache=tmp_path / "answers.sqlite")
+
     def marks(request: Request, number: int) -> Sent:
         assert PART in request["messages"][-1]["content"]
         return said('{"mark": 0.5}')
@@ -184,7 +186,9 @@ async def test_a_judge_that_sees_is_shown_images() -> None:
         ag.Endpoint(other.url, model="j") as judge,
     ):
         played = await ag.rollout(Judged, TASK, engine, models={"judge": judge})
+        again = await ag.rollout(Judged, TASK, engine, models={"judge": judge})
     assert (played.error, played.reward) == (None, 0.5)
+    assert (again.metrics["model_calls/judge"], again.metrics["model_cached/judge"]) == (1, 1)
 
 
 class Sums(Gallery):
