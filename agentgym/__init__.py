@@ -40,7 +40,7 @@ from agentgym.errors import (
 )
 from agentgym.extras import needs_extra as _needs_extra
 from agentgym.games.game import Game, GameTask, IllegalMove
-from agentgym.messages import Message
+from agentgym.messages import Image, Message
 from agentgym.rollouts.rollout import rollout
 from agentgym.samples import SampleBatch, build_samples, demonstrations
 from agentgym.scheduling.accounting import Groups
@@ -113,6 +113,7 @@ __all__ = [
     "GroupSettings",
     "Groups",
     "IllegalMove",
+    "Image",
     "Judge",
     "KeepLast",
     "Limits",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
-from agentgym.messages import Message
+from agentgym.messages import Image, Message
 
 
 def as_id(value: Any) -> Any:
@@ -17,12 +17,16 @@ def as_id(value: Any) -> Any:
 def as_messages(value: Any) -> Any:
     """Return a text as one user message, one message as a prompt, and any other sequence as a tuple of messages.
 
+    A list with an `ag.Image` in it is the content of one user message.
+
     Arrow gives each row of a data set every key that one of them has, as None: in a message such a key is left out.
     """
     if isinstance(value, str):
         return ({"role": "user", "content": value},)
     if isinstance(value, Mapping):
         return (_without_nones(value),)
+    if isinstance(value, list | tuple) and any(isinstance(part, Image) for part in value):
+        return ({"role": "user", "content": value},)
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return tuple(_without_nones(message) for message in value)
     return value
@@ -55,7 +59,7 @@ if TYPE_CHECKING:
         """What type checkers see: a task is made with text or messages, and its prompt is a tuple of messages."""
 
         def __get__(self, task: object, cls: type | None = None) -> tuple[Message, ...]: ...
-        def __set__(self, task: object, value: str | Message | Sequence[Message]) -> None: ...
+        def __set__(self, task: object, value: str | Message | Sequence[Message | str | Image]) -> None: ...
 
 else:
     TaskId = Annotated[str, BeforeValidator(as_id)]

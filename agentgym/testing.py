@@ -15,7 +15,18 @@ import numpy as np
 from agentgym.asking.named import check_models
 from agentgym.boxes import Boxes, Sandbox
 from agentgym.engines.base import Engine
-from agentgym.engines.scripted import ByteTokenizer, Reply, ReplyPolicy, Scripted, call, calls, check_replies, raw, say
+from agentgym.engines.scripted import (
+    ByteTokenizer,
+    Reply,
+    ReplyPolicy,
+    Scripted,
+    Seeing,
+    call,
+    calls,
+    check_replies,
+    raw,
+    say,
+)
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
@@ -31,6 +42,7 @@ __all__ = [
     "Reply",
     "ReplyPolicy",
     "Scripted",
+    "Seeing",
     "Shell",
     "call",
     "calls",
@@ -84,7 +96,8 @@ def check_env(
 ) -> Coroutine[Any, Any, None]:
     """Assert what every env owes its users: `await check_env(MyEnv, TASK, oracle=[...])`.
 
-    One AssertionError has a line for each finding: `kind: what is wrong: what to change`.
+    One AssertionError has a line for each finding: `kind: what is wrong: what to change`. An env that shows images is
+    played as on an endpoint that sees, and the log says that it cannot be trained.
 
     The oracle reaches `threshold`, twice, with the same prompt, tool answers and rewards for the same seed; none of its
     tools fails or times out; no method holds up the event loop for `block_limit_s` seconds when it runs for the second

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from agentgym.errors import Failure
-from agentgym.messages import Message, ToolCall
+from agentgym.messages import Message, ToolCall, text_of
 
 SHOWN_CHARACTERS = 2000
 """The most characters that are shown of a message, where a reader did not ask for all of it."""
@@ -66,12 +66,22 @@ def message_parts(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def _parts(message: Message) -> Iterator[tuple[str, str]]:
-    for what, field in (("thinking", "reasoning_content"), ("", "content")):
-        if text := _as_text(message.get(field, "")):
-            yield what, text
+    if thought := _as_text(message.get("reasoning_content", "")):
+        yield "thinking", thought
+    content: Any = message.get("content", "")
+    if text := _parts_text(content) if isinstance(content, list) and content else _as_text(content):
+        yield "", text
     made: Any = message.get("tool_calls")
     for call in made if isinstance(made, list | tuple) else [] if made is None else [made]:
         yield "calls", call_text(call)
+
+
+def _parts_text(content: list[Any]) -> str:
+    """Parts as text, an image as a word about it; any other list as JSON."""
+    try:
+        return text_of(content)
+    except (TypeError, LookupError, AttributeError):  # In a message made by hand a list may hold anything.
+        return _as_json(content)
 
 
 def _as_text(value: object) -> str:

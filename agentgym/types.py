@@ -32,7 +32,8 @@ FinishReason: TypeAlias = Literal["stop", "stop_text", "length", "abort"]
 class Task(BaseModel):
     """One row of a data set: frozen, validated by field name; `id` is the group key of its rollouts.
 
-    `prompt` also takes text (one user message) and any sequence of messages, `id` also a whole number.
+    `prompt` also takes text or a list with an `ag.Image` in it (one user message), and any sequence of messages; `id`
+    also takes a whole number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

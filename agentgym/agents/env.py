@@ -16,7 +16,7 @@ from agentgym.environments.env import TaskT
 from agentgym.environments.rewards import rewards_of
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError
-from agentgym.messages import Message
+from agentgym.messages import Message, first_image
 from agentgym.tools.declarations import check_free, check_made, check_number
 from agentgym.tools.tool import class_tools
 from agentgym.types import StopReason
@@ -78,6 +78,10 @@ class AgentEnv(ToolEnv[TaskT]):
         :raises EnvError: where the agent ended before it was given an answer.
         """
         name, key = type(self).__name__, secrets.token_urlsafe(24)
+        if (image := first_image(prompt)) is not None:
+            raise EnvError(
+                f"{name}: {image}: an agent is told its prompt as text; put the image into a file of its box"
+            )
         if not (command := self.agent_command()):
             raise EnvError(f"{name}.command: empty; set it, or override agent_command")
         api = AgentApi(policy, key, name)

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel
 
 from agentgym.asking.answer_cache import AnswerCache, question_key
+from agentgym.asking.named import kept
 from agentgym.asking.structured import read_answer
 from agentgym.environments.forks import AnswerT, Model
 from agentgym.errors import EnvError
@@ -67,7 +68,7 @@ class Judge(Generic[AnswerT]):
         :raises EngineError: where the model has not answered after all.
         :raises EnvError: where the rollout has had its calls.
         """
-        said = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
+        said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         asked = [Message(role="system", content=self.rubric), *said]
         with off_the_clock():
             if self.cache is None:

@@ -17,7 +17,7 @@ from agentgym.engines.message_turns import open_chat
 from agentgym.engines.messages import MessageCompletion, MessageEngine
 from agentgym.environments.forks import AnswerT
 from agentgym.errors import EngineError, EnvError, boundary
-from agentgym.messages import Message
+from agentgym.messages import Message, kept_message
 from agentgym.time_limits import TimeLimit, off_the_clock
 from agentgym.types import Completion, Sampling
 
@@ -94,6 +94,11 @@ class NamedModels:
                     failed = failed if isinstance(failed, asyncio.CancelledError) else error
         if failed is not None:
             raise failed
+
+
+def kept(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with their contents as they are kept; ValueError names the part that is none."""
+    return [kept_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
 def _how(name: str) -> str:
@@ -193,7 +198,7 @@ class AskedModel:
         retries: int,
         timeout_s: float,
     ) -> tuple[str, Any]:
-        said = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
+        said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
         limit, start = TimeLimit(timeout_s), time.perf_counter()
         with off_the_clock():
@@ -259,7 +264,7 @@ class AskedModel:
         )
         self.count("tokens", len(done.token_ids))
         self.count("prompt_tokens", len(ids))
-        return chat.parse(done.token_ids.tolist(), stopped=done.finish_reason == "stop")["content"]
+        return str(chat.parse(done.token_ids.tolist(), stopped=done.finish_reason == "stop")["content"])
 
     async def _replied(self, messages: Sequence[Message], sampling: Sampling, budget: int) -> str:
         """Ask an engine with messages, and return what it wrote."""
@@ -272,7 +277,7 @@ class AskedModel:
         )
         for metric, value in done.usage.metrics(self.name).items():
             self._metrics[metric] = self._metrics.get(metric, 0.0) + value
-        return done.message["content"]
+        return str(done.message["content"])
 
     async def _completed(self, asked: Callable[[str, int], Awaitable[DoneT]]) -> DoneT:
         """The engine's answer, asked for in a session that no other question is in, with a seed of its own."""

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from agentgym.environments.forks import AnswerT
-from agentgym.messages import Message
+from agentgym.messages import Message, joined
 from agentgym.sound_json import MAX_DEPTH, is_sound
 
 _ASK = "Answer with one JSON object and nothing else. Its JSON schema is:\n{schema}"
@@ -19,7 +19,7 @@ def asking_for(response: type[BaseModel], messages: Sequence[Message]) -> list[M
     """Return the messages with the schema of the answer at the end of the last one, which is the user's."""
     ask = _ASK.format(schema=json.dumps(response.model_json_schema(), ensure_ascii=False))
     if messages and messages[-1]["role"] == "user":
-        return [*messages[:-1], Message(role="user", content=f"{messages[-1]['content']}\n\n{ask}")]
+        return [*messages[:-1], Message(role="user", content=joined([messages[-1]["content"], ask], "\n\n"))]
     return [*messages, Message(role="user", content=ask)]
 
 

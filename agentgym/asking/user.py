@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from agentgym.environments.env import TaskT
 from agentgym.environments.forks import Model
 from agentgym.environments.tool_env import ToolEnv
-from agentgym.messages import Message
+from agentgym.messages import Message, joined
 from agentgym.tools.declarations import check_awaited
 from agentgym.types import StepResult, StopReason
 
@@ -96,5 +96,5 @@ _MANNER = (
 def _with_first_words(messages: Sequence[Message], said: str) -> list[Message]:
     """Return the messages with the user's first words: templates want no two messages of a user in a row."""
     if messages and messages[-1]["role"] == "user":
-        return [*messages[:-1], Message(role="user", content=f"{messages[-1]['content']}\n\n{said}")]
+        return [*messages[:-1], Message(role="user", content=joined([messages[-1]["content"], said], "\n\n"))]
     return [*messages, Message(role="user", content=said)]

@@ -13,6 +13,7 @@ from agentgym.environments.resources import open_resources, share_resources
 from agentgym.environments.rewards import total
 from agentgym.environments.task_boxes import lease_for, open_boxes, sandbox_of
 from agentgym.messages import Message
+from agentgym.rollouts.step_result import read_messages
 from agentgym.types import StepResult, StopReason, Task
 
 
@@ -48,7 +49,8 @@ class EpisodePlayer:
             if sandbox is not None and boxes is not None:
                 env.box = await stack.enter_async_context(lease_for(boxes, sandbox))
             stack.push_async_callback(close, env)
-            messages, info = await env.reset(seed=seed, options=options)
+            first, info = await env.reset(seed=seed, options=options)
+            messages = read_messages(first, f"{cls.__name__}.reset")
             self.episode = stack.pop_all()
         self.env, self.turns = env, 0
         self.deadline = asyncio.get_running_loop().time() + cls.limits.seconds
@@ -94,6 +96,7 @@ class EpisodePlayer:
         try:
             async with asyncio.timeout_at(self.deadline) as deadline:
                 result = StepResult(*await env.step(action))
+            result = result._replace(messages=read_messages(result.messages, f"{type(env).__name__}.step"))
         except TimeoutError:
             if not deadline.expired():
                 raise

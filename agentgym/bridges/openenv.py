@@ -15,7 +15,7 @@ from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError, ToolError
 from agentgym.extras import needs_extra
 from agentgym.failures import describe
-from agentgym.messages import Message
+from agentgym.messages import Message, joined
 from agentgym.tools.dynamic import DynamicTool
 from agentgym.tools.tool import Stop
 from agentgym.types import Task
@@ -82,7 +82,7 @@ class OpenEnvToolEnv(ToolEnv[OpenEnvTask]):
     ) -> tuple[list[Message], dict[str, Any]]:
         messages, info = await super().reset(seed=seed, options=options)
         # Behind the last message, not in one of its own: many templates refuse two user messages in a row.
-        messages[-1]["content"] = "\n\n".join(filter(None, [messages[-1]["content"], self._first]))
+        messages[-1]["content"] = joined([messages[-1]["content"], self._first], "\n\n")
         return messages, info
 
     def _tool(self, name: str, description: str, parameters: Any, action: Any) -> DynamicTool:

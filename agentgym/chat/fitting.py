@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from agentgym.messages import Message
+from agentgym.messages import SEE_ELSEWHERE, Message, first_image
 
 T = TypeVar("T")
 Render = Callable[[Sequence[Message]], str]
@@ -112,16 +112,25 @@ def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]])
     raise refused
 
 
-def check_messages(messages: Sequence[Message], *, answers: bool = False) -> None:
-    """Raise ValueError, with the field's name, for a message that templates would drop or fail at."""
+def check_messages(messages: Sequence[Message], *, answers: bool = False, sees: bool = False) -> None:
+    """Raise ValueError, with the field's name, for a message that templates would drop or fail at.
+
+    With `sees`, images are taken.
+    """
     roles = _ANSWERS if answers else _ROLES
     for i, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         if role not in roles:
             raise ValueError(f"messages[{i}].role: must be one of {', '.join(roles)}, got {role!r}")
-        if not isinstance(content, str):
-            kind = type(content).__name__
-            raise ValueError(f"messages[{i}].content: must be text, got {kind}; images and parts are not supported")
+        if not isinstance(content, str) and not (sees and first_image([message])):
+            raise ValueError(_no_text(message, f"messages[{i}].content"))
+
+
+def _no_text(message: Message, where: str) -> str:
+    """What is wrong with a content that is no text, for an engine that reads token ids."""
+    if first_image([message]) is None:
+        return f"{where}: must be text, got {type(message.get('content')).__name__}"
+    return f"{where}: holds an image, and this engine reads text alone, in training, too; {SEE_ELSEWHERE}"
 
 
 _ANSWERS = ("system", "user", "tool")

@@ -12,8 +12,9 @@ from agentgym.adapter import Adapter
 from agentgym.chat.marks import Marks, unbroken
 from agentgym.chat.parsing import parse_hermes
 from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.engines.messages import NO_POLICY, MessageCompletion, Usage
 from agentgym.errors import EngineError
-from agentgym.messages import Message
+from agentgym.messages import Message, text_of
 from agentgym.sound_json import whole_characters
 from agentgym.types import Completion, Floats, Sampling, Version
 
@@ -185,3 +186,55 @@ class Scripted:
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         return np.full(max(len(token_ids) - 1, 0), -0.5, np.float32)
+
+
+class Seeing:
+    """Asks a scripted engine with messages, images among them, as `ag.Endpoint` asks its server.
+
+    A function of the text so far reads a word about each image: `[image/png, 12 kB]`.
+    """
+
+    version = NO_POLICY
+
+    def __init__(self, scripted: Scripted) -> None:
+        self.scripted, self.tokenizer = scripted, scripted.tokenizer
+        self.context_tokens = scripted.context_tokens
+        self.asked: list[list[Message]] = []
+        """The messages of each request, as an endpoint would get them."""
+
+    async def generate_message(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        *,
+        session: str,
+        max_tokens: int,
+        sampling: Sampling,
+        seed: int,
+    ) -> MessageCompletion:
+        self.asked.append(list(messages))
+        shown = [message | Message(role=message["role"], content=text_of(message["content"])) for message in messages]
+        prompt = self.tokenizer.encode(self.tokenizer.render(shown, tools, generation=True))
+        done = await self.scripted.generate(
+            prompt, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed
+        )
+        ids = done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids
+        message = self.tokenizer.parse(self.tokenizer.decode(ids.tolist()), tools)
+        for i, made in enumerate(message.get("tool_calls", ())):
+            made.setdefault("id", f"call{len(messages) % 1000:03}{i % 100:02}")
+        usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(done.token_ids), requests=1)
+        return MessageCompletion(message=message, finish_reason=done.finish_reason, usage=usage)
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        raise EngineError("Seeing.generate: it is asked with messages")
+
+    async def release(self, session: str) -> None:
+        await self.scripted.release(session)
+
+    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+        raise EngineError("Seeing.load_adapter: it cannot be trained")
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        raise EngineError("Seeing.score: it gives no log-probabilities")

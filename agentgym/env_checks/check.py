@@ -1,6 +1,7 @@
 """The check of an env: all its parts in order, and one report."""
 
 import asyncio
+import logging
 import re
 import warnings
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator, Mapping, Sequence
@@ -22,10 +23,14 @@ from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
 from agentgym.environments.task_boxes import chooses, open_boxes
 from agentgym.errors import SandboxError
+from agentgym.messages import text_of
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.types import Task
 
+log = logging.getLogger(__name__)
+
 BROKEN_CALL = raw('<tool_call>\n{"name": oops\n</tool_call>')
+ONLY = "it can be evaluated there alone, and not trained"
 CANCEL_CHANGE = "let asyncio.CancelledError pass (`except Exception` does, `except:` and `except BaseException` do not)"
 
 
@@ -118,10 +123,11 @@ def _check_left(left: Sequence[str]) -> Iterator[Finding]:
         yield Finding("leak", f"after its rollouts {lines[0]}{more}", "end it in close(), which always runs")
 
 
-async def _played(settings: Settings) -> list[Finding]:
+async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
+    """Play all that is checked; again with an engine that sees, where the env shows an image."""
     async with AsyncExitStack() as stack:
         boxes, no_box = await stack.enter_async_context(_boxes(settings.cls, settings.boxes))
-        stage = Stage(settings.cls, settings.task, boxes, settings.models)
+        stage = Stage(settings.cls, settings.task, boxes, settings.models, sees=sees)
         await stack.enter_async_context(open_resources(stage.cls))
         findings, plays = await _solved(settings, stage, no_box)
         solved = plays[-1] if plays else None
@@ -130,6 +136,9 @@ async def _played(settings: Settings) -> list[Finding]:
             findings += found
             plays.append(play)
         findings += await _check_cancel(settings, stage, solved)
+    if stage.shows_images and not sees:
+        log.warning("%s shows images: it is checked as on an endpoint that sees, and %s", settings.cls.__name__, ONLY)
+        return await _played(settings, sees=True)
     findings += check_hidden(settings.task, settings.secrets, plays)
     return [*findings, *_check_rewards(settings, plays), *_check_closed(plays)]
 
@@ -163,10 +172,10 @@ async def _boxes(cls: type[Env[Any]], boxes: Boxes | None) -> AsyncIterator[tupl
 
 def _check_oracle(settings: Settings, play: ObservedRollout, no_box: str) -> Iterator[Finding]:
     failed = [
-        str(message["content"]).removeprefix("error: ")
+        text_of(message["content"]).removeprefix("error: ")
         for turn in play.turns
         for message in turn.messages
-        if message["role"] == "tool" and str(message["content"]).startswith("error: ")
+        if message["role"] == "tool" and text_of(message["content"]).startswith("error: ")
     ]
     if play.error is not None and not play.bad_rewards:
         change = no_box or "make the script of the oracle play through"

@@ -7,7 +7,7 @@ from typing import Any
 from agentgym.env_checks.findings import Finding
 from agentgym.env_checks.plays import ObservedRollout
 from agentgym.environments.env import Env
-from agentgym.messages import Message
+from agentgym.messages import Message, text_of
 
 ANYWAY = re.compile(
     r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?"
@@ -63,7 +63,7 @@ def _texts(messages: Sequence[Message]) -> list[Any]:
 def _shown(first: Sequence[Message], second: Sequence[Message]) -> str:
     for before, after in zip(first, second, strict=False):
         if before != after:
-            return f" ({_cut(str(before['content']))} / {_cut(str(after['content']))})"
+            return f" ({_cut(text_of(before['content']))} / {_cut(text_of(after['content']))})"
     return ""
 
 

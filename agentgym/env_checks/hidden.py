@@ -6,7 +6,7 @@ from typing import Any
 
 from agentgym.env_checks.findings import Finding
 from agentgym.env_checks.plays import ObservedRollout
-from agentgym.messages import Message
+from agentgym.messages import Message, text_of
 from agentgym.types import Task
 
 CHECKS = ("solution", "check", "hidden", "hidden_tests", "verifier")
@@ -36,7 +36,7 @@ def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[ObservedRol
 
 def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield from (("secrets", text) for text in secrets)
-    prompt = " ".join(str(message["content"]) for message in task.prompt)
+    prompt = " ".join(text_of(message["content"]) for message in task.prompt)
     for name in ANSWERS:
         value: Any = getattr(task, name, None)
         is_text = isinstance(value, str | int | float) and not isinstance(value, bool) and len(str(value)) >= 2
@@ -46,13 +46,13 @@ def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _place(play: ObservedRollout, secret: str, *, anywhere: bool) -> str | None:
     """Return where the model first reads the secret; None where it does not, or had written it before."""
-    if anywhere and any(_holds(str(message["content"]), secret) for message in play.prompt):
+    if anywhere and any(_holds(text_of(message["content"]), secret) for message in play.prompt):
         return "the first prompt"
     for turn in play.turns:
         if turn.over or any(_holds(text, secret) for text in _written(turn.action)):
             return None
         for message in turn.messages:
-            if _holds(str(message["content"]), secret) and (anywhere or _is_exception(message)):
+            if _holds(text_of(message["content"]), secret) and (anywhere or _is_exception(message)):
                 return f"the answer of tool {message['name']!r}" if "name" in message else "the answer of step()"
     return None
 
@@ -66,7 +66,7 @@ def _written(action: Message) -> Iterator[str]:
 
 
 def _is_exception(message: Message) -> bool:
-    return message["role"] == "tool" and bool(re.match(r"error: tool '[^']*' failed: ", str(message["content"])))
+    return message["role"] == "tool" and bool(re.match(r"error: tool '[^']*' failed: ", text_of(message["content"])))
 
 
 def _holds(text: str, secret: str) -> bool:

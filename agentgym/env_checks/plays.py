@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 
 from agentgym.boxes import Boxes
 from agentgym.engines.base import Engine
-from agentgym.engines.scripted import Reply, Scripted
+from agentgym.engines.scripted import Reply, Scripted, Seeing
 from agentgym.environments.env import Env
 from agentgym.environments.rewards import rewards_of
 from agentgym.errors import EngineError
-from agentgym.messages import Message
+from agentgym.messages import Message, first_image, kept_message
 from agentgym.rollouts.rollout import rollout
 from agentgym.types import Completion, Rollout, StepResult
 
@@ -144,9 +144,17 @@ class Stage:
     """Plays rollouts of one env class in turn, and observes each."""
 
     def __init__(
-        self, cls: type[Env[Any]], task: Any, boxes: Boxes | None, models: Mapping[str, Engine] | None = None
+        self,
+        cls: type[Env[Any]],
+        task: Any,
+        boxes: Boxes | None,
+        models: Mapping[str, Engine] | None = None,
+        *,
+        sees: bool = False,
     ) -> None:
-        self.task, self.boxes, self.models = task, boxes, models
+        self.task, self.boxes, self.models, self.sees = task, boxes, models, sees
+        self.shows_images = False
+        """Whether the env has shown an image to a model."""
         self.play = ObservedRollout()
         self.cls = _observed(cls, self)
         self.offers_tools = False
@@ -182,8 +190,18 @@ class Stage:
 
     def _begin(self, name: str, engine: Scripted) -> "asyncio.Task[Rollout]":
         named = f"{self.task.id}/{_NAMED}{name}"
-        playing = rollout(self.cls, self.task, engine, boxes=self.boxes, seed=7, rollout_id=named, models=self.models)
+        asked: Engine = Seeing(engine) if self.sees else engine
+        playing = rollout(self.cls, self.task, asked, boxes=self.boxes, seed=7, rollout_id=named, models=self.models)
         return asyncio.create_task(playing)
+
+    def read(self, messages: Any) -> list[Message]:
+        """Return the messages with their contents as they are kept, as they were given where that is not possible."""
+        try:
+            kept = [kept_message(message, "") for message in messages]
+        except (ValueError, AttributeError):  # The rollout refuses them.
+            return list(messages)
+        self.shows_images |= first_image(kept) is not None
+        return kept
 
 
 async def _stop(task: "asyncio.Task[Any]") -> None:
@@ -222,7 +240,7 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
         made = await FirstWait(cls.reset(self, seed=seed, options=options), lambda: play.first_wait(where, RESET))
         play.went_on(where)
         if isinstance(made, tuple) and made:
-            play.prompt = list(made[0])
+            play.prompt = stage.read(made[0])
         stage.offers_tools = bool(self.tools)
         return made
 
@@ -233,7 +251,7 @@ def _observed(cls: type[Env[Any]], stage: Stage) -> type[Env[Any]]:
         result = await FirstWait(cls.step(self, action), lambda: play.first_wait(_where(play), number))
         play.went_on(play.turns[-1].waited_in or "step()")
         if isinstance(result, tuple) and len(result) == 5:  # The rollout refuses anything else.
-            play.turns[-1].messages = list(result[0])
+            play.turns[-1].messages = stage.read(result[0])
             play.turns[-1].over = bool(result[2] or result[3])
             if not play.bad_rewards:
                 _check_value(play, "step()", result[1])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agentgym.messages import Message
+from agentgym.messages import Message, joined
 
 Keep: TypeAlias = Callable[[Sequence[Message], Sequence[Message], str], list[Message]]
 """A function from the first prompt, the messages after it and the model's summary to the next segment's messages."""
@@ -18,7 +18,7 @@ class KeepPrompt:
         *before, last = first
         if last["role"] != "user":
             return [*first, Message(role="user", content=summary)]
-        return [*before, Message(role="user", content=f"{last['content']}\n{summary}")]
+        return [*before, Message(role="user", content=joined([last["content"], summary], "\n"))]
 
 
 @dataclass(frozen=True, slots=True)

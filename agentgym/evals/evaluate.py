@@ -18,7 +18,7 @@ from agentgym.environments.task_boxes import check_boxes, open_boxes
 from agentgym.environments.task_rows import as_tasks
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import KeptRollouts, kept_in, settings_of
-from agentgym.evals.opening import Model, name_of, open_engine
+from agentgym.evals.opening import Model, name_of, open_engine, refuse_images
 from agentgym.evals.progress import progress_bar
 from agentgym.field_checks import nearest
 from agentgym.rollouts.rollout import rollout
@@ -73,6 +73,7 @@ async def evaluate(
     named = check_models(models)
     cls = find_env(env)
     chosen = _chosen(cls, n, tasks, split)
+    refuse_images(model, cls, chosen)
     group_rewards = GroupRewards(cls, named)
     judged = {task.id for task in chosen if group_rewards.has(task)}
     settings = settings_of(

@@ -2,15 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from agentgym.engines.adapter_files import read_adapter
 from agentgym.engines.base import Engine, check_engine, model_name
 from agentgym.engines.endpoint.endpoint import Endpoint
+from agentgym.engines.messages import MessageEngine
 from agentgym.engines.transformers.engine import LocalEngine
+from agentgym.environments.env import Env
+from agentgym.environments.mixture import member_of
+from agentgym.messages import SEE_ELSEWHERE
+from agentgym.tools.images import image_in
+from agentgym.types import Task
 
 Model: TypeAlias = Engine | Path | str
 """An engine that is open; the folder or hub name of a model, or the folder of an adapter; or the URL of an endpoint."""
@@ -37,6 +43,21 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
     else:
         async with LocalEngine(model) as local:
             yield local
+
+
+def refuse_images(model: Model, env: type[Env[Any]], tasks: Iterable[Task]) -> None:
+    """Raise ValueError where the env shows images and the model reads token ids: it would be shown none."""
+    reads = str(model).startswith(("http://", "https://")) if isinstance(model, str | Path) else _is_asked(model)
+    if reads:
+        return
+    for task in tasks:
+        if (found := image_in(member_of(env, task), [task])) is not None:
+            raise ValueError(f"model: {name_of(model)} reads text alone, and {found}; {SEE_ELSEWHERE}")
+
+
+def _is_asked(engine: Engine) -> bool:
+    """Whether an engine is asked with messages."""
+    return isinstance(engine, MessageEngine)
 
 
 def name_of(model: Model) -> str:

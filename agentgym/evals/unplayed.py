@@ -55,7 +55,7 @@ def _last_message(rollout: Rollout) -> str:
         s for s in rollout.segments if s.parent == segment.index and s.kind in ("compaction", "rerender")
     ]:
         segment = following[0]
-    return segment.turns[-1].message["content"]
+    return str(segment.turns[-1].message["content"])
 
 
 @cache

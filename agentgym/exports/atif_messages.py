@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentgym.messages import Function, Message, ToolCall
+from agentgym.exports.atif_images import without_details
+from agentgym.messages import Function, Message, ToolCall, content_of, is_image
 
 OURS = "agentgym"
 """The key in a field `extra` of what ATIF has no field for."""
@@ -15,13 +16,13 @@ _ROLES = {source: role for role, source in _SOURCES.items()}
 
 def step_of(message: Message) -> dict[str, Any]:
     """Return a message that is no tool's as a step without its number; `message_of` gives it back as it was."""
-    step: dict[str, Any] = {"source": _SOURCES[message["role"]], "message": message["content"]}
+    step: dict[str, Any] = {"source": _SOURCES[message["role"]], "message": without_details(message["content"])}
     if step["source"] == "agent" and message.get("reasoning_content"):
         step["reasoning_content"] = message["reasoning_content"]
     if step["source"] == "agent" and message.get("tool_calls"):
         step["tool_calls"] = [_call(call, place) for place, call in enumerate(message["tool_calls"])]
     if message_of(step) != message:
-        step["extra"] = {OURS: {"message": message}}
+        step["extra"] = {OURS: {"message": dict(message)}}
     return step
 
 
@@ -29,7 +30,7 @@ def message_of(step: Mapping[str, Any]) -> Message:
     """Return the message of a step."""
     if (kept := ours(step).get("message")) is not None:
         return kept  # type: ignore[no-any-return]
-    message = Message(role=_ROLES[step["source"]], content=text_of(step["message"]))  # type: ignore[typeddict-item]
+    message = Message(role=_ROLES[step["source"]], content=content_from(step["message"]))  # type: ignore[typeddict-item]
     if step.get("reasoning_content"):
         message["reasoning_content"] = step["reasoning_content"]
     if step.get("tool_calls"):
@@ -39,12 +40,12 @@ def message_of(step: Mapping[str, Any]) -> Message:
 
 def result_of(message: Message, step: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool's message as a result within this step; `tool_message_of` gives it back as it was."""
-    result: dict[str, Any] = {"content": message["content"]}
+    result: dict[str, Any] = {"content": without_details(message["content"])}
     calls = [call["tool_call_id"] for call in step.get("tool_calls") or ()]
     if (answers := message.get("tool_call_id", next(iter(_unanswered(calls, step)), None))) in calls:
         result = {"source_call_id": answers, **result}
     if tool_message_of(result, step) != message:
-        result["extra"] = {OURS: {"message": message}}
+        result["extra"] = {OURS: {"message": dict(message)}}
     return result
 
 
@@ -52,7 +53,7 @@ def tool_message_of(result: Mapping[str, Any], step: Mapping[str, Any]) -> Messa
     """Return the tool's message of a result within this step."""
     if (kept := ours(result).get("message")) is not None:
         return kept  # type: ignore[no-any-return]
-    message = Message(role="tool", content=text_of(result.get("content")))
+    message = Message(role="tool", content=content_from(result.get("content")))
     answers = result.get("source_call_id")
     names = {call["tool_call_id"]: call["function_name"] for call in step.get("tool_calls") or ()}
     if answers in names:
@@ -68,13 +69,18 @@ def ours(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return kept if isinstance(kept, Mapping) else {}
 
 
-def text_of(content: str | list[Any] | None) -> str:
-    """Return the content as text, its parts joined; ValueError for a part that is no text."""
+def content_from(content: str | list[Any] | None) -> Any:
+    """Return the content as a message has it: text, or parts where an image is among them.
+
+    :raises ValueError: for a part that is neither text nor an image.
+    """
     if content is None or isinstance(content, str):
         return content or ""
+    if any(is_image(part) for part in content):
+        return content_of(content, "content")
     other = [part.get("type") for part in content if part.get("type") != "text"]
     if other:
-        raise ValueError(f"a part of the type {other[0]!r}: only text is read")
+        raise ValueError(f"a part of the type {other[0]!r}: only text and images are read")
     return "".join(part["text"] for part in content)
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from agentgym.chat.message_chat import FILL, estimated_tokens
 from agentgym.engines.messages import NO_POLICY
 from agentgym.errors import Failure
+from agentgym.exports.atif_images import put_back
 from agentgym.exports.atif_messages import message_of, ours, tool_message_of
 from agentgym.messages import Message
 from agentgym.types import Rollout, Segment, SegmentKind, Turn, Version
@@ -160,6 +161,10 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: no file of JSON can be read there ({error})") from error
+    try:
+        put_back(found, path.parent)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return found
 
 

@@ -5,21 +5,27 @@ from typing import Any
 
 from agentgym.chat.fitting import is_malformed
 from agentgym.engines.endpoint.requests import api_messages
-from agentgym.messages import Message, ToolCall
+from agentgym.messages import Message, ToolCall, first_image
 from agentgym.sound_json import whole_characters
 from agentgym.types import Segment
 
 NOT_TRAINED = "conversations without a turn that may be trained"
 CUT = "conversations with a turn that a limit cut off"
+SEEN = "conversations with an image, for which the format has no place"
 MALFORMED = "conversations with a call that is no valid JSON"
 
 
-def why_not(segment: Segment) -> str | None:
-    """Return why a conversation is none to imitate, in the words of a count; None where it is one."""
+def why_not(segment: Segment, *, images: bool) -> str | None:
+    """Return why a conversation is none to imitate, in the words of a count; None where it is one.
+
+    Without `images`, one with an image is none.
+    """
     if not segment.turns or not segment.trained:
         return NOT_TRAINED
     if any(turn.finish_reason == "length" for turn in segment.turns):
         return CUT
+    if not images and first_image(_conversation(segment)[0]) is not None:
+        return SEEN
     return MALFORMED if any(is_malformed(turn.message) for turn in segment.turns) else None
 
 

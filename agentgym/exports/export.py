@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from agentgym.errors import AgentGymError
 from agentgym.exports.atif import documents
+from agentgym.exports.atif_images import take_out
 from agentgym.exports.conversations import openai_line, sft_line, why_not
 from agentgym.store.reader import RolloutStore, StoredRollout
 from agentgym.types import Segment
@@ -59,7 +60,7 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
         if to == "atif":
             _write_documents(found, part, done, model)
         else:
-            _write_lines(found, part, done, LINES[to])
+            _write_lines(found, part, done, to)
     if not done.pieces:
         part.rmdir() if part.is_dir() else part.unlink()
         why = ", ".join(f"{count} {what}" for what, count in done.left_out.items()) or "no rollout is as asked for"
@@ -86,17 +87,24 @@ def _write_documents(found: Iterator[StoredRollout], folder: Path, done: Exporte
     folder.mkdir()
     for number, stored in enumerate(found, 1):
         for name, document in documents(stored, f"trajectory-{number:06d}", model).items():
+            _write_images(take_out(document), folder)
             (folder / name).write_text(json.dumps(document) + "\n")
             done.pieces += 1
         done.rollouts += 1
 
 
-def _write_lines(
-    found: Iterator[StoredRollout], file: Path, done: Exported, line_of: Callable[[Segment], dict[str, Any]]
-) -> None:
+def _write_images(images: Mapping[str, bytes], folder: Path) -> None:
+    for name, data in images.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(data)
+
+
+def _write_lines(found: Iterator[StoredRollout], file: Path, done: Exported, to: Literal["sft", "openai"]) -> None:
+    line_of = LINES[to]
     with file.open("w") as lines:
         for stored in found:
-            wanted = [(segment, why_not(segment)) for segment in stored.rollout.segments]
+            wanted = [(segment, why_not(segment, images=to == "openai")) for segment in stored.rollout.segments]
             done.left_out.update(why for _, why in wanted if why is not None)
             written = [segment for segment, why in wanted if why is None]
             lines.writelines(f"{json.dumps(line_of(segment))}\n" for segment in written)

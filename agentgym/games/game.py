@@ -13,7 +13,7 @@ from agentgym.environments.env import Split
 from agentgym.environments.rewards import reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError, ToolError, boundary
-from agentgym.messages import Message
+from agentgym.messages import Message, joined
 from agentgym.time_limits import TimeLimit
 from agentgym.tools.tool import Stop, tool
 from agentgym.tools.tool_threads import call_method
@@ -120,7 +120,7 @@ class Game(ToolEnv[GameTask]):
         self.start(self.task.seed)
         await self._others()
         said = [messages[-1]["content"], self.observe(self.task.seat)]
-        messages[-1]["content"] = "\n\n".join(filter(None, said))
+        messages[-1]["content"] = joined(said, "\n\n")
         return messages, info
 
     # Longer than a game: an opponent has a limit of its own, and it is no mistake of the model's where one is late.

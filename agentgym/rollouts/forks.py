@@ -10,7 +10,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.forks import ForkKind
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError, boundary
-from agentgym.messages import Message
+from agentgym.messages import Message, text_of
 from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.segment import Speaker
 from agentgym.rollouts.step_result import read_messages
@@ -101,7 +101,7 @@ class RunningAgent:
             calls = message.get("tool_calls")
             if not calls:
                 self.stop_reason = StopReason.ANSWER
-                return message["content"]
+                return str(message["content"])
             if not isinstance(self.env, ToolEnv):
                 raise EnvError(
                     f"{type(self.env).__name__}: a forked agent called a tool, and run() calls the tools of a ToolEnv "
@@ -111,7 +111,7 @@ class RunningAgent:
             if stop is not None:
                 self.conversation.segment.answer(answers)
                 self.stop_reason = stop
-                return answers[-1]["content"]
+                return text_of(answers[-1]["content"])
             self.reply(answers)
         return ""
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentgym.errors import EnvError
-from agentgym.messages import Message
+from agentgym.messages import Message, kept_message
 from agentgym.types import StopReason
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -56,20 +56,22 @@ def read_reset(result: Any, where: str) -> list[Message]:
 
 
 def read_messages(given: Any, where: str) -> list[Message]:
-    """Read a list of text messages; images and other parts are refused, as a template may drop them in silence."""
+    """Read a list of messages, whose contents are text or parts; an engine that reads text alone refuses images."""
     if not isinstance(given, _SEQUENCE) or isinstance(given, (str, bytes)):
         raise EnvError(f"{where}: messages must be a list of messages, got {type(given).__name__}")
-    for i, message in enumerate(given):
-        if not isinstance(message, _MAPPING):
-            raise EnvError(f"{where}: messages[{i}] must be a dict, got {type(message).__name__}")
-        if message.get("role") not in ROLES:
-            raise EnvError(
-                f"{where}: messages[{i}].role must be one of {', '.join(ROLES)}, got {message.get('role')!r}"
-            )
-        content = message.get("content")
-        if not isinstance(content, str):
-            raise EnvError(f"{where}: messages[{i}].content must be text, got {type(content).__name__}")
-    return list(given)
+    return [_message(message, f"{where}: messages[{i}]") for i, message in enumerate(given)]
+
+
+def _message(message: Any, where: str) -> Message:
+    if not isinstance(message, _MAPPING):
+        raise EnvError(f"{where} must be a dict, got {type(message).__name__}")
+    if message.get("role") not in ROLES:
+        raise EnvError(f"{where}.role must be one of {', '.join(ROLES)}, got {message.get('role')!r}")
+    try:
+        kept: Message = kept_message(message, where)
+    except ValueError as error:
+        raise EnvError(str(error)) from None
+    return kept
 
 
 def read_rewards(given: Any, where: str) -> dict[str, float]:

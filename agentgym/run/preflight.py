@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.data.chosen import overlap, refuse_twice
-from agentgym.environments.env import Env
+from agentgym.environments.env import Env, Split
 from agentgym.environments.limits import Limits
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.task_rows import as_tasks, is_data
+from agentgym.messages import SEE_ELSEWHERE
 from agentgym.run.folder_lock import LOCK, hold_folder, make_folder
 from agentgym.run.log import METRICS
 from agentgym.run.measures.plot import PLOT
@@ -33,6 +34,7 @@ from agentgym.sandboxes.choose import Kind
 from agentgym.sandboxes.docker import why_no_docker
 from agentgym.sandboxes.local import why_no_bubblewrap
 from agentgym.store.schema import FILE as STORE
+from agentgym.tools.images import image_in
 
 if TYPE_CHECKING:
     from agentgym.engines.base import Engine
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 FOLDERS = (CHECKPOINTS, BEST, *POLICIES.values())
 """The folders of a run in its folder."""
+LOOKED_AT = 32
+"""The tasks of a split that are looked through for images."""
 FILES = (LOCK, SETTINGS, METRICS, STORE, SURROUNDINGS, SUMMARY, PLOT)
 """The files of a run in its folder."""
 
@@ -67,6 +71,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
     Only the first process uses the folder.
     """
     _refuse_without_tasks(run, env)
+    _refuse_images(run, env)
     run.check_files()
     if any(each.sandbox is not None for each in members_of(env)):
         _refuse_box(run.box)
@@ -148,6 +153,19 @@ def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
         train, test = as_tasks(each, each.tasks("train")), as_tasks(each, each.tasks("test"))[: run.eval_tasks]
         if is_data(train) and is_data(test) and (wrong := overlap({"train": train, "test": test})) is not None:
             _LOG.warning("%s.tasks: %s", each.__name__, wrong)
+
+
+def _refuse_images(run: "RunConfig", env: type[Env[Any]]) -> None:
+    """Raise ValueError where the env shows images, as far as its tools and its first tasks say: none can be trained on.
+
+    One that a later task shows is refused in its rollout.
+    """
+    for each in members_of(env):
+        played: dict[Split, int] = {"train": run.steps, "test": run.eval_tasks}
+        listed = [as_tasks(each, each.tasks(split)) for split, many in played.items() if many]
+        first = [tasks[place] for tasks in listed for place in range(min(len(tasks), LOOKED_AT))]
+        if (found := image_in(each, first)) is not None:
+            raise ValueError(f"env: {found}, and training reads text alone; {SEE_ELSEWHERE}")
 
 
 def _refuse_too_few(env: type[Env[Any]], *, train: int, test: int) -> None:

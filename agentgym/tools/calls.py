@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from agentgym.errors import AgentGymError, BoxKilledError, ToolError, alone, must_pass
 from agentgym.failures import describe, log_once
+from agentgym.messages import Content, Image, content_of
 from agentgym.sound_json import MAX_DEPTH, is_sound
 from agentgym.time_limits import TimeLimit
 from agentgym.tools.dynamic import AnyTool
@@ -29,14 +30,14 @@ from agentgym.tools.tool_threads import call_method
 class ToolResult:
     """The outcome of one tool call."""
 
-    content: str
-    """The text that the model reads."""
+    content: Content
+    """The text that the model reads, or parts where the tool returned an image."""
     error: bool = False
     """Whether anything went wrong, in the call or in the tool."""
     malformed: bool = False
     """Whether the call reached no tool: it is no JSON, names an unknown tool, or has a wrong argument."""
     failed: bool = False
-    """Whether the tool's own code raised (not ToolError), timed out or returned neither text nor JSON."""
+    """Whether the tool's own code raised (not ToolError), timed out or returned no text, image or JSON."""
     stop: str | None = None
     """The reason where the tool ended the rollout; None where it goes on."""
     seconds: float = 0.0
@@ -178,10 +179,19 @@ def _named(owner: object, made: AnyTool) -> str:
 def _read(returned: object) -> ToolResult:
     try:
         if isinstance(returned, Stop):
-            return ToolResult(content=as_text(returned.content), stop=returned.reason)
-        return ToolResult(content=as_text(returned))
+            return ToolResult(content=as_content(returned.content), stop=returned.reason)
+        return ToolResult(content=as_content(returned))
     except Exception as error:
         raise TypeError(f"it returned what is neither text nor JSON: {describe(error)}") from error
+
+
+def as_content(value: object) -> Any:
+    """Return a tool's return value as the content of its message: parts where an `ag.Image` is among it, else text."""
+    if isinstance(value, Image):
+        return content_of([value], "it returned")
+    if isinstance(value, list | tuple) and any(isinstance(part, Image) for part in value):
+        return content_of([part if isinstance(part, Image) else as_text(part) for part in value], "it returned")
+    return as_text(value)
 
 
 def as_text(value: object) -> str:
@@ -209,7 +219,8 @@ def _plain(value: object) -> object:
         return value.model_dump(mode="json")
     text = str(value)
     if _ADDRESS.search(text):
-        raise TypeError(f"a {type(value).__name__}")
+        saves = "; return ag.Image.from_pil(...) of it" if callable(getattr(value, "save", None)) else ""
+        raise TypeError(f"a {type(value).__name__}{saves}")
     return text
 
 

@@ -1,6 +1,7 @@
 """Tools of MCP servers: programs that speak over their stdin and stdout, and addresses that speak HTTP."""
 
 import asyncio
+import base64
 import json
 import logging
 import shlex
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from agentgym.errors import EnvError, ToolError
 from agentgym.extras import needs_extra
 from agentgym.failures import describe
+from agentgym.messages import IMAGE_TYPES, Image
 from agentgym.tools.at_once import ended
 from agentgym.tools.dynamic import DynamicTool, check_names
 from agentgym.tools.tool import TIMEOUT_S, check_settings
@@ -35,7 +37,8 @@ class MCP:
     `command` is a program and its arguments, which gets `env` and of this process's environment little but PATH and
     HOME. `url` is an address that speaks Streamable HTTP; `headers` go with each request. `names` leaves out the other
     tools, and `prefix` is put before each name. `timeout_s` is for each call, `open_timeout_s` for start and tool list.
-    `parallel=True` is your word that the server's calls may run at the same time.
+    `parallel=True` is your word that the server's calls may run at the same time. Images of results are shown to the
+    model, which must see; with `images=False` it reads that they are not shown.
 
     :raises ValueError: for settings that do not go together; the message names them.
     :raises MissingPackage: without the package `mcp`.
@@ -53,15 +56,18 @@ class MCP:
         timeout_s: float = TIMEOUT_S,
         open_timeout_s: float = 60.0,
         parallel: bool = False,
+        images: bool = True,
     ) -> None:
         _check_place(command, url, env, headers)
         check_settings(timeout_s, parallel)
         check_settings(open_timeout_s, parallel, "open_timeout_s")
         check_names(names)
+        if not isinstance(images, bool):
+            raise ValueError(f"images: must be True or False, got {images!r:.80}")
         with needs_extra():
             import mcp  # noqa: F401  Here, and not in the first rollout: its import takes a second.
         self.command, self.url, self.names, self.prefix = list(command or ()), url, names, prefix
-        self.timeout_s, self.open_timeout_s, self.parallel = timeout_s, open_timeout_s, parallel
+        self.timeout_s, self.open_timeout_s, self.parallel, self.images = timeout_s, open_timeout_s, parallel, images
         self._env, self._headers = dict(env or {}), dict(headers or {})
         self._session: _Session | None = None
 
@@ -116,16 +122,19 @@ class MCP:
             parallel=self.parallel,
         )
 
-    async def _called(self, tool: str, /, **arguments: Any) -> str:
-        """Call a tool of the server, and return the text of its result."""
+    async def _called(self, tool: str, /, **arguments: Any) -> str | list[str | Image]:
+        """Call a tool of the server, and return the text of its result, or its texts and images."""
         session = self._session
         if session is None or not session.is_open:
             raise EnvError(f"the MCP server {self.name} has {'ended' if session else 'been closed'}")
         result = await session.call(tool, arguments)
-        text = _text_of(result)
         if result.is_error:
-            raise ToolError(text or "the server says no more")
-        return text
+            raise ToolError(_text_of(result) or "the server says no more")
+        if not self.images or not result.content:
+            return _text_of(result)
+        shown = [_shown(block) for block in result.content]
+        texts = [block for block in shown if isinstance(block, str)]
+        return "\n".join(texts) if len(texts) == len(shown) else shown
 
     async def _target(self, stack: AsyncExitStack) -> Any:
         """What the client of the package `mcp` connects to; `stack` closes what it needs."""
@@ -264,6 +273,18 @@ def _text_of(result: Any) -> str:
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(_block_text(block) for block in result.content)
+
+
+def _shown(block: Any) -> str | Image:
+    """The image of a block where it is one that models are shown, else its text."""
+    held = block.resource if block.type == "resource" else block
+    written = getattr(held, "blob", None) or getattr(held, "data", None)
+    if not written or held.mime_type not in IMAGE_TYPES:
+        return _block_text(block)
+    try:
+        return Image(base64.b64decode(written, validate=True), held.mime_type)
+    except ValueError as error:  # Of base64, too.
+        return f"[{held.mime_type} that is not shown: {error}]"
 
 
 def _block_text(block: Any) -> str:

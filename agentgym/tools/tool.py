@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_type_hints, overload
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentgym.errors import EnvError
 from agentgym.field_checks import names_its_arguments
+from agentgym.messages import Image
 from agentgym.tools.declarations import check_target, check_tool, marked
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,8 +25,8 @@ class Stop:
 
     reason: str
     """The rollout's `stop_reason`: any word, not empty."""
-    content: str = ""
-    """The text of the tool's last message."""
+    content: str | Image | Sequence[str | Image] = ""
+    """What the tool's last message says: text, or an image or a list as a tool may return it."""
 
     def __post_init__(self) -> None:
         if not self.reason:

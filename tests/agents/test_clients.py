@@ -1,8 +1,10 @@
 """Unmodified clients from PyPI: what they are answered is trained as it was sampled."""
 
 import asyncio
+import base64
 import json
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from tests.agents.drawing import KEY, LOOK, Drawing, Played, check_exact, serving
+from tests.messages.pictures import PART, PNG, text_part
 
 SEARCHER = {"role": "system", "content": "You search."}
 
@@ -112,6 +115,31 @@ async def test_the_openai_client_does_not_try_a_refused_request_again() -> None:
         assert refused.value.param == "n"
         with pytest.raises(openai.AuthenticationError):
             await client.with_options(api_key="another").chat.completions.create(model="policy", messages=go)
+
+
+async def test_an_image_that_a_client_sends_is_refused_by_its_field_and_the_rollout_goes_on() -> None:
+    openai = pytest.importorskip("openai", reason="the package openai is not installed")
+    anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
+    played = Played(Scripted([say("one")]))
+    shown: Any = [{"role": "user", "content": [text_part("What is it?"), PART]}]
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
+    block = {"type": "image", "source": source}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [block]}
+    told = r"must be text \(the policy reads text alone\), got 'image"
+    async with (
+        serving(played) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY) as client,
+        anthropic.AsyncAnthropic(base_url=url, api_key=KEY) as other,
+    ):
+        with pytest.raises(openai.BadRequestError, match=rf"messages\[0\]\.content\[1\]\.type: {told}") as refused:
+            await client.chat.completions.create(model="policy", messages=shown)
+        assert refused.value.param == "messages[0].content[1].type"
+        for content, place in (([block], "content[0]"), ([result], "content[0].content[0]")):
+            asked: Any = [{"role": "user", "content": content}]
+            with pytest.raises(anthropic.BadRequestError, match=rf"messages\[0\]\.{re.escape(place)}\.type: {told}"):
+                await other.messages.create(model="policy", max_tokens=9, messages=asked)
+        made = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "go"}])
+    assert made.choices[0].message.content == "one"
 
 
 async def test_the_usage_of_a_stream_comes_where_it_is_asked_for() -> None:

@@ -1,6 +1,7 @@
 """Envs served as MCP servers, driven by the package's own client and by ag.MCP."""
 
 import asyncio
+import base64
 import json
 import socket
 import sys
@@ -16,6 +17,7 @@ from agentgym.cli import main as cli
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.sandboxes.fake import FakeBoxes
 from envs.chase.env import Chase, ChaseTask
+from tests.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
 pytest.importorskip("mcp", reason="needs the extra agentgym[mcp]")
 
@@ -56,6 +58,32 @@ async def test_a_stand_in_judges_an_episode_and_without_one_the_episode_fails_an
         assert "there is no model 'judge'" in failed.content[0].text
         assert episode.outcome is not None
         assert episode.outcome["reward"] is None
+
+
+class Camera(ag.ToolEnv[ag.Task]):
+    """Shows pictures."""
+
+    @ag.tool
+    async def photo(self) -> list[str | ag.Image]:
+        """Take a photo."""
+        return ["a desk", ag.Image(PNG), ag.Image(GIF)]
+
+    @ag.reward
+    def right(self) -> float:
+        return 1.0
+
+
+async def test_a_picture_that_a_tool_returns_is_an_image_of_its_result() -> None:
+    task = ag.Task(id="t", prompt=["Photograph this:", ag.Image(PNG)])
+    async with open_episode(Camera, task) as episode, Client(episode.server) as client:
+        assert episode.server.instructions == f"Photograph this:\n{SHOWN}"
+        assert await read(client, TASK) == [{"role": "user", "content": [text_part("Photograph this:"), PART]}]
+        taken = await client.call_tool("photo", {})
+        assert not taken.is_error
+        text, png, gif = taken.content
+        assert (text.type, text.text) == ("text", "a desk")
+        assert (png.type, png.mime_type, base64.b64decode(png.data)) == ("image", "image/png", PNG)
+        assert (gif.type, gif.mime_type, base64.b64decode(gif.data)) == ("image", "image/gif", GIF)
 
 
 class Desk(ag.ToolEnv[ag.Task]):

@@ -57,7 +57,9 @@ class OtherCalls(ByteTokenizer):
     """Writes calls in a way that nobody reads."""
 
     def _body(self, message: Message) -> str:
-        return message["content"] + "".join(f"CALL {json.dumps(c['function'])}" for c in message.get("tool_calls", ()))
+        return str(message["content"]) + "".join(
+            f"CALL {json.dumps(c['function'])}" for c in message.get("tool_calls", ())
+        )
 
 
 class Refuses(ByteTokenizer):

@@ -13,11 +13,14 @@ import pytest
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.engines.messages import NO_POLICY
-from agentgym.engines.scripted import Reply, Scripted, call, calls, raw, say
+from agentgym.engines.scripted import Reply, Scripted, Seeing, call, calls, raw, say
+from agentgym.exports.atif import documents
+from agentgym.exports.atif_images import take_out
 from agentgym.exports.atif_reader import read_atif
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Group, Rollout, Version
+from tests.messages.pictures import GIF, PNG, URL
 from tests.store.test_store import same, segment
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="system", content="Be brief."), ag.Message(role="user", content="Go.")))
@@ -316,7 +319,7 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
         ({"schema_version": "2.0"}, "schema_version: String should match"),
         ({"steps": []}, "steps: List should have at least 1 item"),
         ({"steps": [{"source": "agent"}]}, "steps.0.message: Field required"),
-        ({"steps": [{"source": "user", "message": [{"type": "image"}]}]}, "step 1: a part of the type 'image'"),
+        ({"steps": [{"source": "user", "message": [{"type": "audio"}]}]}, "step 1: a part of the type 'audio'"),
         ({"extra": {"reward": "high"}}, "extra.reward: must be a number, got 'high'"),
         ({"continued_trajectory_ref": "no.json"}, "no.json: no file of JSON can be read"),
         ({"continued_trajectory_ref": "a.json"}, "a.json stands twice"),
@@ -326,6 +329,60 @@ def test_what_is_no_trajectory_is_refused_with_its_field(tmp_path: Path, changes
     (tmp_path / "a.json").write_text(json.dumps(trajectory(**changes)))
     with pytest.raises(ValueError, match=told):
         read_atif(tmp_path / "a.json")
+
+
+async def test_images_of_a_rollout_are_files_beside_its_trajectory_and_come_back_from_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Looks(Desk):
+        @ag.tool
+        async def look(self, at: str = "") -> Any:
+            """Look."""
+            return [f"at {at}:", ag.Image(GIF)]
+
+    low = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
+    task = ag.Task(id="t", prompt=[ag.Message(role="user", content=["Go.", low, ag.Image(GIF)])])
+    played = await ag.rollout(Looks, task, Seeing(Scripted([*WHOLE])), rollout_id="t/0")
+    assert played.error is None
+    write(tmp_path / "run", played)
+    run(capsys, "export", tmp_path / "run", "--to", "atif", "--out", tmp_path / "atif")
+    assert sorted(path.read_bytes() for path in (tmp_path / "atif/images").iterdir()) == sorted([GIF, PNG])
+    assert not any(b"base64" in content for content in contents(tmp_path / "atif", "*.json").values())
+    run(capsys, "import", tmp_path / "atif", "--out", tmp_path / "back")
+    (back,) = rollouts_of(tmp_path / "back")
+    assert same(back, played)
+    with RolloutStore(tmp_path / "run") as store:
+        (stored,) = store.find()
+    assert {name for document in documents(stored, "t", None).values() for name in take_out(document)}
+    assert same(stored.rollout, played)
+
+
+def shown(path: Any, **source: Any) -> dict[str, Any]:
+    part = {"type": "image", "source": {"media_type": "image/png", "path": path, **source}}
+    return trajectory(steps=[{"step_id": 1, "source": "user", "message": [{"type": "text", "text": "Look:"}, part]}])
+
+
+def test_an_image_of_another_agents_trajectory_is_read_from_its_folder_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    (folder / "images").mkdir(parents=True)
+    (folder / "images/a.png").write_bytes(PNG)
+    (folder / "b.png").write_text("no picture")
+    (tmp_path / "secret.png").write_bytes(PNG)
+    file = folder / "a.json"
+    file.write_text(json.dumps(shown("images/a.png")))
+    (message,) = read_atif(file).rollout.segments[0].prompt_messages
+    assert message == {"role": "user", "content": [{"type": "text", "text": "Look:"}, ag.Image(PNG).part]}
+    refused: dict[Any, str] = {
+        "../secret.png": "step 1: source.path: '../secret.png' is not below the folder of the trajectory",
+        "images/none.png": "step 1: source.path: 'images/none.png' cannot be read",
+        "https://example.com/a.png": "step 1: source.path: .* is not fetched; download it",
+        "b.png": "step 1: path: .*/b.png: data: begins with b'no pictu'",
+        None: "step 1: an image without source.path",
+    }
+    for path, told in refused.items():
+        file.write_text(json.dumps(shown(path)))
+        with pytest.raises(ValueError, match=rf"a\.json: {told}"):
+            read_atif(file)
 
 
 async def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_nothing(

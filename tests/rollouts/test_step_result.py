@@ -78,14 +78,17 @@ def scoring(value: Any) -> Any:
         (returning(info={"rewards": {"a": 0.5}}), r"step: reward is 1, and info\['rewards'\] .* sum to 0.5; give one"),
         (returning(messages="hi", terminated=False), "step: messages must be a list of messages, got str"),
         (returning(messages=["hi"]), r"step: messages\[0\] must be a dict, got str"),
-        (returning(messages=[IMAGE]), r"step: messages\[0\].content must be text, got list"),
+        (
+            returning(messages=[IMAGE]),
+            r"step: messages\[0\].content\[0\]: must be {'type': 'text', .* got {type: 'image'",
+        ),
         (
             returning(messages=[{"role": "user", "content": None}]),
-            r"step: messages\[0\].content must be text, got None",
+            r"step: messages\[0\].content: must be text, or a list of parts .* got None",
         ),
         (returning(messages=[{"role": "developer", "content": ""}]), r"step: messages\[0\].role must be one of system"),
         (resetting(None), r"reset: must return \(messages, info\), got NoneType"),
-        (resetting(([IMAGE], {})), r"reset: messages\[0\].content must be text, got list"),
+        (resetting(([IMAGE], {})), r"reset: messages\[0\].content\[0\]: must be {'type': 'text'"),
         (resetting(([], {})), "reset: messages must not be empty"),
         (measuring(None), "metrics: must be a dict of numbers by name, got NoneType"),
         (measuring({"why": "because"}), r"metrics\['why'\] must be a number, got 'because'"),
@@ -140,7 +143,7 @@ async def test_a_sub_agents_messages_are_read_as_those_of_a_step() -> None:
                 raise AssertionError
 
     played = await ag.rollout(Asks, GOOD, Scripted([say("hi")]))
-    assert played.error == "EnvError: Asks.fork: messages[0].content must be text, got list"
+    assert str(played.error).startswith("EnvError: Asks.fork: messages[0].content[0]: must be {'type': 'text', ")
 
 
 @pytest.mark.parametrize(("result", "got"), [(None, "NoneType"), ([], "list"), (([], 1.0, True), "3 values")])

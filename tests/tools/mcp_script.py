@@ -3,6 +3,7 @@
 # mypy: disable-error-code="untyped-decorator"
 
 import asyncio
+import base64
 import os
 import socket
 import sys
@@ -10,6 +11,10 @@ import sys
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+"""One pixel."""
 server = MCPServer("desk")
 noted: list[str] = []
 
@@ -49,6 +54,12 @@ def name(self: str, tool: str, arguments: str) -> str:
 def picture() -> Image:
     """Take a picture."""
     return Image(data=b"pixels", format="png")
+
+
+@server.tool()
+def photo() -> list[str | Image]:
+    """Take a photo, and say what it is of."""
+    return ["a desk", Image(data=PNG, format="png")]
 
 
 @server.tool()

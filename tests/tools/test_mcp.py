@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.testing import Scripted, call, calls, say
+from agentgym.testing import Scripted, Seeing, call, calls, say
+from tests.messages.pictures import PNG
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the package mcp")
 
@@ -94,7 +95,8 @@ async def test_a_servers_tools_are_called_in_a_session_of_the_rollout(
     wrong = calls(("add", {"a": "two"}), ("fail", {"why": "no ink"}), ("wait", {}), ("add", {"a": 1, "b": 1}))
     rollout = await played(desk(env={"DESK": "oak"}, wait_s=0.05), sound, seen, wrong)
     assert rollout.error is None
-    assert told(rollout, 0) == ["5", "x", "x y", "[image/png that is not shown]"]
+    assert told(rollout, 0)[:3] == ["5", "x", "x y"]
+    assert told(rollout, 0)[3].startswith("[image/png that is not shown: data: begins with b'pixels', as no PNG")
     assert told(rollout, 1) == ["not set", "oak", "a b c"]
     assert told(rollout, 2) == [
         "error: wrong arguments for tool 'add': a: 'two' is not of type 'integer'; "
@@ -105,6 +107,25 @@ async def test_a_servers_tools_are_called_in_a_session_of_the_rollout(
     ]
     assert (rollout.metrics["malformed_calls"], rollout.metrics["tool_errors/fail"]) == (1, 1)
     assert last[-1].tool_failures == {"wait": 1}
+
+
+async def test_images_of_results_are_shown_to_a_model_that_sees(no_leaks: None) -> None:
+    seeing = Seeing(Scripted([calls(("photo", {}), ("picture", {}), ("note", {"text": "x"})), say("done")]))
+    rollout = await ag.rollout(desk(), TASK, seeing)
+    assert rollout.error is None
+    photo, torn, note = told(rollout)
+    assert photo == [{"type": "text", "text": "a desk"}, ag.Image(PNG).part]  # type: ignore[comparison-overlap]
+    assert torn.startswith("[image/png that is not shown: data: begins with b'pixels'")
+    assert note == "x"
+
+
+async def test_images_of_results_are_named_where_that_is_asked_for_and_else_refused_where_nobody_sees() -> None:
+    named = await played(desk(images=False), call("photo"))
+    assert told(named) == ["a desk\n[image/png that is not shown]"]
+    refused = await played(desk(), call("photo"))
+    assert "holds an image, and this engine reads text alone" in str(refused.error)
+    with pytest.raises(ValueError, match=r"^images: must be True or False, got 'no'"):
+        ag.MCP(command=COMMAND, images="no")  # type: ignore[arg-type]
 
 
 async def test_over_http_one_session_is_shared_by_all_rollouts_and_its_end_is_a_failed_call(http_server: str) -> None:

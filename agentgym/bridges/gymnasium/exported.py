@@ -14,7 +14,7 @@ from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks
-from agentgym.messages import Message
+from agentgym.messages import Message, text_of
 from agentgym.types import Task
 
 
@@ -122,4 +122,5 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         return self._worker, self._player
 
     def _text(self, messages: Sequence[Message]) -> str:
-        return fitted("\n".join(f"{message['role']}: {message['content']}" for message in messages), self.max_length)
+        said = (f"{message['role']}: {text_of(message['content'])}" for message in messages)
+        return fitted("\n".join(said), self.max_length)

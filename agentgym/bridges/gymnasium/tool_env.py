@@ -12,7 +12,7 @@ from agentgym.environments.limits import Limits
 from agentgym.environments.rewards import reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import ToolError
-from agentgym.messages import Message
+from agentgym.messages import Message, joined
 from agentgym.tools.tool import Stop, tool
 from agentgym.types import Task
 
@@ -49,7 +49,7 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
         messages, info = await super().reset(seed=seed, options=options)
         first = await asyncio.to_thread(self._start)
         # Behind the last message, not in one of its own: many templates refuse two user messages in a row.
-        messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n\n{first}"}
+        messages[-1] = messages[-1] | {"content": joined([messages[-1]["content"], first], "\n\n")}
         return messages, info
 
     def _start(self) -> str:

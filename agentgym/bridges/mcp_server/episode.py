@@ -1,5 +1,6 @@
 """One episode of an env as an MCP server."""
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
 from agentgym.failures import describe
-from agentgym.messages import Function, Message, ToolCall
+from agentgym.messages import Function, Message, ToolCall, image_of, is_image, parts_of, text_of
 from agentgym.types import Task
 
 OUTCOME = "agentgym://outcome"
@@ -57,7 +58,7 @@ class EpisodeServer:
         ]
         self.server: Any = Server(
             player.cls.__name__,
-            instructions="\n\n".join(message["content"] for message in messages),
+            instructions="\n\n".join(text_of(message["content"]) for message in messages),
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,
@@ -85,12 +86,11 @@ class EpisodeServer:
         if asked.name not in self._names:
             raise MCPError(types.INVALID_PARAMS, f"no tool {asked.name!r}; there are {', '.join(sorted(self._names))}")
         said, wrong = await self._thread.wait_for(lambda: self._step(asked.name, asked.arguments or {}))
-        return types.CallToolResult(
-            content=[types.TextContent(type="text", text=text) for text in said], is_error=wrong
-        )
+        blocks = [_block(part) for content in said for part in parts_of(content) or [{"type": "text", "text": ""}]]
+        return types.CallToolResult(content=blocks, is_error=wrong)
 
-    async def _step(self, name: str, arguments: dict[str, Any]) -> tuple[list[str], bool]:
-        """Take one turn, and return what the env answers and whether the call went wrong."""
+    async def _step(self, name: str, arguments: dict[str, Any]) -> tuple[list[Any], bool]:
+        """Take one turn, and return the contents that the env answers and whether the call went wrong."""
         env = self._player.env
         if self.outcome is not None or env is None:
             return [f"the episode has ended; {OUTCOME} holds its outcome"], True
@@ -106,13 +106,26 @@ class EpisodeServer:
             self.outcome = {"reward": self._earned, **counted}
         wrong = env.metrics.get("tool_errors", 0.0) > failed
         said = [message["content"] for message in messages]
-        return [text.removeprefix("error: ") if wrong else text for text in said], wrong
+        return [_without_error(content) if wrong else content for content in said], wrong
 
     def _turn(self, name: str, arguments: dict[str, Any]) -> Message:
         if name == self._answer:
             return Message(role="assistant", content=str(arguments.get("text", "")))
         called = ToolCall(type="function", function=Function(name=name, arguments=arguments))
         return Message(role="assistant", content="", tool_calls=[called])
+
+
+def _block(part: Any) -> Any:
+    """A part as a block of a result."""
+    if not is_image(part):
+        return types.TextContent(type="text", text=part["text"])
+    image = image_of(part)
+    data = base64.b64encode(image.data).decode("ascii")
+    return types.ImageContent(type="image", data=data, mime_type=image.mime_type)
+
+
+def _without_error(content: Any) -> Any:
+    return content.removeprefix("error: ") if isinstance(content, str) else content
 
 
 def _answer_tool(name: str) -> dict[str, Any]:

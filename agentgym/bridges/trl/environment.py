@@ -50,7 +50,7 @@ class TRLEnvironment:
             return "error: the task has ended"
         called = ToolCall(type="function", function=Function(name=name, arguments=arguments))
         messages = self._step(lambda: self._player.step(Message(role="assistant", content="", tool_calls=[called])))
-        return "\n".join(message["content"] for message in messages)
+        return "\n".join(_text(message, f"{self.env.__name__}: tool {name!r}") for message in messages)
 
     def _finish(self, completion: Sequence[Any]) -> float | None:
         """End the episode with the last message of a completion, and return its reward; None where it failed."""
@@ -128,7 +128,16 @@ def _prompt(cls: type[Env[Any]], task: Task) -> list[dict[str, str]]:
     system = [{"role": "system", "content": cls.system}] if cls.system and task.prompt[0]["role"] != "system" else []
     if any("tool_calls" in message for message in task.prompt):
         raise ValueError(f"prompt: task {task.id!r} holds tool calls, which TRL's prompts cannot")
-    return [*system, *({"role": message["role"], "content": message["content"]} for message in task.prompt)]
+    where = f"prompt: task {task.id!r}"
+    return [*system, *({"role": message["role"], "content": _text(message, where)} for message in task.prompt)]
+
+
+def _text(message: Message, where: str) -> str:
+    """The text of a message; ValueError for one with an image, which nothing is trained on here."""
+    content = message["content"]
+    if not isinstance(content, str):
+        raise ValueError(f"{where} has an image, and TRL is given text alone; evaluate the env with ag.Endpoint")
+    return content
 
 
 def _beyond(messages: Sequence[Message], prompt: Sequence[Message], name: str) -> str | None:

@@ -48,13 +48,18 @@ def play(
         seed: The seed that the env gets.
     """
     from agentgym.cli.envs.player import Player, last_answer
+    from agentgym.engines.base import Engine
+    from agentgym.engines.scripted import Seeing
     from agentgym.rollouts.rollout import rollout
+    from agentgym.tools.images import image_in
 
     cls = find(env, parameters)
     chosen = task_of(cls, split, number, task)
     player = Player()
     try:
-        played = asyncio.run(rollout(_unlimited(member_of(cls, chosen)), chosen, player, seed=seed))
+        own = member_of(cls, chosen)
+        engine: Engine = player if image_in(own, [chosen]) is None else Seeing(player)
+        played = asyncio.run(rollout(_unlimited(own), chosen, engine, seed=seed))
     except KeyboardInterrupt:
         say("\nleft: the rollout was not scored")
         return INTERRUPTED

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.messages import Message, ToolCall
+from agentgym.messages import Message, ToolCall, is_image, joined, parts_of
 from agentgym.sound_json import whole_characters
 from agentgym.types import Sampling
 
@@ -28,28 +28,49 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
     """Return the messages for the tools API, which wants a result behind each call and no other.
 
     A tool's message that answers no call of theirs becomes the user's; a call without a result, such as one whose turn
-    a fork goes on from, gets one that says so.
+    a fork goes on from, gets one that says so. The API takes images from the user alone: those of a turn's results
+    stand in a message of the user behind them, and the results say which is whose.
     """
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []
+    seen: list[Any] = []
+    """The images of the results since the last other message, each behind its name."""
     for message in messages:
         role, answers = message["role"], message.get("tool_call_id")
-        sent: dict[str, Any] = {"role": role, "content": _whole(message["content"])}
         if role == "tool" and answers in open_calls:
             open_calls.remove(answers)
-            made.append(sent | {"tool_call_id": answers})
+            told = _without_images(message["content"], seen)
+            made.append({"role": role, "content": _whole(told), "tool_call_id": answers})
             continue
         made += _without_result(open_calls)
         open_calls = []
-        if role == "tool":
-            sent["role"] = "user"
+        sent: dict[str, Any] = {"role": "user" if role == "tool" else role, "content": _whole(message["content"])}
+        if seen and sent["role"] == "user":
+            sent["content"] = joined([seen, sent["content"]], "\n")
+        elif seen:
+            made.append({"role": "user", "content": seen})
+        seen = []
         if calls := message.get("tool_calls"):
             sent["tool_calls"] = [_api_call(call) for call in calls]
             open_calls = [call["id"] for call in sent["tool_calls"]]
         if reasoning and message.get("reasoning_content"):
             sent["reasoning_content"] = _whole(message["reasoning_content"])
         made.append(sent)
-    return made + _without_result(open_calls)
+    made += _without_result(open_calls)
+    return [*made, {"role": "user", "content": seen}] if seen else made
+
+
+def _without_images(content: Any, seen: list[Any]) -> str:
+    """The text of a result, where each image is named; `seen` takes the names and the images."""
+    told: list[str] = []
+    for part in parts_of(content):
+        if not is_image(part):
+            told.append(part["text"])
+            continue
+        name = f"image {sum(map(is_image, seen)) + 1}"
+        told.append(f"[{name}, in the next message]")
+        seen += [{"type": "text", "text": f"{name} of the tools' results:"}, part]
+    return "\n".join(told)
 
 
 def _without_result(calls: Sequence[str]) -> list[dict[str, Any]]:
@@ -65,19 +86,25 @@ def _api_call(call: ToolCall) -> dict[str, Any]:
 
 
 def prompt_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages in text alone: tools in the system's message, calls and results in the Hermes format."""
+    """Return the messages without the tools API: tools in the system's message, calls and results in Hermes's form."""
     made: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            told = _whole(_response(message["content"]))
             if made and made[-1].get("told"):
-                made[-1]["content"] += f"\n{_whole(text)}"
+                made[-1]["content"] = joined([made[-1]["content"], told], "\n")
             else:
-                made.append({"role": "user", "content": _whole(text), "told": True})
+                made.append({"role": "user", "content": told, "told": True})
         else:
             made.append({"role": message["role"], "content": _whole(_with_calls(message))})
     sent = [{"role": one["role"], "content": one["content"]} for one in made]
     return _with_tools(sent, tools) if tools else sent
+
+
+def _response(content: Any) -> Any:
+    if isinstance(content, str):
+        return f"<tool_response>\n{content}\n</tool_response>"
+    return joined(["<tool_response>", content, "</tool_response>"], "\n")
 
 
 def _with_calls(message: Message) -> Any:
@@ -114,4 +141,7 @@ def sampling_fields(sampling: Sampling, *, max_tokens: int, seed: int) -> dict[s
 
 
 def _whole(content: Any) -> Any:
-    return whole_characters(content) if isinstance(content, str) else content
+    """The content with whole characters in its texts."""
+    if isinstance(content, str):
+        return whole_characters(content)
+    return [part if is_image(part) else {"type": "text", "text": whole_characters(part["text"])} for part in content]

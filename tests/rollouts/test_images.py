@@ -1,0 +1,350 @@
+"""Images where only text is read: refused by name, before a model is loaded where that can be seen."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import agentgym as ag
+from agentgym.bridges.episode_player import EpisodePlayer
+from agentgym.bridges.trl.environment import _prompt
+from agentgym.cli import main as cli
+from agentgym.engines.messages import refuse_in_training
+from agentgym.environments.mixture import mix
+from agentgym.messages import Message, text_of
+from agentgym.run.preflight import hold_checked
+from agentgym.testing import Scripted, Seeing, call, check_env, say
+from agentgym.tools.calls import dispatch
+from agentgym.tools.images import image_in
+from agentgym.types import StepResult
+from tests.messages.pictures import GIF, PART, PNG, SHOWN, text_part
+
+WORDS = ag.Task(id="words", prompt="What is it?")
+SEEN = ag.Task(id="seen", prompt=["What is it?", ag.Image(PNG)])
+TOLD = (
+    r"holds an image, and this engine reads text alone, in training, too; evaluate on a chat endpoint whose model sees"
+)
+
+
+class Looks(ag.ToolEnv[ag.Task]):
+    """Worth 1 for an answer; its tool may return a picture, and its annotation does not say so."""
+
+    listed: ClassVar[Sequence[ag.Task]] = (WORDS,)
+
+    @classmethod
+    def tasks(cls, split: str) -> Sequence[ag.Task]:
+        return [task.model_copy(update={"id": f"{split}-{task.id}"}) for task in cls.listed]
+
+    @ag.tool
+    async def look(self, how: str) -> Any:
+        """Look at the picture."""
+        shown: dict[str, Any] = {
+            "alone": ag.Image(PNG),
+            "beside": ("a cat", ag.Image(PNG), {"legs": 4}),
+            "list": ["a cat", "a dog"],
+            "stop": ag.Stop("seen", ag.Image(PNG)),
+        }
+        return shown[how]
+
+    @ag.reward
+    def said(self) -> float:
+        return float(self.answer == "a cat")
+
+
+class Shown(Looks):
+    """Its prompts have pictures."""
+
+    listed = (WORDS, SEEN)
+
+
+class Returns(Looks):
+    """Says that its tool returns a picture."""
+
+    @ag.tool
+    async def picture(self) -> ag.Image:
+        """Show the picture."""
+        return ag.Image(PNG)
+
+
+@pytest.mark.parametrize(
+    ("how", "content"),
+    [
+        ("alone", [PART]),
+        ("beside", [text_part("a cat"), PART, text_part('{"legs": 4}')]),
+        ("list", '["a cat", "a dog"]'),
+        ("stop", [PART]),
+    ],
+)
+async def test_what_a_tool_returns_is_parts_where_an_image_is_among_it(how: str, content: Any) -> None:
+    result = await dispatch(Looks(WORDS), "look", {"how": how})
+    assert (result.content, result.error) == (content, False)
+
+
+async def test_an_image_that_cannot_be_made_is_a_failure_of_the_tool() -> None:
+    class Broken(Looks):
+        @ag.tool
+        def torn(self) -> ag.Image:
+            """Show a torn picture."""
+            return ag.Image(PNG[4:])
+
+    result = await dispatch(Broken(WORDS), "torn", {})
+    assert result.failed
+    assert result.content.startswith("error: tool 'torn' failed: ValueError: data: begins with b'\\r\\n")
+
+
+async def test_an_image_of_another_library_is_told_how_to_become_one() -> None:
+    class Draws(Looks):
+        @ag.tool
+        def draw(self) -> Any:
+            """Draw."""
+            return pytest.importorskip("PIL.Image").new("RGB", (3, 2))
+
+    result = await dispatch(Draws(WORDS), "draw", {})
+    assert result.content.endswith("neither text nor JSON: TypeError: a Image; return ag.Image.from_pil(...) of it")
+
+
+async def test_what_a_generator_said_stands_before_the_image_that_it_stops_with() -> None:
+    class Talks(Looks):
+        @ag.tool
+        async def talk(self) -> Any:
+            """Talk, and show the picture."""
+            yield "it is "
+            yield "this:"
+            yield ag.Stop("shown", [ag.Image(PNG), "Bye."])
+
+    result = await dispatch(Talks(WORDS), "talk", {})
+    assert (result.stop, result.content) == ("shown", [text_part("it is this:"), PART, text_part("Bye.")])
+
+
+async def test_a_prompt_with_an_image_fails_where_token_ids_are_read_and_says_what_to_do() -> None:
+    played = await ag.rollout(Looks, SEEN, Scripted([say("a cat")]))
+    said = "EnvError: Looks: first prompt: ValueError: messages[0].content: holds an image, and this engine reads text"
+    assert str(played.error).startswith(said)
+    assert played.sampled_tokens == 0
+
+
+async def test_a_tool_that_shows_an_image_fails_its_rollout_where_token_ids_are_read() -> None:
+    played = await ag.rollout(Looks, WORDS, Scripted([call("look", how="beside"), say("a cat")]))
+    assert str(played.error).startswith("EnvError: Looks: the messages of step: ValueError: messages[0].content: holds")
+    assert played.segments[0].turns[0].env_messages[0]["content"] == [
+        text_part("a cat"),
+        PART,
+        text_part('{"legs": 4}'),
+    ]
+
+
+async def test_a_model_that_reads_text_alone_is_asked_nothing_with_an_image() -> None:
+    class Judged(Looks):
+        @ag.reward
+        async def judged(self) -> float:
+            shown = [Message(role="user", content=["How good?", ag.Image(PNG)])]
+            return float(await self.model("judge").ask(shown))
+
+    played = await ag.rollout(Judged, WORDS, Scripted([say("a cat")]), models={"judge": Scripted([say("1")])})
+    assert "the messages to model 'judge': ValueError: messages[0].content: holds an image" in str(played.error)
+
+
+async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
+    class Odd(ag.Env[ag.Task]):
+        async def step(self, action: Message) -> StepResult:
+            return StepResult([Message(role="system", content=[ag.Image(PNG)])], 0.0, False, False, {})
+
+    for engine in (Scripted([say("a")]), Seeing(Scripted([say("a")]))):
+        played = await ag.rollout(Odd, WORDS, engine)
+        assert played.error == (
+            "EnvError: Odd.step: messages[0].content[0]: an image in a message of the role 'system'; put it into a "
+            "message of the user"
+        )
+
+
+async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() -> None:
+    told = (
+        r"^model: .*none/such reads text alone, and the prompt of task 'test-seen' has an image, messages\[0\]\.content"
+    )
+    with pytest.raises(ValueError, match=told):
+        await ag.evaluate(Shown, "none/such")
+    engine = Scripted([say("a cat")])
+    with pytest.raises(
+        ValueError, match="Scripted reads text alone, and tool 'picture' of Returns returns an image; eval"
+    ):
+        await ag.evaluate(Returns, engine)
+    with pytest.raises(
+        ValueError, match="Scripted reads text alone, and the prompt of task 'b/test-seen' has an image"
+    ):
+        await ag.evaluate(mix({"a": ag.Member(Looks, 1), "b": ag.Member(Shown, 1)}), engine)
+    played = await ag.evaluate(Shown, Seeing(Scripted([say("a cat")])))
+    assert played.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        (Shown, r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], and training reads"),
+        (Returns, r"^env: tool 'picture' of Returns returns an image, and training reads text alone; evaluate on"),
+        (
+            mix({"a": ag.Member(Looks, 1), "b": ag.Member(Returns, 1)}),
+            r"^env: tool 'picture' of Returns returns an image, and training reads text alone",
+        ),
+    ],
+)
+def test_training_is_refused_before_a_model_is_loaded(tmp_path: Path, env: Any, told: str) -> None:
+    run = ag.RunConfig(recipe="r", env="e", model="none/such", steps=1, prompts=1, eval_tasks=0)
+    with pytest.raises(ValueError, match=told), hold_checked(run, env, tmp_path / "run"):
+        raise AssertionError
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=r"^model: "), hold_checked(run, Looks, tmp_path / "run"):
+        raise AssertionError  # What is wrong with text alone is the model.
+
+
+def test_an_engine_that_sees_is_refused_in_training() -> None:
+    with pytest.raises(ValueError, match=r"^engine: Seeing gives neither token ids nor log-probabilities"):
+        refuse_in_training(Seeing(Scripted([])))
+
+
+def annotated(returns: Any) -> type[Looks]:
+    async def shows(self: Any) -> Any:
+        """Show it."""
+
+    shows.__annotations__["return"] = returns
+    return type("Annotated", (Looks,), {"shows": ag.tool(shows)})
+
+
+@pytest.mark.parametrize(
+    ("returns", "is_image"),
+    [
+        (ag.Image, True),
+        (list[str | ag.Image], True),
+        (tuple[str, ag.Image], True),
+        (ag.Image | ag.Stop, True),
+        (ag.Image | None, True),
+        (str | ag.Image, False),
+        (str | ag.Stop, False),
+        (list[str], False),
+        (Any, False),
+        (None, False),
+    ],
+)
+def test_a_tool_shows_images_where_its_annotation_leaves_nothing_else(returns: Any, is_image: bool) -> None:
+    assert (image_in(annotated(returns), []) is not None) == is_image
+
+
+def test_what_only_sub_agents_or_another_model_see_is_no_reason_to_refuse() -> None:
+    class Sub(Looks):
+        @ag.tool(root=False)
+        async def picture(self) -> ag.Image:
+            """Show the picture."""
+            return ag.Image(PNG)
+
+    class Other(Returns):
+        root_engine = "sees"
+
+    assert image_in(Sub, [WORDS]) is image_in(Other, [SEEN]) is None
+    assert image_in(Looks, [WORDS, SEEN]) == "the prompt of task 'seen' has an image, messages[0].content[1]"
+
+
+async def test_an_env_that_shows_images_is_checked_as_where_they_are_seen(caplog: pytest.LogCaptureFixture) -> None:
+    oracle = [call("look", how="alone"), say("a cat")]
+    with caplog.at_level(logging.WARNING, "agentgym.env_checks"):
+        await check_env(Looks, WORDS, oracle=[say("a cat")])
+        assert caplog.messages == []
+        await check_env(Looks, SEEN, oracle=oracle, secrets=[PART["image_url"]["url"].partition(",")[2]])
+        await check_env(Looks, WORDS, oracle=oracle)
+    said = "Looks shows images: it is checked as on an endpoint that sees, and it can be evaluated there alone, and not"
+    assert [message.startswith(said) for message in caplog.messages] == [True, True]
+
+
+async def test_another_image_for_the_same_seed_is_found() -> None:
+    class Random(Looks):
+        drawn: ClassVar[list[int]] = []
+
+        @ag.tool
+        async def look(self, how: str) -> Any:
+            """Look at another picture each time."""
+            self.drawn.append(0)
+            return ag.Image(PNG + bytes([len(self.drawn)]))
+
+    class Steps(ag.Env[ag.Task]):
+        async def step(self, action: Message) -> StepResult:
+            Random.drawn.append(0)
+            shown = Message(role="user", content=[ag.Image(PNG + bytes([len(Random.drawn)]))])
+            return StepResult([shown], 1.0, len(Random.drawn) % 2 == 0, False, {})
+
+        async def score(self) -> dict[str, float]:
+            return {}
+
+    oracle = [call("look", how="alone"), say("a cat")]
+    with pytest.raises(AssertionError, match="seed: tool 'look' answered the same call of the same seed differently"):
+        await check_env(Random, WORDS, oracle=oracle, shared=["drawn"])
+    with pytest.raises(AssertionError, match=r"seed: step\(\) answered the same call of the same seed differently"):
+        await check_env(Steps, WORDS, oracle=lambda text: say("a"))
+
+
+async def test_a_script_reads_a_word_about_each_image_and_what_an_endpoint_would_get_is_noted() -> None:
+    texts: list[str] = []
+
+    def answer(text: str) -> Message:
+        texts.append(text)
+        return say("a cat") if SHOWN in text.rpartition("tool")[2] else call("look", how="alone")
+
+    engine = Seeing(Scripted(answer))
+    played = await ag.rollout(Looks, WORDS, engine)
+    assert (played.error, played.reward, len(texts)) == (None, 1.0, 2)
+    assert [text_of(message["content"]) for message in engine.asked[-1]] == ["What is it?", "", SHOWN]
+    assert engine.asked[-1][-1]["tool_call_id"] == engine.asked[-1][1]["tool_calls"][0]["id"]
+
+
+def test_a_person_who_plays_reads_a_word_about_each_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "turns"
+    lines.write_text("/tool look how=alone\na cat\n")
+    with lines.open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert cli.main(["play", f"{__name__}:Shown", "--number", "1"]) == 0
+    said = capfd.readouterr().out
+    assert f"user: What is it?\n    {SHOWN}\n" in said
+    assert f"tool: {SHOWN}\n" in said
+    assert "reward 1, stopped by answer" in said
+
+
+async def test_the_last_words_of_a_sub_agent_that_a_tool_stopped_are_text() -> None:
+    class Sends(Looks):
+        heard: ClassVar[list[str]] = []
+
+        @ag.tool
+        async def send(self) -> str:
+            """Send a sub-agent."""
+            async with self.fork("subagent", [Message(role="user", content="Look.")], tools=[self.look]) as agent:
+                self.heard.append(await agent.run())
+            return self.heard[-1]
+
+    script = [call("send"), call("look", how="stop"), say("a cat")]
+    played = await ag.rollout(Sends, WORDS, Seeing(Scripted(script)))
+    assert (played.error, Sends.heard) == (None, [SHOWN])
+
+
+async def test_an_agent_program_and_trl_are_given_text_alone() -> None:
+    with pytest.raises(
+        ag.EnvError, match=r"^AgentEnv: messages\[0\]\.content\[1\]: an agent is told its prompt as text"
+    ):
+        await ag.AgentEnv(SEEN).play(None, SEEN.prompt)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^prompt: task 'seen' has an image, and TRL is given text alone"):
+        _prompt(Looks, SEEN)
+
+
+async def test_other_libraries_are_given_the_contents_as_they_are_kept() -> None:
+    class Shows(ag.Env[ag.Task]):
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return [Message(role="user", content=["Look:", ag.Image(PNG)])], {}
+
+        async def step(self, action: Message) -> StepResult:
+            return StepResult([Message(role="user", content=["Look:", ag.Image(GIF)])], 0.0, False, False, {})
+
+    player = EpisodePlayer(Shows, None, None)
+    (first,), _ = await player.reset(WORDS, seed=0, options=None)
+    assert first["content"] == [text_part("Look:"), PART]
+    result = await player.step(say("a"))
+    assert result.messages[0]["content"] == [text_part("Look:"), ag.Image(GIF).part]
+    await player.close()
