@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.testing import Reply, call
 from envs.code_repair.bugs import answers, draw, original, same, visible_tests
 from envs.code_repair.cases import CASES
 from envs.code_repair.mutate import apply
@@ -164,3 +165,8 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
             await self.box.write({path: content})
         except (OSError, ValueError) as error:
             raise ag.ToolError(f"{path}: {error}") from error
+
+
+def oracle(task: RepairTask) -> list[Reply]:
+    """Replies that write the broken module as it was; `agentgym check` and the tests play them."""
+    return [call("write", path=f"{task.broken}.py", content=original(task.broken)), call("submit")]
