@@ -102,7 +102,8 @@ async def evaluate(
             await player.play_all(left, concurrency)
             _warn_of_unasked(cls, named, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
-        played = Evaluation(groups=Groups(groups), k=k, envs=envs)
+        resumed = len(chosen) * k - len(left) if resume else None
+        played = Evaluation(groups=Groups(groups), k=k, envs=envs, resumed=resumed)
         if kept is not None:
             await asyncio.to_thread(kept.finish, played)
     raise_if_all_failed(played.groups)

@@ -186,6 +186,7 @@ async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_pa
     more = await ag.evaluate(Even, engine, k=3, out=tmp_path, resume=True)
     assert [len(of) for of in more.rewards.values()] == [3] * 4
     assert len(stored(tmp_path)["100"]) == 3
+    assert (first.resumed, again.resumed, more.resumed) == (None, 8, 8)
 
 
 async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -197,7 +198,9 @@ async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp
         await ag.evaluate(Even, engine, out=tmp_path, resume=True)
     played = await ag.evaluate(Even, engine, out=tmp_path, resume=True, retry_failed=True)
     assert (played.reward, played.failed) == (1.0, 0)
-    assert (await ag.evaluate(Even, broken, out=tmp_path, resume=True)).reward == 1.0
+    again = await ag.evaluate(Even, broken, out=tmp_path, resume=True)
+    assert again.reward == 1.0
+    assert (played.resumed, again.resumed) == (0, 4)
 
 
 async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:
