@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from agentgym.asking.structured import asking_for, read_answer
 from agentgym.chat.message_chat import MessageChat
-from agentgym.engines.base import Engine, check_engine, model_name
+from agentgym.engines.base import Engine, check_engine, own_model_name
 from agentgym.engines.message_turns import open_chat
 from agentgym.engines.messages import MessageCompletion, MessageEngine
 from agentgym.environments.forks import AnswerT
@@ -127,8 +127,9 @@ class AskedModel:
 
     @property
     def identity(self) -> str:
-        """The name of the engine's model, and its version."""
-        return f"{model_name(self.engine)} {self.engine.version}"
+        """The name of the engine's model, and its version; "" where the engine does not say that name."""
+        name = own_model_name(self.engine)
+        return f"{name} {self.engine.version}" if name else ""
 
     def count(self, what: str, number: float = 1.0) -> None:
         """Add to the metric `model_WHAT/NAME` of the rollout."""

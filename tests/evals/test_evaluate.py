@@ -16,6 +16,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.opening import name_of, open_engine
 from agentgym.store.reader import RolloutStore
 from tests.evals.killed_script import AT_ONCE, TASKS, K
 
@@ -81,6 +82,8 @@ async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
     async with ag.Trainer("tiny", ag.TrainConfig()) as trainer:
         trainer.save(tmp_path / "run/adapter")  # its weights are those of the base
     of_base = await ag.evaluate(Even, "tiny", k=2)
+    async with open_engine(tmp_path / "run") as engine:
+        assert name_of(engine).endswith(f" with {tmp_path / 'run/adapter'}")
     for folder in (tmp_path / "run/adapter", str(tmp_path / "run")):
         played = await ag.evaluate(Even, folder, k=2)
         assert [r.messages for r in played.rollouts] == [r.messages for r in of_base.rollouts]
