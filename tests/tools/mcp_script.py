@@ -6,9 +6,11 @@ import asyncio
 import os
 import socket
 import sys
+from typing import Annotated
 
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import Field
 
 server = MCPServer("desk")
 noted: list[str] = []
@@ -49,6 +51,14 @@ def name(self: str, tool: str, arguments: str) -> str:
 def picture() -> Image:
     """Take a picture."""
     return Image(data=b"pixels", format="png")
+
+
+@server.tool()
+def lock(word: Annotated[str, Field(json_schema_extra={"pattern": r"^(?=.*\d)\w+$"})], times: int = 1) -> str:
+    """Take a word with a digit, which the server itself checks."""
+    if not any(letter.isdigit() for letter in word):
+        raise ToolError(f"{word} has no digit")
+    return "locked"
 
 
 @server.tool()
