@@ -248,7 +248,9 @@ class AskedModel:
         room = self.engine.context_tokens - len(ids)
         if room <= 0:
             raise EnvError(
-                f"model {self.name!r}: the messages fill the {self.engine.context_tokens} ids of its context"
+                f"model {self.name!r}: {len(messages)} messages of {len(ids)} ids leave no room for an answer in its "
+                f"context of {self.engine.context_tokens}; give a model with a larger context, or ask with less (a "
+                "conversation with a simulated user ends sooner with lower limits.turns)"
             )
         budget = min(room, sampling.max_tokens or room)
         if isinstance(chat, MessageChat):
