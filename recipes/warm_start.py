@@ -89,7 +89,7 @@ SUBJECTS: dict[str, Subject] = {
         ChaseCompaction, partial(chase_demo.demonstrate, sloppiness=chase_demo.Sloppiness(guess=0.35))
     ),
     "bisect": Subject(Bisect, bisect_demo.demonstrate),
-    "tictactoe": Subject(TicTacToe, tictactoe_demo.demonstrate),
+    "tictactoe": Subject(TicTacToe.configured(illegal_moves=0), tictactoe_demo.demonstrate),
 }
 
 

@@ -81,7 +81,7 @@ def declarations(node: ast.AST) -> list[Any]:
     """Return the parts of the node that have no faults: decorators and overloads, which declare, and joined texts."""
     if isinstance(node, ast.JoinedStr):  # Before Python 3.12 the columns inside are not those of the file.
         return [node]
-    found = node.decorator_list if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+    found = node.decorator_list if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else []
     return [node] if any(isinstance(name, ast.Name) and name.id == "overload" for name in found) else found
 
 

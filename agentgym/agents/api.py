@@ -18,6 +18,12 @@ log = logging.getLogger(__name__)
 MODEL = "policy"
 """The name under which the policy is listed; every other one is answered, too."""
 _ROUTES = {"/v1/chat/completions": "POST", "/v1/messages": "POST", "/v1/messages/count_tokens": "POST"}
+_RESPONSES = "/v1/responses"
+_NO_RESPONSES = (
+    "OpenAI's Responses API is not answered here; set the agent to chat completions (POST /v1/chat/completions): "
+    'use_responses_api=False in LangChain, set_default_openai_api("chat_completions") in the OpenAI Agents SDK, '
+    'wire_api = "chat" in a Codex that still has it'
+)
 _MODEL = {
     "id": MODEL,
     "object": "model",
@@ -69,6 +75,8 @@ class AgentApi:
     async def _answer(self, request: HttpRequest, path: str, api: ModuleType) -> HttpAnswer:
         if request.method == "GET" and path in ("/v1/models", f"/v1/models/{MODEL}"):
             return _json(200, _MODEL if path.endswith(MODEL) else _models())
+        if path == _RESPONSES or path.startswith(f"{_RESPONSES}/"):
+            raise RefusedError(_NO_RESPONSES, status=404, kind="not_found")
         if path not in _ROUTES:
             known = ", ".join([*_ROUTES, "/v1/models"])
             raise RefusedError(f"no such path: {request.path}; there are {known}", status=404, kind="not_found")

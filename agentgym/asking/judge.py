@@ -30,7 +30,9 @@ class Judge(Generic[AnswerT]):
     """Asks a named model to apply a rubric: `await judge.ask(self.model("judge"), text)` in an env.
 
     One object serves all rollouts of a process. An answer that it has on disk is not asked for again: it depends on the
-    model and its version, the rubric, the messages, the response's schema and the settings of sampling.
+    model and its version, the rubric, the messages, the response's schema, the settings of sampling, and `version`. The
+    answers of an engine that does not say its model's name, such as a `Scripted` without `model_name`, are not kept,
+    which the log says once.
     """
 
     rubric: Text
@@ -39,6 +41,8 @@ class Judge(Generic[AnswerT]):
     """A pydantic model; its fields and their descriptions are what the model has to fill in."""
     cache: Folder | None = None
     """The file of the answers, which processes may share; None keeps none."""
+    version: str = ""
+    """Part of what an answer in the cache depends on: change it where the model has changed under the same name."""
     concurrency: Positive = 16
     """Most questions in flight at once, over all rollouts of this process."""
     calls: Positive | None = None
@@ -71,7 +75,7 @@ class Judge(Generic[AnswerT]):
         said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         asked = [Message(role="system", content=self.rubric), *said]
         with off_the_clock():
-            if self.cache is None:
+            if self.cache is None or not self._can_keep(self.cache, model):
                 return (await self._ask(model, asked))[1]
             cache, key = AnswerCache(self.cache), self._key(model, asked)
             found = await asyncio.to_thread(self._kept, cache, key)
@@ -81,6 +85,12 @@ class Judge(Generic[AnswerT]):
             written, answer = await self._ask(model, asked)
             await asyncio.to_thread(cache.put, key, written)
             return answer
+
+    def _can_keep(self, path: Path, model: Model) -> bool:
+        """Whether the model's answers can be told from those of another model; the log says once where not."""
+        if not model.identity:
+            _say_nameless(path, model.name)
+        return bool(model.identity)
 
     def _kept(self, cache: AnswerCache, key: str) -> AnswerT | None:
         """Return the answer in the cache; one that cannot be read is dropped there, which the log says once."""
@@ -128,7 +138,18 @@ class Judge(Generic[AnswerT]):
             schema=self.response.model_json_schema(),
             max_tokens=self.max_tokens,
             temperature=self.temperature,
+            version=self.version,
         )
+
+
+@functools.cache
+def _say_nameless(path: Path, model: str) -> None:
+    log.warning(
+        "cache: no answers of the model %r are kept in %s: its engine has no model_name, which would tell them from "
+        "those of another model; give it one, as in Scripted(replies, model_name='rules-1')",
+        model,
+        path,
+    )
 
 
 @functools.cache

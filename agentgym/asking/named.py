@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from agentgym.asking.structured import asking_for, read_answer
 from agentgym.chat.message_chat import MessageChat
-from agentgym.engines.base import Engine, check_engine, model_name
+from agentgym.engines.base import Engine, check_engine, own_model_name
 from agentgym.engines.message_turns import open_chat
 from agentgym.engines.messages import MessageCompletion, MessageEngine
 from agentgym.environments.forks import AnswerT
@@ -132,8 +132,9 @@ class AskedModel:
 
     @property
     def identity(self) -> str:
-        """The name of the engine's model, and its version."""
-        return f"{model_name(self.engine)} {self.engine.version}"
+        """The name of the engine's model, and its version; "" where the engine does not say that name."""
+        name = own_model_name(self.engine)
+        return f"{name} {self.engine.version}" if name else ""
 
     def count(self, what: str, number: float = 1.0) -> None:
         """Add to the metric `model_WHAT/NAME` of the rollout."""
@@ -252,7 +253,9 @@ class AskedModel:
         room = self.engine.context_tokens - len(ids)
         if room <= 0:
             raise EnvError(
-                f"model {self.name!r}: the messages fill the {self.engine.context_tokens} ids of its context"
+                f"model {self.name!r}: {len(messages)} messages of {len(ids)} ids leave no room for an answer in its "
+                f"context of {self.engine.context_tokens}; give a model with a larger context, or ask with less (a "
+                "conversation with a simulated user ends sooner with lower limits.turns)"
             )
         budget = min(room, sampling.max_tokens or room)
         if isinstance(chat, MessageChat):

@@ -94,7 +94,12 @@ class SharedEngine(Protocol):
 
 def model_name(engine: Any) -> str:
     """Return the folder or the name of an engine's model, or its class where it has no `model_name`."""
-    return str(getattr(engine, "model_name", "") or type(engine).__name__)
+    return own_model_name(engine) or type(engine).__name__
+
+
+def own_model_name(engine: Any) -> str:
+    """Return the folder or the name of an engine's model; "" where the engine does not say it."""
+    return str(getattr(engine, "model_name", ""))
 
 
 def check_engine(engine: Any) -> None:

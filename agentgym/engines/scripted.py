@@ -116,7 +116,8 @@ class Scripted:
     """An engine that answers from a script, or from a function of the text so far; a real Engine in every way.
 
     Each rollout plays the script from its start. Log-probabilities are -0.5 throughout. `end` is the text of
-    the tokenizer's stop token.
+    the tokenizer's stop token. `model_name` tells it from other models where answers are kept by model, as a judge's
+    are on disk: change it with the script.
     """
 
     def __init__(
@@ -126,9 +127,11 @@ class Scripted:
         tokenizer: ChatTokenizer | None = None,
         end: str = "<|im_end|>",
         context_tokens: int = 1 << 20,
+        model_name: str = "",
     ) -> None:
         check_replies("replies", replies)
         self.replies = replies
+        self.model_name = model_name
         self.context_tokens = context_tokens
         self.version = 0
         self.tokenizer = tokenizer or ByteTokenizer()

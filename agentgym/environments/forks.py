@@ -79,7 +79,10 @@ class Model(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells its answers from those of another model: its name on disk or on a hub, and its version."""
+        """What tells its answers from those of another model: its name on disk or on a hub, and its version.
+
+        "" where its engine does not say its name (`model_name`), such as a `Scripted`: nothing tells it apart then.
+        """
         ...
 
     def count(self, what: str, number: float = 1.0) -> None:

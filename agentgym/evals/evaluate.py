@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from agentgym.asking.named import check_models
 from agentgym.boxes import Boxes
@@ -25,11 +25,13 @@ from agentgym.rollouts.rollout import rollout
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.scheduling.group_rewards import GroupRewards
+from agentgym.scheduling.group_state import CANCELLED, failed_rollout
 from agentgym.tools.declarations import check_whole
 from agentgym.tools.tool_threads import in_own_thread
 from agentgym.types import Group, Rollout, Sampling, Task
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 TASKS = 128
 """Most tasks of an evaluation that does not say how many."""
 
@@ -103,7 +105,8 @@ async def evaluate(
             await player.play_all(left, concurrency)
             _warn_of_unasked(cls, named, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
-        played = Evaluation(groups=Groups(groups), k=k, envs=envs)
+        resumed = len(chosen) * k - len(left) if resume else None
+        played = Evaluation(groups=Groups(groups), k=k, envs=envs, resumed=resumed)
         if kept is not None:
             await asyncio.to_thread(kept.finish, played)
     raise_if_all_failed(played.groups)
@@ -137,7 +140,7 @@ class _Player:
     async def _play_next(self, jobs: Iterator[tuple[Task, int]]) -> None:
         """Play one rollout after the other, until none is left."""
         for task, number in jobs:
-            done = await rollout(
+            playing = rollout(
                 self.env,
                 task,
                 self.engine,
@@ -147,6 +150,7 @@ class _Player:
                 rollout_id=_id(task, number),
                 models=self.models,
             )
+            done = await _apart(playing) or failed_rollout(task, _id(task, number), CANCELLED)
             self.ended[done.rollout_id] = done
             if not self.group_rewards.has(task):
                 await self._end(task, [done])
@@ -157,7 +161,9 @@ class _Player:
         """Return all rollouts of a task, those that are scored with their group rewards."""
         played = [self.ended[name] for name in _ids(task, self.k)]
         scored = [done for done in played if done.reward is not None]
-        added = await self.group_rewards.added(task, scored, seed=self.seed) if scored else []
+        added = await _apart(self.group_rewards.added(task, scored, seed=self.seed)) if scored else []
+        if added is None:
+            added = [failed_rollout(task, done.rollout_id, f"group_reward: {CANCELLED}") for done in scored]
         self.ended.update({done.rollout_id: done for done in added})
         return [self.ended[name] for name in _ids(task, self.k)]
 
@@ -167,6 +173,17 @@ class _Player:
             await asyncio.to_thread(self.kept.add, task, rollouts)
         for done in rollouts:
             self.told(done)
+
+
+async def _apart(work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the work's result; None where it was cancelled, and not with the task that waits for it."""
+    try:
+        return await asyncio.create_task(work)
+    except asyncio.CancelledError:
+        waiting = asyncio.current_task()
+        if waiting is None or waiting.cancelling():
+            raise
+        return None
 
 
 def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Engine], played: Sequence[Rollout]) -> None:

@@ -1,13 +1,11 @@
 """The engine of an evaluation: the one that is given, or one that is opened for a model or a URL."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agentgym.engines.adapter_files import read_adapter
 from agentgym.engines.base import Engine, check_engine, model_name
 from agentgym.engines.endpoint.endpoint import Endpoint
 from agentgym.engines.messages import MessageEngine
@@ -38,7 +36,7 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
             yield endpoint
     elif (adapter := _adapter_folder(Path(model))) is not None:
         async with LocalEngine(_base_of(adapter)) as local:
-            await local.load_adapter(await asyncio.to_thread(read_adapter, adapter), version=1)
+            await local.load_adapter(adapter, version=1)
             yield local
     else:
         async with LocalEngine(model) as local:

@@ -19,7 +19,8 @@ def score_lines(played: Evaluation) -> Iterator[str]:
         yield f"{f'pass@{k}':<10}{played.pass_at(k):.3f}  {played.pass_at_interval(k)}"
     if played.k > 1:
         yield f"{f'pass^{played.k}':<10}{played.pass_hat(played.k):.3f}  {played.pass_hat_interval(played.k)}"
-    yield f"{'rollouts':<10}{len(played.rollouts)}, {played.failed} of them failed"
+    resumed = "" if played.resumed is None else f", {played.resumed} were there already"
+    yield f"{'rollouts':<10}{len(played.rollouts)}, {played.failed} of them failed{resumed}"
     for why, times in played.failures[:FAILURES]:
         yield f"{'':<10}{times} times {printable(why).partition(chr(10))[0]}"
     account = played.account()

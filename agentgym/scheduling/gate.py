@@ -10,7 +10,7 @@ from typing import Any
 
 from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.engines.base import Engine, model_name
+from agentgym.engines.base import Engine, own_model_name
 from agentgym.engines.messages import MessageCompletion, MessageEngine
 from agentgym.errors import EngineError
 from agentgym.messages import Message
@@ -104,7 +104,7 @@ class EngineGate:
 
     @property
     def model_name(self) -> str:
-        return model_name(self.engine)
+        return own_model_name(self.engine)
 
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int

@@ -9,7 +9,22 @@ from agentgym.advantages import has_signal
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
 from agentgym.scheduling.gate import RolloutUsage
-from agentgym.types import Group, Rollout, Sampling, StopReason
+from agentgym.types import Group, Rollout, Sampling, StopReason, Task
+
+CANCELLED = "its task was cancelled from outside"
+"""Why a rollout has failed whose task was cancelled by code of the env, or by whoever else holds it."""
+
+
+def failed_rollout(task: Task, rollout_id: str, why: str) -> Rollout:
+    """Return a failed rollout in place of one that ended without a result."""
+    return Rollout(
+        rollout_id=rollout_id,
+        group_id=task.id,
+        segments=(),
+        reward=None,
+        stop_reason=StopReason.ERROR,
+        failure=Failure(type="AgentGymError", message=why),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +72,7 @@ class GroupState(Generic[TaskT]):
 
     def failed_rollout(self, index: int, why: str) -> Rollout:
         """A failed rollout in place of one that ended without a result."""
-        return Rollout(
-            rollout_id=self.name(index),
-            group_id=self.task.id,
-            segments=(),
-            reward=None,
-            stop_reason=StopReason.ERROR,
-            failure=Failure(type="AgentGymError", message=why),
-        )
+        return failed_rollout(self.task, self.name(index), why)
 
     def usage(self) -> RolloutUsage:
         """Add the usage record of the next rollout."""

@@ -15,7 +15,7 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.batch_policy import BatchPolicy
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.scheduling.group_rewards import GroupRewards
-from agentgym.scheduling.group_state import GroupSettings, GroupState
+from agentgym.scheduling.group_state import CANCELLED, GroupSettings, GroupState
 from agentgym.scheduling.ledger import Ledger
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.player import Player
@@ -147,7 +147,7 @@ class Scheduler(Generic[TaskT]):
             self._ended(group, index, usage, await self._player.play(group, index, usage))
         except asyncio.CancelledError:
             if not self._broken:  # Whoever cancelled it without dropping it still waits for its end.
-                self._ended(group, index, usage, group.failed_rollout(index, "its task was cancelled from outside"))
+                self._ended(group, index, usage, group.failed_rollout(index, CANCELLED))
             raise
         except BaseException:
             self._broken = True

@@ -144,6 +144,15 @@ def _linear(pattern: str) -> SchemaValidator:
         ) from error
 
 
+def is_linear(pattern: str) -> bool:
+    """Whether a text can be searched for the pattern in linear time."""
+    try:
+        _linear(pattern)
+    except ValueError:
+        return False
+    return True
+
+
 def _matches(pattern: str, text: str) -> bool:
     try:
         _linear(pattern).validate_python(text)

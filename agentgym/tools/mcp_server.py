@@ -7,7 +7,7 @@ import logging
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -16,8 +16,10 @@ from agentgym.errors import EnvError, ToolError
 from agentgym.extras import needs_extra
 from agentgym.failures import describe
 from agentgym.messages import IMAGE_TYPES, Image
+from agentgym.tools.argument_schemas import checked, validator_of
 from agentgym.tools.at_once import ended
 from agentgym.tools.dynamic import DynamicTool, check_names
+from agentgym.tools.hard_patterns import without_hard_patterns
 from agentgym.tools.tool import TIMEOUT_S, check_settings
 
 log = logging.getLogger(__name__)
@@ -113,6 +115,12 @@ class MCP:
         await self.close()
 
     def _tool(self, tool: Any) -> DynamicTool:
+        """Offer a tool of the server; what of its schema takes too long to check, the server alone checks."""
+        relaxed, check = without_hard_patterns(tool.input_schema), None
+        for field in relaxed.fields:
+            _say_unchecked(self.name, tool.name, field, all_of_it=relaxed.allows_all)
+        if relaxed.fields:
+            check = partial(checked, validator_of(json.dumps(relaxed.schema), f"tool {tool.name!r}"))
         return DynamicTool(
             f"{self.prefix}{tool.name}",
             tool.description or "",
@@ -120,6 +128,7 @@ class MCP:
             partial(self._called, tool.name),
             timeout_s=self.timeout_s,
             parallel=self.parallel,
+            check=check,
         )
 
     async def _called(self, tool: str, /, **arguments: Any) -> str | list[str | Image]:
@@ -147,6 +156,18 @@ class MCP:
             return self.url
         http_client = await stack.enter_async_context(create_mcp_http_client(headers=self._headers))
         return streamable_http_client(self.url, http_client=http_client)
+
+
+@cache
+def _say_unchecked(server: str, tool: str, field: str, *, all_of_it: bool) -> None:
+    log.warning(
+        "the MCP server %s: tool %r: the pattern of %s cannot be searched for in linear time; %s not checked here, "
+        "only by the server",
+        server,
+        tool,
+        field,
+        "with not, oneOf, if or contains beside it the arguments are" if all_of_it else "it is",
+    )
 
 
 def _check_place(

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.testing import Reply, call
 
 HELD_OUT = 1_000_000
 """Tasks from this index on are for evaluation only."""
@@ -112,3 +113,14 @@ class BisectTurns(Bisect):
     @ag.reward(weight=PENALTY)
     def malformed(self) -> float:
         return super().malformed() - self.charged
+
+
+def oracle(task: BisectTask) -> list[Reply]:
+    """Guesses that halve what is left, up to the secret; `agentgym check` and the tests play them."""
+    low, high, guesses = 1, HIGHEST, list[Reply]()
+    while True:
+        middle = (low + high) // 2
+        guesses.append(call("python", code=f"guess({middle})"))
+        if middle == task.secret:
+            return guesses
+        low, high = (middle + 1, high) if middle < task.secret else (low, middle - 1)

@@ -5,12 +5,14 @@ which is answered here.
 """
 
 import random
+import re
 from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.testing import Reply, ReplyPolicy, call, say
 
 HELD_OUT = 1_000_000
 """Tasks from this index on are for evaluation only."""
@@ -71,3 +73,21 @@ class ChaseCompaction(Chase):
     """Chase with a memory of two calls: then the model must carry on from its own summary."""
 
     context = ag.Compact(at=None, turns=2, instruction="Summarise.")
+
+
+_LAST = re.compile(r"(?:key:? |see )(\d+)|alue (?:is )?(\d+)")
+
+
+def oracle(task: ag.Task) -> ReplyPolicy:
+    """A policy that follows each pointer and sums up what it has; `agentgym check` and the tests play it.
+
+    It goes by what its conversation said last, so it plays every kind of chase, sub-agents and forks included.
+    """
+
+    def reply(text: str) -> Reply:
+        key, value = _LAST.findall(text)[-1]
+        if "Summarise." in text.rpartition("user\n")[2]:
+            return say(f"The value is {value}." if value else f"Next key: {key}.")
+        return say(f"Answer: {value}") if value else call("python", code=f"get({key})")
+
+    return reply

@@ -13,6 +13,7 @@ from pydantic import Field
 
 import agentgym as ag
 from envs.chase.env import HELD_OUT
+from envs.chase.env import oracle as oracle
 
 _REPORT = re.compile(r"Answer: (\d\d)")
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import agentgym as ag
 from envs.chase.env import HELD_OUT, Chase, ChaseTask
+from envs.chase.env import oracle as oracle
 
 
 def make_task(index: int) -> ChaseTask:

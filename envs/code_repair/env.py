@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.testing import Reply, call
 from envs.code_repair.bugs import answers, draw, original, same, visible_tests
 from envs.code_repair.cases import CASES
 from envs.code_repair.mutate import apply
@@ -21,7 +22,10 @@ COUNT = 10_000
 """Tasks of each split."""
 MODULES_PER_TASK = 3
 """One is broken; the others are there to be told apart from it."""
-MAX_SOURCE = 1 << 16
+LONGEST = 20_000
+"""Most characters that one call writes."""
+MAX_SOURCE = 2 * 4 * LONGEST
+"""Bytes of a file that are read: room for a whole file of such characters, four bytes each, and an edit as long."""
 HIDDEN_S = 5.0
 """For the hidden cases of one module; a sound one needs milliseconds."""
 PROMPT = """\
@@ -30,7 +34,7 @@ Its files: {files}
 `python3 -B -m unittest` runs the tests. Call submit when you are done: hidden tests decide then."""
 
 FilePath = Annotated[str, Field(min_length=1, max_length=200)]
-Content = Annotated[str, Field(max_length=20_000)]
+Content = Annotated[str, Field(max_length=LONGEST)]
 
 
 class RepairTask(ag.Task):
@@ -164,3 +168,8 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
             await self.box.write({path: content})
         except (OSError, ValueError) as error:
             raise ag.ToolError(f"{path}: {error}") from error
+
+
+def oracle(task: RepairTask) -> list[Reply]:
+    """Replies that write the broken module as it was; `agentgym check` and the tests play them."""
+    return [call("write", path=f"{task.broken}.py", content=original(task.broken)), call("submit")]

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -16,7 +17,7 @@ from agentgym.testing import check_env
 from agentgym.types import Rollout
 from envs.code_repair.bugs import answers, is_broken, original, run, same, single_bugs
 from envs.code_repair.cases import CASES
-from envs.code_repair.env import CodeRepair, RepairTask, make_task
+from envs.code_repair.env import LONGEST, MAX_SOURCE, CodeRepair, RepairTask, make_task
 from envs.code_repair.mutate import Mutation, apply, mutations, overlap
 
 SPLITS: tuple[ag.Split, ...] = ("train", "test")
@@ -263,11 +264,29 @@ async def test_cheating_does_not_solve_it(real: Boxes, how: str) -> None:
     assert (await play(real, *solution(TASK))).reward == 1.0
 
 
+class Roomy(CodeRepair):
+    """With as many tokens as its longest calls have bytes here."""
+
+    limits = replace(CodeRepair.limits, turn_tokens=1 << 19, context_tokens=1 << 20)
+
+
+@pytest.mark.parametrize("letter", ["\N{EVERGREEN TREE}", "\U00100000"], ids=["shown", "escaped"])
+async def test_the_longest_sound_repair_that_the_tools_can_write_is_rewarded(real: Boxes, letter: str) -> None:
+    whole, mark = original("lru"), "# longer"
+    written = f"{whole}{mark}".ljust(LONGEST, letter)
+    assert len(written.encode()) > 1 << 16
+    longer = call("edit", path="lru.py", old=mark, new=mark.ljust(LONGEST, letter))
+    script = [call("write", path="lru.py", content=written), longer, SUBMIT]
+    played = await ag.rollout(Roomy, TASK, Scripted(script), boxes=real)
+    assert (played.reward, played.metrics["tool_errors"]) == (1.0, 0), played
+    assert "replaced" in str(played)
+
+
 UNREADABLE = [
     "ln -s /proc/self/environ lru.py",
     "mkfifo lru.py",
     "mkdir lru.py",
-    "head -c 99999 /dev/zero >lru.py",
+    f"head -c {MAX_SOURCE + 1} /dev/zero >lru.py",
     r"printf '\377' >lru.py",
     "true",
 ]

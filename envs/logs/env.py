@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.testing import Reply, call, say
 
 COUNT = 10_000
 """Tasks of each split."""
@@ -123,3 +124,8 @@ class Logs(ag.ToolEnv[LogTask]):
             except (FileNotFoundError, ValueError):  # There is none, it is no file, or it is too large.
                 return 0.0
             return float(await asyncio.to_thread(digest_of, target) == self.wanted)
+
+
+def oracle(task: LogTask) -> list[Reply]:
+    """Replies that clean the log; `agentgym check` and the tests play them."""
+    return [call("bash", cmd=f"grep -vE '^({'|'.join(DROPPED)}) ' app.log > clean.log"), say("Done.")]

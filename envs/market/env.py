@@ -13,6 +13,7 @@ from pydantic import Field
 
 import agentgym as ag
 from agentgym.sandboxes.containers.image import default_image
+from agentgym.testing import Reply, call, say
 
 COUNT = 10_000
 """Tasks of each split."""
@@ -91,3 +92,9 @@ class Market(ag.ToolEnv[MarketTask]):
         """Whether the market's database has that order and no other one."""
         expect = {"ask('GET', '/orders')": [[self.task.name, self.task.count]]}
         return (await self.box.verify(code=CLIENT, expect=expect)).fraction
+
+
+def oracle(task: MarketTask) -> list[Reply]:
+    """Replies that order what is to be ordered; `agentgym check` and the tests play them."""
+    order = {"name": task.name, "count": task.count}
+    return [call("python", code=f"{CLIENT}ask('POST', '/orders', {order!r})"), say("Done.")]

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.testing import Reply, call
 
 REPOSITORY = "agentgym-polyglot"
 """The repository of the images; the tag is the name of the folder."""
@@ -34,6 +35,14 @@ TEST = {
     "shell": {"to be or not to be": "4", "b b\nb": "1", "a b a": "2"},
 }
 """Hidden inputs by language, and their right outputs. The programs are the same in both splits, and so are the bugs."""
+
+MENDED = {
+    "python": "#!/usr/bin/env python3\nimport statistics, sys\n"
+    "print(float(statistics.median(float(word) for word in sys.stdin.read().split())))\n",
+    "perl": '#!/usr/bin/perl\nwhile (<STDIN>) { print join(" ", reverse split), "\\n" }\n',
+    "shell": "#!/bin/sh\ntr -s ' \\t' '\\n\\n' | sort -u | grep -c .\n",
+}
+"""Programs that do what is wanted, by language; they never enter the box."""
 
 
 class PolyglotTask(ag.Task):
@@ -100,3 +109,8 @@ class Polyglot(ag.ToolEnv[PolyglotTask]):
             return 0.0
         verdict = await self.box.verify(command=f"chmod 755 {PROGRAM}; ./{PROGRAM}", expect=self.task.hidden)
         return verdict.fraction
+
+
+def oracle(task: PolyglotTask) -> list[Reply]:
+    """Replies that write a program that does what is wanted; `agentgym check` and the tests play them."""
+    return [call("write", content=MENDED[task.id.rpartition("-")[2]]), call("submit")]

@@ -17,15 +17,9 @@ from agentgym.sandboxes.containers.image import IMAGE, SERVER_LABEL, default_ima
 from agentgym.sandboxes.docker import why_no_docker
 from agentgym.sandboxes.images.folder import folder_digest
 from agentgym.testing import Reply, Scripted, call, check_env, say
-from envs.polyglot.env import TEST, TRAIN, WANTED, Polyglot, PolyglotTask, make_task
+from envs.polyglot.env import TEST, TRAIN, WANTED, Polyglot, PolyglotTask, make_task, oracle
 
 IMAGES = Path(__file__).parent / "images"
-MENDED = {
-    "python": "#!/usr/bin/env python3\nimport statistics, sys\n"
-    "print(float(statistics.median(float(word) for word in sys.stdin.read().split())))\n",
-    "perl": '#!/usr/bin/perl\nwhile (<STDIN>) { print join(" ", reverse split), "\\n" }\n',
-    "shell": "#!/bin/sh\ntr -s ' \\t' '\\n\\n' | sort -u | grep -c .\n",
-}
 AS_PLAIN_DEBIAN = f"""\
 USER 0:0
 ENTRYPOINT []
@@ -76,10 +70,6 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Polygl
         yield made
 
 
-def mending(task: PolyglotTask) -> list[Reply]:
-    return [call("write", content=MENDED[task.id.rpartition("-")[2]]), SUBMIT]
-
-
 async def play(boxes: Boxes | None, task: PolyglotTask, *script: Reply) -> ag.Rollout:
     played = await ag.rollout(Polyglot, task, Scripted(script), boxes=boxes)
     assert played.error is None
@@ -91,7 +81,7 @@ async def play(boxes: Boxes | None, task: PolyglotTask, *script: Reply) -> ag.Ro
 async def test_each_task_is_played_in_the_image_of_its_language_and_mending_is_rewarded(
     tasks: dict[str, PolyglotTask],
 ) -> None:
-    replies = {task.id: [LOOK, *mending(task)] for task in tasks.values()}
+    replies = {task.id: [LOOK, *oracle(task)] for task in tasks.values()}
     async with open_boxes(Polyglot, 2) as boxes:
         played = {name: await play(boxes, task, *replies[task.id]) for name, task in tasks.items()}
     assert [rollout.reward for rollout in played.values()] == [1.0, 1.0, 1.0]
@@ -113,13 +103,13 @@ async def test_a_batch_of_tasks_shares_two_boxes_among_three_images(tasks: dict[
 @pytest.mark.docker
 @pytest.mark.slow
 async def test_polyglot_keeps_the_contract_of_an_env(tasks: dict[str, PolyglotTask]) -> None:
-    await check_env(Polyglot, tasks["python"], oracle=mending(tasks["python"]))
+    await check_env(Polyglot, tasks["python"], oracle=oracle(tasks["python"]))
 
 
 @pytest.mark.docker
 @pytest.mark.slow
 async def test_what_was_not_submitted_is_not_rewarded(tasks: dict[str, PolyglotTask]) -> None:
-    played = await play(None, tasks["perl"], mending(tasks["perl"])[0], say("Done."))
+    played = await play(None, tasks["perl"], oracle(tasks["perl"])[0], say("Done."))
     assert played.reward == 0.0
 
 

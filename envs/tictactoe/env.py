@@ -7,7 +7,7 @@ import random
 import re
 from contextlib import AsyncExitStack
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -86,25 +86,34 @@ def best(board: str, mark: str) -> int:
     return max(free(board), key=lambda place: -worth(put(board, place, mark), "XO"[mark == "X"]))
 
 
+def says(text: str) -> ag.Message:
+    """Return what the game tells a side."""
+    return ag.Message(role="user", content=text)
+
+
 def make_task(index: int) -> Game:
     """Make the task of an index, always the same: up to four marks are on the board, and nobody has won."""
     rng = random.Random(index)
     board = "." * 9
     for mark in "XO" * rng.randint(0, 2):
         board = put(board, rng.choice(free(board)), mark)
-    prompt = ag.Message(role="user", content=RULES.format(mark="X", board=shown(board)))
-    return Game(id=f"tictactoe-{index}", prompt=(prompt,), board=board)
+    return Game(id=f"tictactoe-{index}", prompt=(says(RULES.format(mark="X", board=shown(board))),), board=board)
 
 
 @ag.register("tictactoe")
 class TicTacToe(ag.Env[Game]):
-    """Reward 1 for a win, 0.5 for a draw, 0 for a loss, -1 for an answer that is no free field, which ends the game."""
+    """Reward 1 for a win, 0.5 for a draw, 0 for a loss, -1 for one answer too many that is no free field."""
 
-    limits = ag.Limits(turns=10, seconds=120, turn_tokens=16)
+    limits = ag.Limits(turns=16, seconds=120, turn_tokens=16)
     opponent = ag.Parameter(
         "self",
         Literal["self", "frozen", "model", "random", "perfect"],
         doc="who plays O: the policy, trained or not, the model named opponent, or a program",
+    )
+    illegal_moves = ag.Parameter(
+        3,
+        Annotated[int, Field(ge=0)],
+        doc="answers of a side that may be illegal, before one more forfeits the game",
     )
 
     def __init__(self, task: Game) -> None:
@@ -112,6 +121,8 @@ class TicTacToe(ag.Env[Game]):
         self.board = task.board
         self.rewards = (ILLEGAL, DRAWN)
         """What the game is worth to X and to O: X is to move where a limit ends it."""
+        self.ended = ""
+        """How the game ended; "" while it goes on."""
         self.other: Any = None
         self.stack = AsyncExitStack()
 
@@ -140,39 +151,65 @@ class TicTacToe(ag.Env[Game]):
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: ag.Message) -> ag.StepResult:
-        over = self._moved(action["content"], "X") or self._moved(await self._others_answer(), "O")
-        reply = [] if over else [ag.Message(role="user", content=shown(self.board))]
-        return ag.StepResult(reply, 0.0, over, False, {"stop_reason": "game over"} if over else {})
+        told = self._refused(action["content"], "X")
+        if told is None and not self.ended:
+            await self._others_move()
+        if told is None:
+            told = says(shown(self.board) + (f"\n\n{self.ended}" if self.ended else ""))
+        return ag.StepResult([told], 0.0, bool(self.ended), False, {"stop_reason": "game over"} if self.ended else {})
 
-    def _moved(self, answer: str, mark: str) -> bool:
-        """Make a move, and tell whether the game is over with it."""
+    def _refused(self, answer: str, mark: str) -> ag.Message | None:
+        """Make a move; where it is not legal, return what its side is told: which fields are free."""
         number = re.fullmatch(r"\s*([1-9])\s*", answer)
         place = int(number[1]) - 1 if number else -1
-        if place not in free(self.board):
-            self.rewards = (ILLEGAL, DRAWN) if mark == "X" else (DRAWN, ILLEGAL)
-            self.metrics[f"illegal_{mark}"] = 1.0
-            return True
-        self.board = put(self.board, place, mark)
-        won = winner(self.board)
-        if is_over(self.board):
-            self.rewards = (DRAWN, DRAWN) if won is None else (WON, LOST) if won == "X" else (LOST, WON)
-        return is_over(self.board)
+        if place in free(self.board):
+            self.board = put(self.board, place, mark)
+            if is_over(self.board):
+                self._end_with_the_board()
+            return None
+        self.metrics[f"illegal_{mark}"] = self.metrics.get(f"illegal_{mark}", 0.0) + 1
+        left = self.illegal_moves - int(self.metrics[f"illegal_{mark}"])
+        if left < 0:
+            self._forfeit(mark)
+        then = self.ended or f"after {left} more the next one forfeits the game"
+        fields = ", ".join(str(place + 1) for place in free(self.board))
+        return says(f"{answer!r:.40} is none of the free fields {fields}; {then}.\n\n{shown(self.board)}")
 
-    async def _others_answer(self) -> str:
-        """Let O say its move; "" where a limit kept it from it."""
+    def _end_with_the_board(self) -> None:
+        won = winner(self.board)
+        self.ended = "A draw" if won is None else f"{won} wins"
+        self.rewards = (DRAWN, DRAWN) if won is None else (WON, LOST) if won == "X" else (LOST, WON)
+
+    def _forfeit(self, mark: str) -> None:
+        self.ended = f"{mark} forfeits the game"
+        self.rewards = (ILLEGAL, DRAWN) if mark == "X" else (DRAWN, ILLEGAL)
+
+    async def _others_move(self) -> None:
+        """Let O move, or forfeit the game."""
         if self.opponent in ("random", "perfect"):
             place = self.rng.choice(free(self.board)) if self.opponent == "random" else best(self.board, "O")
-            return str(place + 1)
-        if self.other is None:
-            first = ag.Message(role="user", content=RULES.format(mark="O", board=shown(self.board)))
-            engine = "opponent" if self.opponent == "model" else None
-            train = False if self.opponent == "frozen" else None
-            opening = self.fork("subagent", [first], role="O", engine=engine, train=train)
-            self.other = await self.stack.enter_async_context(opening)
-        else:
-            self.other.reply([ag.Message(role="user", content=shown(self.board))])
-        answer = await self.other.turn()
-        return "" if answer is None else answer["content"]
+            self._refused(str(place + 1), "O")
+            return
+        await self._show_other()
+        while (answer := await self.other.turn()) is not None:
+            told = self._refused(answer["content"], "O")
+            if told is None:
+                return
+            self.other.reply([told])
+            if self.ended:
+                return
+        self._forfeit("O")  # A limit kept it from its move.
+
+    async def _show_other(self) -> None:
+        """Show O the board, in the conversation that stays open for the whole game."""
+        if self.other is not None:
+            self.other.reply([says(shown(self.board))])
+            return
+        first = says(RULES.format(mark="O", board=shown(self.board)))
+        engine = "opponent" if self.opponent == "model" else None
+        train = False if self.opponent == "frozen" else None
+        opening = self.fork("subagent", [first], role="O", engine=engine, train=train)
+        self.other = await self.stack.enter_async_context(opening)
 
     async def score(self) -> dict[str, float]:
         if self.other is not None:

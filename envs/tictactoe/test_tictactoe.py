@@ -59,12 +59,28 @@ async def test_each_side_has_the_reward_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["1", "0", "10", "two", ""])
-async def test_an_answer_that_is_no_free_field_ends_the_game_at_the_cost_of_who_gave_it(wrong: str) -> None:
-    played = await play("1", wrong)
-    assert (played.reward, played.role_rewards) == (0.5, {"O": -1.0})
-    assert played.metrics["illegal_O"] == 1
-    played = await play("1", "2", wrong)
-    assert (played.reward, played.role_rewards) == (-1.0, {"O": 0.5})
+async def test_an_answer_that_is_no_free_field_is_answered_with_those_that_are(wrong: str) -> None:
+    played = await play("two", "1", wrong, "4", "2", "5", "3")
+    assert (played.reward, played.role_rewards) == (1.0, {"O": 0.0})
+    assert (played.metrics["illegal_X"], played.metrics["illegal_O"]) == (1, 1)
+    x, o = ([m["content"] for turn in s.turns for m in turn.env_messages] for s in played.segments)
+    told = "is none of the free fields {}; after 2 more the next one forfeits the game.\n\n{} 2 3\n4 5 6\n7 8 9"
+    assert x[0].endswith(told.format("1, 2, 3, 4, 5, 6, 7, 8, 9", 1))
+    assert o[0] == f"{wrong!r} " + told.format("2, 3, 4, 5, 6, 7, 8, 9", "X")
+    assert x[-1] == "X X X\nO O 6\n7 8 9\n\nX wins"
+
+
+@pytest.mark.parametrize("wrong", ["1", "0", "10", "two", ""])
+async def test_one_answer_too_many_that_is_no_free_field_forfeits_the_game(wrong: str) -> None:
+    for env, times in ((TicTacToe.configured(illegal_moves=0), 1), (TicTacToe, 4)):
+        played = await play("1", *[wrong] * times, env=env)
+        assert (played.reward, played.role_rewards, played.stop_reason) == (0.5, {"O": -1.0}, "game over")
+        assert played.metrics["illegal_O"] == times
+        assert "; O forfeits the game." in played.segments[1].turns[-1].env_messages[0]["content"]
+        assert played.segments[0].turns[-1].env_messages[0]["content"].endswith("\n\nO forfeits the game")
+        played = await play("1", "2", *[wrong] * times, env=env)
+        assert (played.reward, played.role_rewards) == (-1.0, {"O": 0.5})
+        assert "; X forfeits the game." in played.segments[0].turns[-1].env_messages[0]["content"]
 
 
 async def test_an_answer_that_is_too_long_is_none() -> None:
@@ -132,7 +148,8 @@ def test_tasks_are_games_that_are_not_over_with_x_to_move() -> None:
 async def test_the_demonstrator_plays_both_sides_and_mostly_takes_free_fields() -> None:
     tasks = TicTacToe.tasks("train")[:40]
     policy = [Scripted(demonstrate(task, random.Random(task.id))) for task in tasks]
-    played = [await ag.rollout(TicTacToe, task, player) for task, player in zip(tasks, policy, strict=True)]
+    env = TicTacToe.configured(illegal_moves=0)
+    played = [await ag.rollout(env, task, player) for task, player in zip(tasks, policy, strict=True)]
     illegal = sum(one.metrics.get("illegal_X", 0) + one.metrics.get("illegal_O", 0) for one in played)
     assert {one.stop_reason for one in played} == {"game over"}
     assert 0 < illegal < 15

@@ -165,10 +165,22 @@ async def test_what_is_no_json_another_path_and_another_method_are_errors() -> N
     api = api_of(say("one"))
     assert "the body is no JSON" in body(await post(api, CHAT, b"{"))["error"]["message"]
     assert "must be a JSON object, got list" in body(await post(api, CHAT, [GO]))["error"]["message"]
-    unknown, get = await post(api, "/v1/responses", {}), await post(api, CHAT, b"", method="GET")
+    unknown, get = await post(api, "/v1/completions", {}), await post(api, CHAT, b"", method="GET")
     assert (unknown.status, get.status) == (404, 405)
-    assert "no such path: /v1/responses; there are /v1/chat/completions" in body(unknown)["error"]["message"]
+    assert "no such path: /v1/completions; there are /v1/chat/completions" in body(unknown)["error"]["message"]
     assert api.refused == 4
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/", "/v1/responses/resp_1/cancel"])
+async def test_the_responses_api_is_refused_with_the_setting_for_chat_completions(path: str) -> None:
+    api = api_of(say("one"))
+    answer = await post(api, path, {"model": "any", "input": "go"})
+    said = body(answer)["error"]
+    assert (answer.status, answer.headers["x-should-retry"], said["code"]) == (404, "false", "not_found")
+    for word in ("Responses API is not answered here", "POST /v1/chat/completions", "use_responses_api=False"):
+        assert word in said["message"]
+    assert not api.failed.done()
+    assert "no such path" in body(await post(api, "/v1/responsesX", {}))["error"]["message"]
 
 
 async def test_models_are_listed_as_both_apis_do() -> None:

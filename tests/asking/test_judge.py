@@ -88,7 +88,8 @@ async def test_an_answer_that_is_cached_on_disk_is_not_asked_for_again_and_is_co
         {"max_tokens": 900},
         {"said": "Another."},
         {"name": "two"},
-        {"version": 1},
+        {"engine_version": 1},
+        {"version": "2"},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -96,9 +97,24 @@ async def test_another_question_is_no_cached_one(other: dict[str, Any], tmp_path
     path = tmp_path / "answers.sqlite"
     await play(judged(cache=path), Counting(always))
     engine, said = Counting(always, name=other.pop("name", "one")), other.pop("said", "A line.")
-    engine.version = other.pop("version", 0)
+    engine.version = other.pop("engine_version", 0)
     await play(judged(cache=path, **other), engine, said)
     assert engine.asked == 1
+
+
+async def test_a_judge_without_a_name_is_asked_anew_and_its_answers_are_not_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    env, path = judged(cache=tmp_path / "answers.sqlite"), tmp_path / "answers.sqlite"
+    for score in (0.5, 1.0):
+        edited = Scripted([say(f'{{"score": {score}}}')])
+        assert (await play(env, edited)).rollouts[0].reward == score
+    assert not path.exists()
+    assert caplog.text.count(f"no answers of the model 'judge' are kept in {path}") == 1
+    for name, score, kept in (("a", 0.5, 0), ("a", 1.0, 1), ("b", 1.0, 0)):
+        named = Scripted([say(f'{{"score": {score}}}')], model_name=name)
+        played = (await play(env, named)).rollouts[0]
+        assert (played.reward, played.metrics.get("model_cached/judge", 0)) == (0.5 if name == "a" else 1.0, kept)
 
 
 class Renamed(BaseModel):

@@ -104,12 +104,28 @@ async def test_the_first_words_of_a_user_follow_a_prompt_that_ends_with_one() ->
     assert played.segments[0].prompt_messages[0]["content"] == "A customer comes in.\n\nI want my money back."
 
 
-async def test_a_user_that_never_stops_is_ended_by_a_limit() -> None:
-    class Short(Shop):
-        limits = ag.Limits(turns=3)
+class Short(Shop):
+    limits = ag.Limits(turns=3)
 
+
+async def test_a_user_that_never_stops_is_ended_by_a_limit() -> None:
     played = await play(agent=lambda text: say("And?"), user=lambda text: say("Hm."), env=Short)
     assert (played.stop_reason, played.reward) == ("turns", 0.0)
+
+
+async def test_a_user_whose_context_is_full_fails_the_rollout_which_says_what_to_do() -> None:
+    def user(text: str) -> ag.Message:
+        return say("word " * 40)
+
+    roomy = await play(agent=lambda text: say("And?"), user=user, env=Short)
+    assert (roomy.error, roomy.metrics["model_cut_answers/user"]) == (None, 0)
+    models = {"user": Scripted(user, context_tokens=800)}
+    played = await ag.rollout(Short, TASK, Scripted(lambda text: say("And?")), models=models)
+    assert (played.reward, played.stop_reason) == (None, "error")
+    assert played.metrics["model_cut_answers/user"] == 1  # The answer before had less room than it asked for.
+    assert "model 'user': 8 messages of 825 ids leave no room for an answer in its context of 800; give a" in str(
+        played.error
+    )
 
 
 async def test_an_env_with_a_user_keeps_the_contract() -> None:

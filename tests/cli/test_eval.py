@@ -83,7 +83,12 @@ def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixtu
     assert "6, 0 of them failed" in lines[4]
     assert [line.split()[0] for line in lines if line.startswith("test-")] == ["test-0", "test-1", "test-2"]
     again, resumed, _ = run(capsys, *asked, "--out", "one", "--resume")
-    assert (again, resumed) == (0, lines)
+    begun, first, _ = run(capsys, *asked, "--out", "new", "--resume")
+    assert (begun, first[4]) == (0, "rollouts  6, 0 of them failed, 0 were there already")
+    there = [line.replace("of them failed", "of them failed, 6 were there already") for line in lines]
+    assert (again, resumed) == (0, there)
+    more, resumed, _ = run(capsys, *asked[:-2], "--k", "3", "--out", "one", "--resume")
+    assert (more, resumed[4]) == (0, "rollouts  9, 0 of them failed, 6 were there already")
     chosen = ("eval", "my_short:Short", "--model", "tiny", "--tasks", "test-1", "test-4")
     assert run(capsys, *chosen, "--out", "two", "--seed", "1")[0] == 0
     with RolloutStore("two") as store:
@@ -101,7 +106,8 @@ def test_a_parameter_of_the_env_is_a_flag_and_stays_as_it_was_begun(capsys: pyte
     code, _, said = run(capsys, *asked, "--resume", "--env.most-words=5")
     assert (code, said.count("\n")) == (1, 1)
     assert "env_args: kept was begun with {'most_words': -1}, and this is {'most_words': 5}" in said
-    assert run(capsys, *asked, "--resume", "--env.most-words=-1")[:2] == (0, lines)
+    code, resumed, _ = run(capsys, *asked, "--resume", "--env.most-words=-1")
+    assert (code, resumed[0]) == (0, lines[0])
 
 
 def test_a_model_that_nobody_asks_is_warned_of(

@@ -114,8 +114,38 @@ def test_a_sub_agent_is_played_too_and_named(folder: Path) -> None:
     ]
 
 
+def test_self_play_says_which_side_is_played_and_an_illegal_move_which_ones_are_legal(folder: Path) -> None:
+    done = piped(folder, "tictactoe", lines="8\nno\n2\n9\n")
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("--env.opponent self: who plays O: the policy, ")
+    assert lines[1].startswith("--env.illegal-moves 3: ")
+    assert lines[2].startswith("user: Tic-tac-toe: three in a row win. You are X.")
+    assert [line for line in lines if line.startswith(("> ", "--- "))] == [
+        "> 8",
+        "--- conversation tictactoe-0/0/0.0.0, role O",
+        "> no",
+        "> 2",
+        "--- conversation tictactoe-0/0/0",
+        "> 9",
+    ]
+    told = lines[lines.index("> no") + 1]
+    assert told.startswith("user: 'no' is none of the free fields 2, 3, 4, 5, 6, 9; after 2 more ")
+    assert "    X wins" in lines
+    assert lines[-3:-1] == ["rewards: X 1", "rewards of roles: O 0"]
+
+
+def test_one_side_alone_is_played_against_a_program_and_a_forfeit_is_said(folder: Path) -> None:
+    done = piped(folder, "tictactoe", "--env.opponent", "perfect", "--env.illegal-moves", "0", lines="no\n")
+    assert done.returncode == 0, done.stdout
+    assert "--env.opponent perfect: " in done.stdout
+    assert "--- conversation" not in done.stdout
+    assert "X forfeits the game." in done.stdout
+    assert done.stdout.splitlines()[-2] == "rewards: X -1"
+
+
 def test_the_rewards_of_roles_are_shown_at_the_end(folder: Path) -> None:
-    done = piped(folder, "tictactoe", lines="5\nno\n")
+    done = piped(folder, "tictactoe", "--env.illegal-moves", "0", lines="5\nno\n")
     assert done.stdout.splitlines()[-3:-1] == ["rewards: X 0.5", "rewards of roles: O -1"], done.stdout
 
 

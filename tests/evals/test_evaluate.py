@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.opening import name_of, open_engine
 from agentgym.store.reader import RolloutStore
 from tests.evals.killed_script import AT_ONCE, TASKS, K
 
@@ -81,9 +83,70 @@ async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
     async with ag.Trainer("tiny", ag.TrainConfig()) as trainer:
         trainer.save(tmp_path / "run/adapter")  # its weights are those of the base
     of_base = await ag.evaluate(Even, "tiny", k=2)
+    async with open_engine(tmp_path / "run") as engine:
+        assert name_of(engine).endswith(f" with {tmp_path / 'run/adapter'}")
     for folder in (tmp_path / "run/adapter", str(tmp_path / "run")):
         played = await ag.evaluate(Even, folder, k=2)
         assert [r.messages for r in played.rollouts] == [r.messages for r in of_base.rollouts]
+
+
+class Selfish(Even):
+    """Cancels the task that it is played in, at its tasks 100 and 101."""
+
+    async def setup(self) -> None:
+        await cancel_where(self.task.id in ("100", "101"))
+
+
+class SelfishJudge(Even):
+    """Cancels the task in which the rewards of its task 101 are found."""
+
+    @classmethod
+    async def group_reward(cls, task: ag.Task, rollouts: Sequence[ag.Rollout], model: Any) -> Sequence[float]:
+        await cancel_where(task.id == "101")
+        return [1.0] * len(rollouts)
+
+
+async def cancel_where(cancels: bool) -> None:
+    task = asyncio.current_task()
+    if cancels and task is not None:
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_an_env_that_cancels_its_own_task_fails_its_rollouts_and_no_others(
+    concurrency: int, tmp_path: Path, no_leaks: None
+) -> None:
+    engine = Scripted(lambda text: say("ab"))
+    played = await ag.evaluate(Selfish, engine, k=2, concurrency=concurrency, out=tmp_path)
+    assert list(played.rewards.values()) == [(None, None), (None, None), (1.0, 1.0), (1.0, 1.0)]
+    assert played.failures == [("AgentGymError: its task was cancelled from outside", 4)]
+    assert stored(tmp_path) == {name: list(of) for name, of in played.rewards.items()}
+
+
+async def test_a_group_reward_that_cancels_its_own_task_fails_its_group_and_no_other(no_leaks: None) -> None:
+    played = await ag.evaluate(SelfishJudge, Scripted(lambda text: say("ab")), k=2, concurrency=1)
+    assert list(played.rewards.values()) == [(2.0, 2.0), (None, None), (2.0, 2.0), (2.0, 2.0)]
+    assert played.failures == [("AgentGymError: group_reward: its task was cancelled from outside", 2)]
+
+
+async def test_a_cancelled_evaluation_ends_its_rollouts(no_leaks: None) -> None:
+    begun, ended = asyncio.Event(), list[str]()
+
+    class Waits(Even):
+        async def setup(self) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            ended.append(self.task.id)
+
+    running = asyncio.create_task(ag.evaluate(Waits, Scripted([]), n=1))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended == ["100"]
 
 
 def run_until(folder: Path, rollouts: int) -> tuple[list[str], str]:
@@ -186,6 +249,7 @@ async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_pa
     more = await ag.evaluate(Even, engine, k=3, out=tmp_path, resume=True)
     assert [len(of) for of in more.rewards.values()] == [3] * 4
     assert len(stored(tmp_path)["100"]) == 3
+    assert (first.resumed, again.resumed, more.resumed) == (None, 8, 8)
 
 
 async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -197,7 +261,9 @@ async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp
         await ag.evaluate(Even, engine, out=tmp_path, resume=True)
     played = await ag.evaluate(Even, engine, out=tmp_path, resume=True, retry_failed=True)
     assert (played.reward, played.failed) == (1.0, 0)
-    assert (await ag.evaluate(Even, broken, out=tmp_path, resume=True)).reward == 1.0
+    again = await ag.evaluate(Even, broken, out=tmp_path, resume=True)
+    assert again.reward == 1.0
+    assert (played.resumed, again.resumed) == (0, 4)
 
 
 async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:

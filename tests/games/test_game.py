@@ -151,8 +151,15 @@ async def test_an_opponent_may_be_any_callable() -> None:
 def test_the_games_of_a_class_are_of_each_seat_in_turn_and_no_seed_is_in_both_splits() -> None:
     train, test = Count.tasks("train"), Count.tasks("test")
     assert [(task.id, task.seed, task.seat) for task in train[:3]] == [("0", 0, 0), ("1", 1, 1), ("2", 2, 0)]
-    assert max(train[-1].seed, 0) < test[0].seed
+    assert (train[-1].seed, test[0].seed) == (999_999, 1_000_000)
+    assert (len(test), len({task.seed for task in test[:99]})) == (10_000, 99)
     assert train[0].prompt == ({"role": "user", "content": "Add 1 or 2."},)
+
+
+def test_a_game_that_declares_nothing_has_the_settings_that_the_guide_names() -> None:
+    assert (ag.Game.players, ag.Game.actions) == (2, ())
+    assert (ag.Game.illegal_moves, ag.Game.forfeit, ag.Game.opponent_timeout_s) == (3, 0.0, 30.0)
+    assert ag.GameTask(id="g", prompt="Go.", seed=3).seat == 0
 
 
 async def test_a_seat_that_the_game_does_not_have_is_refused() -> None:

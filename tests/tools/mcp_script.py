@@ -7,9 +7,11 @@ import base64
 import os
 import socket
 import sys
+from typing import Annotated
 
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import Field
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -60,6 +62,14 @@ def picture() -> Image:
 def photo() -> list[str | Image]:
     """Take a photo, and say what it is of."""
     return ["a desk", Image(data=PNG, format="png")]
+
+
+@server.tool()
+def lock(word: Annotated[str, Field(json_schema_extra={"pattern": r"^(?=.*\d)\w+$"})], times: int = 1) -> str:
+    """Take a word with a digit, which the server itself checks."""
+    if not any(letter.isdigit() for letter in word):
+        raise ToolError(f"{word} has no digit")
+    return "locked"
 
 
 @server.tool()

@@ -128,6 +128,24 @@ async def test_images_of_results_are_named_where_that_is_asked_for_and_else_refu
         ag.MCP(command=COMMAND, images="no")  # type: ignore[arg-type]
 
 
+async def test_a_pattern_with_look_ahead_is_left_to_the_server_which_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tries = calls(("lock", {"word": "oak7"}), ("lock", {"word": "oak"}), ("lock", {"word": "oak7", "times": "x"}))
+    for _ in range(2):
+        rollout = await played(desk(command=[*COMMAND, "unsaid"]), tries)  # A name that no other test has used.
+        assert rollout.error is None
+        sound, refused, wrong = told(rollout)
+        assert (sound, refused) == ("locked", "error: Error executing tool lock: oak has no digit")
+        assert wrong.startswith("error: wrong arguments for tool 'lock': times: 'x' is not of type 'integer'")
+    assert [line for line in caplog.messages if "pattern" in line] == [
+        f"the MCP server {sys.executable} {SCRIPT} unsaid: tool 'lock': the pattern of word cannot be searched for in "
+        "linear time; it is not checked here, only by the server"
+    ]
+    (shown,) = [tool for tool in last[-1].tools if tool["function"]["name"] == "lock"]
+    assert shown["function"]["parameters"]["properties"]["word"]["pattern"] == r"^(?=.*\d)\w+$"
+
+
 async def test_over_http_one_session_is_shared_by_all_rollouts_and_its_end_is_a_failed_call(http_server: str) -> None:
     async with ag.MCP(
         url=http_server, headers={"X-Desk": "1"}, prefix="desk_", timeout_s=3600, open_timeout_s=3600

@@ -3,12 +3,14 @@
 import asyncio
 import threading
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 import agentgym as ag
 from agentgym.testing import Scripted, call, calls, raw, say
+from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
@@ -50,7 +52,7 @@ class Desk(ag.ToolEnv[ag.Task]):
         self.door(door).set()
         return f"opened {door}"
 
-    @ag.tool(parallel=True, timeout_s=0.01)
+    @ag.tool(parallel=True, timeout_s=5)
     async def late(self) -> str:
         """Wait for ever."""
         await asyncio.Event().wait()
@@ -106,6 +108,14 @@ def _no_desk_yet() -> None:
 
 async def played(*script: Any) -> ag.Rollout:
     return await ag.rollout(Desk, TASK, Scripted([*script, say("done")]))
+
+
+async def timed(work: Coroutine[Any, Any, ag.Rollout]) -> tuple[float, ag.Rollout]:
+    """Return the seconds of the event loop's clock that the work took, and its result."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    rollout = await work
+    return loop.time() - begun, rollout
 
 
 def told(rollout: ag.Rollout) -> list[str]:
@@ -168,10 +178,12 @@ async def test_a_box_that_dies_fails_the_rollout_when_the_calls_before_it_have_e
     assert rollout.metrics["tool_calls"] == 2
 
 
-async def test_each_call_has_its_own_time_limit_and_its_own_failure() -> None:
-    rollout = await played(calls(("late", {}), ("explode", {}), ("wait", {"door": "a"}), ("open", {"door": "a"})))
+def test_each_call_has_its_own_time_limit_and_its_own_failure() -> None:
+    script = calls(("late", {}), ("explode", {}), ("wait", {"door": "a"}), ("open", {"door": "a"}))
+    seconds, rollout = run_in_virtual_time(timed(played(script)))
+    assert seconds == pytest.approx(5)
     assert told(rollout) == [
-        "error: tool 'late' timed out after 0.01 s",
+        "error: tool 'late' timed out after 5 s",
         "error: tool 'explode' failed: KeyError: 'fuse'",
         "through a",
         "opened a",
@@ -199,12 +211,13 @@ async def test_a_cancelled_rollout_ends_all_of_its_calls(no_leaks: None) -> None
     assert sorted(last[0].noted[-2:]) == ["cancelled a", "cancelled b"]
 
 
-async def test_the_limit_of_the_rollout_ends_all_of_its_calls(no_leaks: None) -> None:
+def test_the_limit_of_the_rollout_ends_all_of_its_calls() -> None:
     class Short(Desk):
-        limits = ag.Limits(seconds=0.05)
+        limits = ag.Limits(seconds=20)
 
     script = Scripted([calls(("wait", {"door": "a"}), ("wait", {"door": "b"}))])
-    rollout = await ag.rollout(Short, TASK, script)
+    seconds, rollout = run_in_virtual_time(timed(ag.rollout(Short, TASK, script)))
+    assert seconds == pytest.approx(20)
     assert (rollout.stop_reason, rollout.reward) == ("seconds", 1.0)
     assert last[0].noted == ["wait a", "wait b", "cancelled a", "cancelled b"]
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -11,7 +13,11 @@ from agentgym.cli.envs.names import NONE, Parameters, find, task_of
 from agentgym.cli.output import say
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import member_of
-from agentgym.transcript import outcome
+from agentgym.environments.parameters import parameters as declared_parameters
+from agentgym.transcript import outcome, printable
+
+if TYPE_CHECKING:
+    from agentgym.cli.envs.player import Player
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended."""
@@ -32,7 +38,11 @@ def play(
     A line is a message. `/tool NAME KEY=VALUE ...`, or JSON with "name" and "arguments", calls a tool; `/help` says the
     rest. Turns count as those of a model; time and tokens are not limited. It ends with the rewards. Ctrl-D, Ctrl-C and
     `/quit` leave before; the rollout is not scored then. The turns may come through a pipe, a line each.
-    --env.NAME VALUE sets a parameter of the environment.
+    --env.NAME VALUE sets a parameter of the environment; the first lines say which there are.
+
+    You play every conversation that the model would, sub-agents and both sides of a game of self-play included: a line
+    "--- conversation" says which one is next, and its role. A game may have a parameter that lets a program play the
+    other side.
 
     For example:
     $ agentgym play hello
@@ -55,11 +65,12 @@ def play(
 
     cls = find(env, parameters)
     chosen = task_of(cls, split, number, task)
-    player = Player()
+    player, member = Player(), member_of(cls, chosen)
+    for line in _parameter_lines(member):
+        say(line)
     try:
-        own = member_of(cls, chosen)
-        engine: Engine = player if image_in(own, [chosen]) is None else Seeing(player)
-        played = asyncio.run(rollout(_unlimited(own), chosen, engine, seed=seed))
+        engine: Engine = player if image_in(member, [chosen]) is None else Seeing(player)
+        played = asyncio.run(rollout(_unlimited(member, player), chosen, engine, seed=seed))
     except KeyboardInterrupt:
         say("\nleft: the rollout was not scored")
         return INTERRUPTED
@@ -76,11 +87,29 @@ def play(
     return 1 if played.reward is None else 0
 
 
-def _unlimited(cls: type[Env[Any]]) -> type[Env[Any]]:
-    """Return the env without the limits that are meant for a model; its turns are limited as they are."""
+def _parameter_lines(cls: type[Env[Any]]) -> Iterator[str]:
+    """Yield a line for each parameter of the env: the flag that sets it, its value, and what it is."""
+    for name, parameter in declared_parameters(cls).items():
+        about = f": {parameter.doc}" if parameter.doc else ""
+        yield printable(f"--env.{name.replace('_', '-')} {parameter.value}{about}")
+
+
+def _unlimited(cls: type[Env[Any]], player: "Player") -> type[Env[Any]]:
+    """Return the env without the limits that are meant for a model; its turns are limited as they are.
+
+    The player is told the role of each conversation that the env opens.
+    """
     limits = replace(
         cls.limits, seconds=NO_LIMIT, context_tokens=NO_LIMIT, turn_tokens=NO_LIMIT, tokens=None, retries=0
     )
+
+    @asynccontextmanager
+    async def fork(env: Env[Any], *given: Any, **named: Any) -> AsyncIterator[Any]:
+        opened: Any = cls.fork(env, *given, **named)
+        async with opened as agent:
+            player.know_role(agent.conversation)
+            yield agent
+
     body: dict[str, Any] = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made: type[Env[Any]] = type(cls.__name__, (cls,), {**body, "limits": limits})
+    made: type[Env[Any]] = type(cls.__name__, (cls,), {**body, "limits": limits, "fork": fork})
     return made

@@ -14,6 +14,7 @@ from agentgym.cli.envs.turns import HELP, WrongTurn, read_turn
 from agentgym.cli.output import flush, say
 from agentgym.engines.scripted import Reply, Scripted
 from agentgym.errors import EngineError
+from agentgym.rollouts.conversation import Conversation
 from agentgym.transcript import message_parts, printable
 from agentgym.types import Completion, Rollout, Sampling
 
@@ -37,7 +38,13 @@ class Player(Scripted):
         self._shown: dict[str, str] = {}
         """What was printed of each conversation, as the model reads it."""
         self._last = ""
+        self._roles: dict[str, str] = {}
+        """The role of each forked conversation, by its sessions without their last number."""
         self._tools: dict[str, Any] = {}
+
+    def know_role(self, conversation: Conversation) -> None:
+        """Name the conversation with its role from now on."""
+        self._roles[conversation.segment.session.rpartition(".")[0]] = conversation.speaker.role
 
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
@@ -57,7 +64,8 @@ class Player(Scripted):
     def _show(self, text: str, session: str) -> None:
         """Print what is new in a conversation; its name, where another one was printed last."""
         if self._last and session != self._last:
-            say(f"--- conversation {session}")
+            role = self._roles.get(session.rpartition(".")[0])
+            say(f"--- conversation {session}" + (f", role {role}" if role else ""))
         self._last = session
         for role, content in _MESSAGE.findall(text.removeprefix(self._shown.get(session, ""))):
             if role == "tools":

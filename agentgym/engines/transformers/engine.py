@@ -78,6 +78,8 @@ class LocalEngine:
         self._model = find_model(model) if isinstance(model, str | Path) else model
         self._config = config or LocalConfig()
         self._tokenizer = tokenizer
+        self._adapter = ""
+        """The folder of the adapter; "" for none, and for one that has no folder."""
         self._inbox: SimpleQueue[_Command | None] = SimpleQueue()
         self._batcher: Batcher | None = None
         self._thread: threading.Thread | None = None
@@ -113,8 +115,9 @@ class LocalEngine:
 
     @property
     def model_name(self) -> str:
-        """The folder or the name of its model; of a loaded model the name that it was loaded by."""
-        return str(getattr(self._model, "name_or_path", self._model))
+        """The folder or the name of its model, of a loaded model the name that it was loaded by, and its adapter's."""
+        model = str(getattr(self._model, "name_or_path", self._model))
+        return f"{model} with {self._adapter}" if self._adapter else model
 
     @property
     def dtype(self) -> str:
@@ -176,6 +179,7 @@ class LocalEngine:
         self._opened()
         read = await opened_adapter(adapter)
         await self._ask(lambda batcher: batcher.load_adapter(read, version))
+        self._adapter = str(adapter) if isinstance(adapter, str | Path) else ""
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
         """Sample new tokens from the model with these weights, under `version` from now on, as `load_adapter` does.

@@ -1,0 +1,71 @@
+"""Schemas of others without the patterns that take more than linear time, such as those with look-around."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from agentgym.tools.argument_schemas import is_linear
+
+_BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
+"""Keywords that hold schemas by name; `patternProperties` is another one, whose names are patterns."""
+_VALUES = ("const", "enum", "default", "examples")
+"""Keywords that hold values, and no schemas."""
+_EITHER_WAY = frozenset({"not", "oneOf", "if", "contains"})
+"""Keywords under which a schema that allows more can make the whole allow less."""
+
+
+class Relaxed(NamedTuple):
+    """A schema that allows what the given one allows, and what its hard patterns would have refused."""
+
+    schema: dict[str, Any]
+    fields: tuple[str, ...]
+    """Where the patterns were, by the names of fields joined by dots; "arguments" for the whole."""
+    allows_all: bool
+    """Whether nothing is left of the schema: it says `not`, `oneOf`, `if` or `contains`, too."""
+
+
+def without_hard_patterns(schema: Mapping[str, Any]) -> Relaxed:
+    """Return the schema without the patterns that cannot be searched for in linear time, and say where they were."""
+    walk = _Walk()
+    relaxed = walk.relaxed(schema, "")
+    fields = tuple(dict.fromkeys(walk.fields))
+    allows_all = bool(fields and walk.keywords & _EITHER_WAY)
+    return Relaxed({"type": "object"} if allows_all else relaxed, fields, allows_all)
+
+
+class _Walk:
+    """One walk through a schema."""
+
+    def __init__(self) -> None:
+        self.fields: list[str] = []
+        self.keywords: set[str] = set()
+
+    def relaxed(self, schema: Any, path: str) -> Any:
+        """Return the schema at this path without hard patterns."""
+        if isinstance(schema, list):
+            return [self.relaxed(one, path) for one in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        self.keywords.update(schema)
+        kept: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            if keyword == "pattern" and not _is_easy(value):
+                self.fields.append(path or "arguments")
+            elif keyword in _VALUES:
+                kept[keyword] = value
+            elif keyword in (*_BY_NAME, "patternProperties") and isinstance(value, Mapping):
+                kept[keyword] = self._by_name(keyword, value, path)
+            else:
+                kept[keyword] = self.relaxed(value, path)
+        if len(kept.get("patternProperties", ())) < len(schema.get("patternProperties", ())):
+            self.fields.append(path or "arguments")
+            for rest in ("additionalProperties", "unevaluatedProperties"):  # The names that are left over are unknown.
+                kept.pop(rest, None)
+        return kept
+
+    def _by_name(self, keyword: str, schemas: Mapping[str, Any], path: str) -> dict[str, Any]:
+        easy = {name: one for name, one in schemas.items() if keyword != "patternProperties" or _is_easy(name)}
+        return {name: self.relaxed(one, f"{path}.{name}" if path else name) for name, one in easy.items()}
+
+
+def _is_easy(pattern: Any) -> bool:
+    return not isinstance(pattern, str) or is_linear(pattern)
