@@ -1,7 +1,6 @@
 """The opening of servers: those that run already, and those that are launched."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -61,16 +60,6 @@ async def facts_of(server: Server, *, merged: bool) -> ServerFacts:
             f"adapters: {server} was started with --enable-lora; start it without, or set adapters=tensors"
         )
     return facts
-
-
-def trainers_of(device: str) -> tuple[int, ...]:
-    """Return the GPUs of this machine's training processes, among those they see, by the trainer's device."""
-    if device == "cpu":
-        return ()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if processes > 1:
-        return tuple(range(processes))
-    return (int(device.partition(":")[2] or os.environ.get("LOCAL_RANK", "0")),)
 
 
 async def _launch(stack: AsyncExitStack, config: SGLangConfig, model: str, log: Path, gpus: tuple[str, ...]) -> Server:
