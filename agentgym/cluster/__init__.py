@@ -1,1 +1,1 @@
-"""The parts of a run in other processes: rollout workers, trainers and servers as Ray actors, one driver before them."""
+"""The parts of a run as Ray actors: rollout workers, trainers and servers, with one driver before them."""

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.actor import ActorHandle
 
 from agentgym.adapter import Adapter, ModelWeights
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.cluster.worker import Played, Policy, Schedule
+from agentgym.cluster.worker import EngineFacts, Played, Policy, Schedule
 from agentgym.cluster.workers import Workers, answer
 from agentgym.engines.base import SharedEngine
 from agentgym.errors import EngineError
@@ -96,7 +95,7 @@ class WorkerEngines:
         await servers.adopt(self._given)
         await self._workers.ask_all("adopt", self._given)
 
-    async def _renew(self, rank: int, worker: ActorHandle) -> None:
+    async def _renew(self, rank: int, worker: Any) -> None:
         """Give a new worker the policy that the others have."""
         if self._given is None:
             return
@@ -118,7 +117,7 @@ class WorkerEngines:
         return found[0]
 
     @property
-    def _facts(self) -> Any:
+    def _facts(self) -> EngineFacts:
         assert self._workers.facts is not None, "open() comes first"
         return self._workers.facts
 
@@ -168,7 +167,7 @@ class ClusterCollector(Collector):
         rest_rounds: int = 0,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator["ClusterScheduler"]:
-        """Open the schedulers of all workers; `on_rollout` is called with the rollouts of a batch when that is there."""
+        """Open the schedulers of all workers; `on_rollout` is called with a batch's rollouts when it is there."""
         asked = Schedule(
             prompts=prompts,
             n=n,
@@ -226,7 +225,7 @@ class ClusterScheduler:
         self.states = await self.workers.ask_all("state")
         return list(self.states)
 
-    async def renew(self, rank: int, worker: ActorHandle) -> None:
+    async def renew(self, rank: int, worker: Any) -> None:
         """Bring a new worker to where the lost one stood behind the last batch, and count what that had in play."""
         states = [dict(state) for state in self.states]
         lost = states[rank]["in_play"]

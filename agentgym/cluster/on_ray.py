@@ -6,30 +6,33 @@ import math
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
-from ray.actor import ActorHandle
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.cluster.collector import ClusterCollector, WorkerEngines
 from agentgym.cluster.config import SANDBOX
+from agentgym.cluster.servers import Servers
 from agentgym.cluster.trainer import ClusterTrainer, TrainerProcess
 from agentgym.cluster.worker import RolloutWorker
 from agentgym.cluster.workers import PLACE_S, Workers, no_room
 from agentgym.engines.base import Engine
-from agentgym.engines.sglang.config import SGLangConfig
+from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.environments.env import Env
 from agentgym.environments.registry import find_env, gallery
 from agentgym.errors import AgentGymError
+from agentgym.models import find_model
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
 from agentgym.run.peers import Share
+from agentgym.run.sync.opening import server_settings
 
 if TYPE_CHECKING:
     from agentgym.train.trainer import Trainer
@@ -121,7 +124,7 @@ class Cluster:
         gpus = 1 if run.train.device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0
         bundle = {"CPU": run.cluster.trainer_cpus, "GPU": float(gpus)}
         group = placement_group([bundle] * world, strategy="PACK")
-        processes: list[ActorHandle] = []
+        processes: list[Any] = []
         try:
             if not await asyncio.to_thread(group.wait, PLACE_S):
                 raise no_room(f"{world} trainers with {bundle}")
@@ -154,17 +157,50 @@ class Cluster:
         if engine is not None:
             raise ValueError("engine: a run on Ray opens its engines in the workers; name one in the run's config")
         run = self.run
-        tokenizer = tokenizer or await asyncio.to_thread(chat_tokenizer, run.model)
-        workers = Workers(start=self._start_worker, restarts=run.cluster.restarts)
-        progress(f"{self.world()} rollout workers")
-        try:
+        read = tokenizer if tokenizer is not None else await asyncio.to_thread(chat_tokenizer, run.model)
+        async with AsyncExitStack() as stack:
+            servers = await stack.enter_async_context(self._servers(progress))
+            client = await stack.enter_async_context(self._client(servers, tokenizer))
+            progress(f"{self.world()} rollout workers")
+            start = partial(self._start_worker, lambda: servers.urls if servers is not None else ())
+            workers = Workers(start=start, restarts=run.cluster.restarts)
+            stack.push_async_callback(workers.close)
             await workers.open(self.world())
-            engines = WorkerEngines(workers, tokenizer, None)
+            if servers is not None and client is not None:
+                servers.moved = partial(_moved, client, workers)
+            engines = WorkerEngines(workers, read, client)
             yield ClusterCollector(
                 env, engines, Share(), None, run.sampling, run.engine.slots, workers=workers, world=self.world
             )
+
+    @asynccontextmanager
+    async def _servers(self, progress: Callable[[str], None]) -> AsyncIterator[Servers | None]:
+        """Launch the servers of the run; None where none are launched."""
+        run, config = self.run, self.run.engine
+        if not isinstance(config, SGLangConfig) or config.urls:
+            yield None
+            return
+        servers = Servers(find_model(run.model), server_settings(run, config), run.cluster.restarts)
+        progress(f"{config.servers} servers")
+        try:
+            await servers.open()
+            yield servers
         finally:
-            await workers.close()
+            await servers.close()
+
+    @asynccontextmanager
+    async def _client(
+        self, servers: Servers | None, tokenizer: ChatTokenizer | None
+    ) -> AsyncIterator[SGLangEngine | None]:
+        """Open the driver's client of the servers, which pushes policies; None where the workers sample themselves."""
+        run, config = self.run, self.run.engine
+        if not isinstance(config, SGLangConfig):
+            yield None
+            return
+        urls = servers.urls if servers is not None else config.urls
+        attached = replace(server_settings(run, config), urls=urls, gpus=())
+        async with SGLangEngine(find_model(run.model), attached, tokenizer=tokenizer) as client:
+            yield client
 
     def world(self) -> int:
         """The number of rollout workers that the run has, or that the cluster has room for now."""
@@ -174,10 +210,15 @@ class Cluster:
         nodes = sum(node["Alive"] for node in ray.nodes())
         return max(1, min(int(boxes) or nodes, self.run.prompts))
 
-    def _start_worker(self, rank: int, world: int) -> ActorHandle:
+    def _start_worker(self, urls: Callable[[], tuple[str, ...]], rank: int, world: int) -> Any:
         boxes = {SANDBOX: 1.0} if ray.cluster_resources().get(SANDBOX, 0) else {}
         start = ray.remote(RolloutWorker).options(
             num_cpus=self.run.cluster.worker_cpus, resources=boxes, scheduling_strategy="SPREAD"
         )
-        handle: ActorHandle = start.remote(self.run, Share(rank, world))
-        return handle
+        return start.remote(self.run, Share(rank, world), urls())
+
+
+async def _moved(client: SGLangEngine, workers: Workers, old: str, new: str) -> None:
+    """Tell the driver's client and all workers where a lost server is now."""
+    client.move(old, new)
+    await workers.ask_all("move", old, new)

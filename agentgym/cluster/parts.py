@@ -1,5 +1,6 @@
 """The parts of a run and where they are: in this process, in those that torchrun started, or on Ray."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from agentgym.run.sync.opening import open_collector
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
     from agentgym.train.trainer import Trainer
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 OFF = "off"
 """The value of `RunConfig.ray` of a run without Ray."""
@@ -87,6 +89,7 @@ async def with_restarts(run: RunConfig, folder: Path, play: Callable[[RunConfig]
     for _ in range(run.cluster.restarts if run.ray != OFF else 0):
         try:
             return await play(run)
-        except TrainerLost:
+        except TrainerLost as lost:
+            _LOG.warning("%s; the run goes on from its last checkpoint", lost)
             run = replace(run, resume=folder, out=None)
     return await play(run)

@@ -10,7 +10,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from agentgym.adapter import Adapter, ModelWeights
@@ -133,7 +132,7 @@ class ClusterTrainer:
     rank, world = 0, 1
     gpus: tuple[int, ...] = ()
 
-    def __init__(self, processes: Sequence[ActorHandle], model: Path | str, config: TrainConfig, *, seed: int) -> None:
+    def __init__(self, processes: Sequence[Any], model: Path | str, config: TrainConfig, *, seed: int) -> None:
         self.model, self.config, self.seed = find_model(model), config, seed
         self._processes = list(processes)
         self._facts: TrainerFacts | None = None
@@ -182,7 +181,7 @@ class ClusterTrainer:
     ) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
         """Do a step in all processes; the samples are in the object store once."""
         done: tuple[dict[str, float], dict[SampleKey, ScoredSample]]
-        done = await asyncio.to_thread(lambda: self.all_of("step_and_logprobs", ray.put(list(samples))))
+        done = await asyncio.to_thread(lambda: self.all_of("step_and_logprobs", ray.put(samples)))
         return done
 
     def adapter(self) -> Adapter:

@@ -1,5 +1,6 @@
 """A process that plays one share of a run's rollouts, with an engine and boxes of its own."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -7,10 +8,11 @@ from typing import Any, TypeAlias
 
 from agentgym.adapter import Adapter, ModelWeights
 from agentgym.engines.base import SharedEngine, weights_engine
+from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector, DistributedScheduler, PlayedShare
 from agentgym.run.peers import Share
-from agentgym.run.sync.opening import engine_counts, open_collector
+from agentgym.run.sync.opening import engine_counts, open_collector, own_template
 from agentgym.run.tasks.chosen import only_tasks
 from agentgym.run.tasks.envs import open_envs
 from agentgym.scheduling.oversampling import Oversample
@@ -60,7 +62,9 @@ class RolloutWorker:
     """
 
     def __init__(self, run: RunConfig, share: Share, urls: Sequence[str] = ()) -> None:
-        engine = replace(run.engine, urls=tuple(urls), gpus=()) if urls else run.engine  # type: ignore[call-arg]
+        engine = run.engine
+        if urls and isinstance(engine, SGLangConfig):
+            engine = replace(engine, urls=tuple(urls), gpus=())
         self._run, self._share = replace(run, engine=engine), share
         self._stack, self._scheduling = AsyncExitStack(), AsyncExitStack()
         self._collector: Collector | None = None
@@ -70,7 +74,8 @@ class RolloutWorker:
         """Open engine, boxes, resources and named models."""
         run = self._run
         env = only_tasks(open_envs(run.env, run.env_args, run.box), run.tasks_from)
-        opening = open_collector(run, env, self._share, lambda said: None)
+        tokenizer = await asyncio.to_thread(own_template, run)
+        opening = open_collector(run, env, self._share, lambda said: None, tokenizer=tokenizer)
         self._collector = await self._stack.enter_async_context(opening)
         engine = self._collector.engine
         return EngineFacts(
@@ -128,6 +133,12 @@ class RolloutWorker:
                 await weights_engine(engine).load_weights(policy, version=version)
             else:
                 await engine.load_adapter(policy, version=version)
+
+    async def move(self, old: str, new: str) -> None:
+        """Ask the server at `new` in the place of the one at `old`, which is lost."""
+        engine = self._opened.engine
+        if isinstance(engine, SGLangEngine):
+            engine.move(old, new)
 
     async def hold(self) -> None:
         """Send no request until `adopt`, where a push changes what the servers' requests are sampled from."""

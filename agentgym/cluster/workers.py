@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from agentgym.cluster.config import SANDBOX
@@ -21,13 +20,13 @@ CLOSE_S = 30.0
 """Seconds for a worker to end its rollouts and its boxes before its process is ended."""
 
 
-Renew: TypeAlias = Callable[[int, ActorHandle], Awaitable[None]]
+Renew: TypeAlias = Callable[[int, Any], Awaitable[None]]
 
 
 class Start(Protocol):
     """Starts the worker of one share on the cluster."""
 
-    def __call__(self, rank: int, world: int) -> ActorHandle: ...
+    def __call__(self, rank: int, world: int) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +38,7 @@ class Workers:
     facts: EngineFacts | None = None
     lost: int = 0
     """Workers that ended by themselves and were replaced."""
-    handles: list[ActorHandle] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)
     renew_policy: Renew | None = None
     """Gives a new worker the policy that the run has; it comes before all else that the worker is asked."""
     renew_schedule: Renew | None = None
@@ -76,7 +75,7 @@ class Workers:
         for handle in handles:
             ray.kill(handle)
 
-    async def _placed(self, handles: Sequence[ActorHandle]) -> None:
+    async def _placed(self, handles: Sequence[Any]) -> None:
         """Wait until the processes run; AgentGymError where the cluster has no room for them."""
         running = answers([handle.__ray_ready__.remote() for handle in handles])
         try:
@@ -99,7 +98,7 @@ class Workers:
             tasks = [asking.create_task(self.ask(rank, method, *values)) for rank in range(len(self.handles))]
         return [task.result() for task in tasks]
 
-    async def replace(self, rank: int, handle: ActorHandle, error: Exception) -> None:
+    async def replace(self, rank: int, handle: Any, error: Exception) -> None:
         """Start a worker in the place of one that has ended, unless that is done already."""
         async with self._replacing:
             if self.handles[rank] is not handle:

@@ -92,9 +92,9 @@ class Collector:
         """Open a scheduler whose every `collect` gives a batch of `prompts` groups of `n`; see `Scheduler`.
 
         `sampler_states` are what `DistributedScheduler.sampler_states` gave in a run that was stopped: this one goes on
-        from there; with `alone` this process was lost, and the others go on. A task that taught nothing is passed over the next `rest_rounds` times. Raises ValueError, naming
-        the field, where the states are wrong or of another run, and where the sampling is from a part of the
-        distribution, which cannot be trained on.
+        from there; with `alone` this process was lost, and the others go on. A task that taught nothing is passed over
+        the next `rest_rounds` times. Raises ValueError, naming the field, where the states are wrong or of another run,
+        and where the sampling is from a part of the distribution, which cannot be trained on.
         """
         if not self.sampling.whole:
             raise ValueError(f"sampling: {WHOLE}")

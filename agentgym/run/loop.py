@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.cluster.parts import open_parts, with_restarts
 from agentgym.engines.base import Engine, weights_engine
 from agentgym.engines.messages import refuse_in_training
@@ -39,7 +38,7 @@ from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.run.settings import flat
 from agentgym.run.sync.memory import lent_memory
-from agentgym.run.sync.opening import engine_counts
+from agentgym.run.sync.opening import engine_counts, own_template
 from agentgym.run.sync.teacher import open_teacher, taught_samples
 from agentgym.run.sync.weights import WeightSync
 from agentgym.run.tasks.chosen import only_tasks
@@ -105,7 +104,7 @@ async def _run(
         if first:
             await asyncio.to_thread(write_surroundings, folder)
         log.note("loading")
-        tokenizer = await asyncio.to_thread(_own_template, run)
+        tokenizer = await asyncio.to_thread(own_template, run)
         collector = await stack.enter_async_context(parts.collector(env, trainer, log.note, tokenizer, given))
         if run.train.method == "full":
             weights_engine(collector.engine)
@@ -144,13 +143,6 @@ async def _run(
     }
     await asyncio.to_thread(record.finish, summary)
     return summary
-
-
-def _own_template(run: RunConfig) -> ChatTokenizer | None:
-    """Load the chat tokenizer where the run sets its template or variables; None leaves it to the engine."""
-    if run.chat_template is None and not run.chat_template_kwargs:
-        return None
-    return chat_tokenizer(run.model, template=run.chat_template, template_kwargs=run.chat_template_kwargs)
 
 
 @dataclass(slots=True)

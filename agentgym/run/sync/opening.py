@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.engines.base import Engine, check_engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.engines.other import OtherEngine
@@ -104,6 +104,13 @@ async def open_models(
                 opening = open_model(run, named.model, engine, peers, progress)
                 opened[name] = await stack.enter_async_context(opening)
         yield opened
+
+
+def own_template(run: RunConfig) -> ChatTokenizer | None:
+    """Load the chat tokenizer where the run sets its template or variables; None leaves it to the engine."""
+    if run.chat_template is None and not run.chat_template_kwargs:
+        return None
+    return chat_tokenizer(run.model, template=run.chat_template, template_kwargs=run.chat_template_kwargs)
 
 
 def without_adapters(

@@ -15,9 +15,7 @@ from agentgym.types import Group
 
 
 @asynccontextmanager
-async def open_teacher(
-    run: RunConfig, peers: Peers, progress: Callable[[str], None]
-) -> AsyncIterator[Engine | None]:
+async def open_teacher(run: RunConfig, peers: Peers, progress: Callable[[str], None]) -> AsyncIterator[Engine | None]:
     """Open the engine of the run's teacher; None where the run has no teacher."""
     if run.teacher is None:
         yield None

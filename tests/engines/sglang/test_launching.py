@@ -17,10 +17,10 @@ from agentgym.adapter import Adapter
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.engine import SGLangEngine
-from agentgym.train.distributed import gpus_here
 from agentgym.engines.sglang.launching.placement import place_servers, visible_gpus
 from agentgym.engines.sglang.launching.process import server_environment
 from agentgym.errors import EngineError
+from agentgym.train.distributed import gpus_here
 from agentgym.types import Completion, Sampling
 
 ROOT = Path(__file__).parents[3]

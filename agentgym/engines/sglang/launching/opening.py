@@ -69,7 +69,7 @@ async def _launch(stack: AsyncExitStack, config: SGLangConfig, model: str, log: 
     process = ServerProcess(command, log, gpus=gpus, restarts=config.restarts)
     stack.push_async_callback(process.close)
     await process.start()
-    return Server(f"http://127.0.0.1:{port}", process, api_key=config.api_key)
+    return Server(f"http://{config.host}:{port}", process, api_key=config.api_key)
 
 
 async def _ready(server: Server, config: SGLangConfig, progress: Progress | None) -> None:
