@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env
-from agentgym.errors import AgentGymError
+from agentgym.errors import TrainerLost
 from agentgym.extras import needs_extra
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
@@ -23,10 +23,6 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 OFF = "off"
 """The value of `RunConfig.ray` of a run without Ray."""
-
-
-class TrainerLost(AgentGymError):
-    """A training process has ended by itself: the run goes on from its last checkpoint."""
 
 
 class Parts(Protocol):

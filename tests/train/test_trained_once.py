@@ -1,6 +1,8 @@
 """No group of a run is trained on twice, whoever hands it in again, also after a resume."""
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 
 from agentgym.samples import SampleBatch
 from agentgym.train.checks import TrainedOnce
+from agentgym.train.trainer import TrainConfig, Trainer
+from tests.run.sync.test_proof import batch as moving_samples
 
 
 def batch(*numbers: int) -> SampleBatch:
@@ -59,3 +63,17 @@ def test_exactly_the_numbers_that_were_trained_on_are_refused_after_a_checkpoint
     ranges = once.state()
     assert all(first < end for first, end in ranges)
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), "neighbouring ranges are joined"
+
+
+async def test_a_trainer_refuses_a_batch_of_a_run_that_comes_again_after_a_resume_too(tmp_path: Path) -> None:
+    config = TrainConfig(device="cpu")
+    whole = replace(batch(0, 1), samples=tuple(moving_samples(1)))
+    async with Trainer("tiny", config) as trainer:
+        await trainer.step(whole)
+        with pytest.raises(ValueError, match="group 'task-0', number 0 of the run, was trained on before"):
+            await trainer.step(whole)
+        trainer.checkpoint(tmp_path, 1)
+    async with Trainer("tiny", config) as resumed:
+        resumed.resume(tmp_path)
+        with pytest.raises(ValueError, match="was trained on before"):
+            await resumed.step(whole)
