@@ -55,6 +55,7 @@ from agentgym.types import Completion, Group, Rollout, Sample, Sampling, Segment
 
 if _TYPE_CHECKING:
     from agentgym.chat.tokenizer import chat_tokenizer
+    from agentgym.cluster.config import ClusterConfig
     from agentgym.engines.adapter_files import read_adapter
     from agentgym.engines.endpoint.endpoint import Endpoint
     from agentgym.engines.other import OtherEngine
@@ -90,6 +91,7 @@ __all__ = [
     "BoxKilledError",
     "Bubblewrap",
     "ClosedError",
+    "ClusterConfig",
     "Collector",
     "Compact",
     "Comparison",
@@ -181,6 +183,7 @@ __all__ = [
 
 _LAZY = {
     "agentgym.chat.tokenizer": ("chat_tokenizer",),
+    "agentgym.cluster.config": ("ClusterConfig",),
     "agentgym.engines.adapter_files": ("read_adapter",),
     "agentgym.engines.endpoint.endpoint": ("Endpoint",),
     "agentgym.engines.other": ("OtherEngine",),

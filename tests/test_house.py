@@ -25,7 +25,7 @@ ORDER = [
     "asking",
     "rollouts",
     "scheduling bridges",
-    "evals run exports",
+    "cluster evals run exports",
     "testing env_checks pytest_plugin cli",
 ]
 """The rooms of the library, lowest first; those of one line may import each other, without circles."""

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, InstanceOf
 
 from agentgym.advantages import Estimator
+from agentgym.cluster.config import ClusterConfig
 from agentgym.engines.other import OtherEngine
 from agentgym.engines.sglang.engine import SGLangConfig
 from agentgym.engines.transformers.engine import LocalConfig
@@ -147,6 +148,10 @@ class RunConfig:
     """Checkpoints that stay; the oldest goes first."""
     seed: Seed = 0
     """The seed of the order of tasks, of sampling, and of the adapter's first weights; from 0 to 2^63 - 1."""
+    ray: Name = "off"
+    """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
+    HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     steps: Count = 30
     """Batches collected and trained on."""
     prompts: Positive = 8

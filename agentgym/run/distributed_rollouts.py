@@ -1,10 +1,10 @@
 """The rollouts of all training processes, collected as one batch."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from agentgym.boxes import Boxes
 from agentgym.engines.base import Engine
@@ -12,6 +12,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.task_rows import as_tasks
 from agentgym.evals.evaluation import Evaluation
 from agentgym.run.config import WHOLE
+from agentgym.run.peers import Peers
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import BatchStats, raise_if_all_failed
 from agentgym.scheduling.group_state import GroupSettings
@@ -20,10 +21,10 @@ from agentgym.scheduling.run_groups import Groups, play_groups
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.tools.tool_threads import in_own_thread
-from agentgym.types import Rollout, Sampling
+from agentgym.types import Group, Rollout, Sampling
 
-if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
-    from agentgym.train.trainer import Trainer
+PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
+"""The groups of a batch that one process played, in the order of their tasks, and their account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Collector:
 
     env: type[Env[Any]]
     engine: Engine
-    trainer: "Trainer"
+    peers: Peers
+    """The processes that play with this one, such as those of an open `Trainer`."""
     boxes: Boxes | None
     sampling: Sampling
     concurrency: int = 64
@@ -49,12 +51,12 @@ class Collector:
         must_score: bool = True,
         sampling: Sampling | None = None,
     ) -> Groups:
-        """Play `n` rollouts of every task, shared out over the trainer's processes; every process gets all of them.
+        """Play `n` rollouts of every task, shared out over the processes; every process gets all of them.
 
         `sampling` takes the place of the collector's own. Raises AgentGymError where all of them failed, unless
         `must_score` is False.
         """
-        mine = tasks[self.trainer.rank :: self.trainer.world]
+        mine = tasks[self.peers.rank :: self.peers.world]
         groups = await play_groups(
             self.env,
             mine,
@@ -66,7 +68,7 @@ class Collector:
             seed=seed,
             models=self.models,
         )
-        found = {group.group_id: group for group in await self.trainer.gather(list(groups))}
+        found = {group.group_id: group for group in await self.peers.gather(list(groups))}
         whole = Groups([found[task.id] for task in tasks])
         if must_score:
             raise_if_all_failed(whole)
@@ -82,6 +84,7 @@ class Collector:
         staleness: int = 0,
         seed: int = 0,
         sampler_states: Sequence[Mapping[str, Any]] = (),
+        alone: bool = False,
         by_turn: bool = False,
         rest_rounds: int = 0,
         on_rollout: Callable[[Rollout], None] | None = None,
@@ -89,21 +92,21 @@ class Collector:
         """Open a scheduler whose every `collect` gives a batch of `prompts` groups of `n`; see `Scheduler`.
 
         `sampler_states` are what `DistributedScheduler.sampler_states` gave in a run that was stopped: this one goes on
-        from there. A task that taught nothing is passed over the next `rest_rounds` times. Raises ValueError, naming
-        the field, where the states are wrong or of another run, and where the sampling is from a part of the
-        distribution, which cannot be trained on.
+        from there; with `alone` this process was lost, and the others go on. A task that taught nothing is passed over
+        the next `rest_rounds` times. Raises ValueError, naming the field, where the states are wrong or of another run,
+        and where the sampling is from a part of the distribution, which cannot be trained on.
         """
         if not self.sampling.whole:
             raise ValueError(f"sampling: {WHOLE}")
         sharding = Sharding(
             prompts=prompts,
-            rank=self.trainer.rank,
-            world=self.trainer.world,
+            rank=self.peers.rank,
+            world=self.peers.world,
             by_id=staleness > 0 or rest_rounds > 0 or (oversample is not None and oversample.crosses_batches),
         )
         sampler: TaskSampler[Any] = TaskSampler.for_training(self.env, sharding, seed=seed, rest_rounds=rest_rounds)
         if sampler_states:
-            sampler.load_state_dict(sampler_states)
+            sampler.load_state_dict(sampler_states, alone=alone)
         settings = GroupSettings(n=n, concurrency=self.concurrency, sampling=self.sampling, seed=seed, by_turn=by_turn)
         async with Scheduler(
             self.env,
@@ -116,7 +119,7 @@ class Collector:
             on_rollout=on_rollout,
             models=self.models,
         ) as scheduler:
-            yield DistributedScheduler(scheduler, self.trainer, wanted=sharding.share)
+            yield DistributedScheduler(scheduler, self.peers, wanted=sharding.share)
 
     async def evaluate(
         self, count: int, *, n: int = 1, must_score: bool = True, sampling: Sampling | None = None
@@ -133,7 +136,7 @@ class DistributedScheduler:
     """Joins the schedulers of all processes into one."""
 
     scheduler: Scheduler[Any]
-    trainer: "Trainer"
+    peers: Peers
     wanted: int
     """How many groups of a batch this process plays."""
 
@@ -142,17 +145,24 @@ class DistributedScheduler:
 
         Raises AgentGymError where all rollouts failed, unless `must_score` is False.
         """
-        mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
-        shares = await self.trainer.gather([(mine.groups, mine.batch_stats)])
-        rows = zip_longest(*(groups for groups, _ in shares))
-        batch_stats_of_ranks = [batch_stats for _, batch_stats in shares if batch_stats is not None]
-        whole = Groups(
-            [group for row in rows for group in row if group is not None], sum(batch_stats_of_ranks, start=BatchStats())
-        )
+        whole = joined(await self.peers.gather([await self.play_share(to_come=to_come)]))
         if must_score:
             raise_if_all_failed(whole)
         return whole
 
+    async def play_share(self, *, to_come: int | None = None) -> PlayedShare:
+        """Play this process's share of the next batch."""
+        mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
+        return mine.groups, mine.batch_stats
+
     async def sampler_states(self) -> list[dict[str, Any]]:
         """The state of every process's sampler, by rank, on every process; between two batches."""
-        return list(await self.trainer.gather([self.scheduler.state_dict()]))
+        return list(await self.peers.gather([self.scheduler.state_dict()]))
+
+
+def joined(shares: Iterable[PlayedShare]) -> Groups:
+    """Join the shares of all processes, by rank, to one batch in the order of its tasks."""
+    known = list(shares)
+    rows = zip_longest(*(groups for groups, _ in known))
+    stats = [of_one for _, of_one in known if of_one is not None]
+    return Groups([group for row in rows for group in row if group is not None], sum(stats, start=BatchStats()))

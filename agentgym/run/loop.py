@@ -16,20 +16,17 @@ import asyncio
 import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
+from agentgym.cluster.parts import open_parts, with_restarts
 from agentgym.engines.base import Engine, weights_engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.environments.env import Env
-from agentgym.environments.resources import open_resources
-from agentgym.environments.task_boxes import open_boxes
-from agentgym.extras import needs_extra
 from agentgym.models import of_field
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
@@ -41,7 +38,7 @@ from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.run.settings import flat
 from agentgym.run.sync.memory import lent_memory
-from agentgym.run.sync.opening import engine_counts, open_engine, open_models
+from agentgym.run.sync.opening import engine_counts, own_template
 from agentgym.run.sync.teacher import open_teacher, taught_samples
 from agentgym.run.sync.weights import WeightSync
 from agentgym.run.tasks.chosen import only_tasks
@@ -49,9 +46,11 @@ from agentgym.run.tasks.envs import env_figures, members_of, open_envs
 from agentgym.run.trackers.outlets import OnRollout, OnStep, Outlets, Sink
 from agentgym.run.trackers.tracker import Tracker, open_tracker
 from agentgym.samples import SampleBatch, build_samples
-from agentgym.sandboxes.choose import as_kind
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
 from agentgym.store.schema import FILE as STORE
+
+if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+    from agentgym.train.trainer import Trainer
 
 PROBE = 256
 """The most ids that trainer and engine both score after a sync; a server may sample one token behind each of them."""
@@ -84,7 +83,7 @@ async def train_policy(
     try:
         with hold_checked(run, env, folder):
             outlets = partial(Outlets, sinks=sinks, on_step=on_step, on_rollout=on_rollout)
-            return await _run(run, env, folder, outlets, engine)
+            return await with_restarts(run, folder, lambda run: _run(run, env, folder, outlets, engine))
     except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
         raise stopped.with_traceback(None) from None
 
@@ -93,11 +92,9 @@ async def _run(
     run: RunConfig, env: type[Env[Any]], folder: Path, outlets: "partial[Outlets]", given: Engine | None
 ) -> dict[str, Any]:
     start = time.perf_counter()
-    with needs_extra():
-        from agentgym.train.trainer import Trainer
-
     async with AsyncExitStack() as stack:
-        trainer = await stack.enter_async_context(Trainer(run.model, run.train, seed=run.seed))
+        parts = await stack.enter_async_context(open_parts(run))
+        trainer = await stack.enter_async_context(parts.trainer())
         run = replace(run, steps=await asyncio.to_thread(trainer.first, lambda: run.steps))  # as it read them
         state = await asyncio.to_thread(load_run_state, trainer, folder, resume=run.resume is not None)
         first = trainer.rank == 0
@@ -107,21 +104,15 @@ async def _run(
         if first:
             await asyncio.to_thread(write_surroundings, folder)
         log.note("loading")
-        tokenizer = await asyncio.to_thread(_own_template, run)
-        opening = nullcontext(given) if given else open_engine(run, trainer, log.note, tokenizer)
-        engine = await stack.enter_async_context(opening)
+        tokenizer = await asyncio.to_thread(own_template, run)
+        collector = await stack.enter_async_context(parts.collector(env, trainer, log.note, tokenizer, given))
         if run.train.method == "full":
-            weights_engine(engine)
+            weights_engine(collector.engine)
         for each in members_of(env) if first else ():
-            warn_of_engine_limits(each, engine)
-        named = as_kind(env.sandbox, run.box) if env.sandbox and run.box != "auto" else None
-        boxes = await stack.enter_async_context(open_boxes(env, run.engine.slots, named))
-        await stack.enter_async_context(open_resources(env))
-        models = await stack.enter_async_context(open_models(run, trainer, log.note))
-        collector = Collector(env, engine, trainer, boxes, run.sampling, concurrency=run.engine.slots, models=models)
+            warn_of_engine_limits(each, collector.engine)
         with of_field("teacher"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))
-        steps = _Steps(run, collector, record, told, teacher)
+        steps = _Steps(run, trainer, collector, record, told, teacher)
         if state.step:
             steps.sync = steps.new_sync(state.probe, state.probe_base)
             await steps.sync(state.step)
@@ -154,18 +145,12 @@ async def _run(
     return summary
 
 
-def _own_template(run: RunConfig) -> ChatTokenizer | None:
-    """Load the chat tokenizer where the run sets its template or variables; None leaves it to the engine."""
-    if run.chat_template is None and not run.chat_template_kwargs:
-        return None
-    return chat_tokenizer(run.model, template=run.chat_template, template_kwargs=run.chat_template_kwargs)
-
-
 @dataclass(slots=True)
 class _Steps:
     """The steps and the evaluations of one run."""
 
     run: RunConfig
+    trainer: "Trainer"
     collector: Collector
     record: Recorder
     outlets: Outlets
@@ -177,7 +162,7 @@ class _Steps:
 
     async def train(self, checkpoints: CheckpointManager) -> None:
         """Collect, credit, train, sync, log: each step of the run, from the one that its state stands at."""
-        run, begun, trainer, log = self.run, checkpoints.state, self.collector.trainer, self.record.log
+        run, begun, trainer, log = self.run, checkpoints.state, self.trainer, self.record.log
         part = self.clock.part
         async with self.collector.schedule(
             run.prompts,
@@ -241,7 +226,7 @@ class _Steps:
 
     def new_sync(self, probe: Sequence[int], base: Sequence[float] = ()) -> WeightSync:
         """Return the way of the policies to the engine, which is at the base model."""
-        trainer, engine = self.collector.trainer, self.collector.engine
+        trainer, engine = self.trainer, self.collector.engine
         return WeightSync(trainer, engine, probe, self.run.sampling, tolerance=self.run.probe_tolerance, base=base)
 
     async def evaluate(self, phase: str, done: int, checkpoints: CheckpointManager | None = None) -> float | None:

@@ -173,4 +173,4 @@ class GroupState(Generic[TaskT]):
     def finished(self) -> Group:
         """The group as it is trained on, rollouts in the order of their index."""
         rollouts = tuple(self.ended[index] for index in sorted(self.ended))
-        return Group(group_id=self.task.id, rollouts=rollouts, task=self.task)
+        return Group(group_id=self.task.id, rollouts=rollouts, task=self.task, number=self.number)

@@ -276,11 +276,12 @@ class TaskSampler(Generic[TaskT]):
             in_play=in_play or self.lost,
         ).to_json()
 
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]], *, alone: bool = False) -> None:
         """Go on where the samplers of a stopped run were: `states` are those of all its processes, by rank.
 
-        What was drawn and not played comes first; what was in play is counted by the first process. Raises ValueError,
-        naming the field, for states that are wrong or of another run, and where this sampler has been used already.
+        What was drawn and not played comes first; what was in play is counted by the first process. With `alone` this
+        process was lost and the others go on: it counts what it had in play itself. Raises ValueError, naming the
+        field, for states that are wrong or of another run, and where this sampler has been used already.
         """
         if self._drawn or self.batches:
             raise ValueError("sampler: it has handed out tasks already; load the state into a new one")
@@ -295,7 +296,9 @@ class TaskSampler(Generic[TaskT]):
         self.batches = max(state.batches for state in saved)
         found = {name: left for state in saved for name, left in state.resting.items()}
         self._resting = {name: left for name, left in found.items() if self._sharding.owns_id(name)}
-        if self._sharding.rank == 0:
+        if alone:
+            self.lost = saved[self._sharding.rank].in_play
+        elif self._sharding.rank == 0:
             self.lost = sum((state.in_play for state in saved), start=InPlay())
 
     def _go_on(self, saved: Sequence[SamplerState]) -> None:

@@ -1,7 +1,8 @@
 """Checks of the samples before a step: what the model cannot be given is refused by name."""
 
 import zlib
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,52 @@ class ModelLimits:
                 raise ValueError(
                     f"{named} has the log-probability {highest:.4g} above 0; give logarithms of probabilities, in nats"
                 )
+
+
+class TrainedOnce:
+    """The numbers of the groups that were trained on: none of them is trained on again, whoever hands it in twice."""
+
+    def __init__(self) -> None:
+        self._ranges: list[list[int]] = []
+        """First number and the one behind the last, ascending: a run hands its groups in nearly in their order."""
+
+    def refuse(self, samples: Sequence[Sample]) -> None:
+        """Raise ValueError that names a group of a `SampleBatch` whose number was trained on before."""
+        for number, group in _numbers(samples).items():
+            if self._has(number):
+                raise ValueError(
+                    f"samples: group {group!r}, number {number} of the run, was trained on before; each rollout is "
+                    "trained on once. Resume from a checkpoint to train on a batch again"
+                )
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Note that the groups of a `SampleBatch` were trained on."""
+        for number in sorted(_numbers(samples)):
+            at = bisect([first for first, _ in self._ranges], number)
+            if at and self._ranges[at - 1][1] == number:
+                self._ranges[at - 1][1] += 1
+            else:
+                self._ranges.insert(at, [number, number + 1])
+                at += 1
+            if at < len(self._ranges) and self._ranges[at][0] == self._ranges[at - 1][1]:
+                self._ranges[at - 1][1] = self._ranges.pop(at)[1]
+
+    def state(self) -> list[list[int]]:
+        """Return what `load` takes, as plain values."""
+        return [list(each) for each in self._ranges]
+
+    def load(self, state: Sequence[Sequence[int]]) -> None:
+        """Go on from the state of a checkpoint."""
+        self._ranges = [[int(first), int(end)] for first, end in state]
+
+    def _has(self, number: int) -> bool:
+        at = bisect([first for first, _ in self._ranges], number)
+        return bool(at) and number < self._ranges[at - 1][1]
+
+
+def _numbers(samples: Sequence[Sample]) -> Mapping[int, str]:
+    """The ids of the groups by their numbers in a run; none where the samples are no `SampleBatch` of one."""
+    return getattr(samples, "numbers", {})
 
 
 def digest(samples: Sequence[Sample]) -> int:

@@ -132,3 +132,13 @@ def find_device(name: str) -> torch.device:
         raise ValueError(f"device: each process needs a GPU of its own, and {name} is one; write cuda")
     torch.cuda.set_device(device)
     return device
+
+
+def gpus_here(device: str) -> tuple[int, ...]:
+    """Return the GPUs of this machine's training processes, among those they see, by the trainer's device."""
+    if device == "cpu":
+        return ()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if processes > 1:
+        return tuple(range(processes))
+    return (int(device.partition(":")[2] or os.environ.get("LOCAL_RANK", "0")),)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.batching.mini_batch import MiniBatch
 from agentgym.train.batching.plan import MicroBatch, cost_of, mini_batches, over_budget, plan_step
-from agentgym.train.checks import ModelLimits, digest
+from agentgym.train.checks import ModelLimits, TrainedOnce, digest
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import Ranks
 from agentgym.train.kept_logprobs import KeptLogprobs, SampleKey, ScoredSample
@@ -65,7 +65,7 @@ class Learner:
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
-        self._limits = ModelLimits.of(self.policy.causal)
+        self._limits, self._once = ModelLimits.of(self.policy.causal), TrainedOnce()
         self._kept: KeptLogprobs | None = None
         self._cost = cost_of(config.balance, self.policy.causal.config.get_text_config().hidden_size)
 
@@ -75,12 +75,14 @@ class Learner:
         self._agree(samples)
         refuse_parts(self.config, samples)
         self._limits.refuse(samples)
+        self._once.refuse(samples)
         forwards: list[Forward] = []
         cut = [[samples[i] for i in part] for part in mini_batches(samples, rollouts=self.config.rollouts_per_step)]
         trained = [part for part in cut if any(sample.loss_mask.any() for sample in part)]
         untrained = len(cut) - len(trained)
         planned = self._with_old_logprobs([self._planned(part) for part in trained])
         norms = [self._mini_batch(step, mini_batch, forwards) for step, mini_batch in enumerate(planned)]
+        self._once.add(samples)
         skipped = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
         stats = {
             "train/optimizer_steps": float(len(norms) - len(skipped)),
@@ -282,6 +284,7 @@ class Learner:
             "dtype": str(weight_type(self.config, ranks.device)).removeprefix("torch."),
             "optimizer_steps": self.optimizer_steps,
             "random": ranks.gather([random_state()]),
+            "trained_once": self._once.state(),
         }
         return Snapshot(
             rank=ranks.rank,
@@ -303,6 +306,7 @@ class Learner:
         else:
             restore_part(self.policy, self._optimizer, folder)
         self.optimizer_steps = int(state["optimizer_steps"])
+        self._once.load(state.get("trained_once", ()))
         if self.ranks.rank < len(state["random"]):
             restore_random(state["random"][self.ranks.rank])
 

@@ -16,7 +16,7 @@ from agentgym.errors import AgentGymError
 from agentgym.models import find_model
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig
-from agentgym.train.distributed import find_device, open_ranks
+from agentgym.train.distributed import find_device, gpus_here, open_ranks
 from agentgym.train.kept_logprobs import SampleKey, ScoredSample
 from agentgym.train.learner import Learner
 from agentgym.train.policy.adapter_io import export_adapter, export_weights, write_adapter, write_merged, write_model
@@ -122,6 +122,11 @@ class Trainer:
     def on_gpu(self) -> bool:
         """Whether this process trains on a GPU."""
         return self._open_now.learner.ranks.device.type == "cuda"
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The GPUs of this machine that the processes train on."""
+        return gpus_here(self.config.device) if self.on_gpu else ()
 
     @property
     def dtype(self) -> str:

@@ -41,6 +41,12 @@ async def play() -> AsyncIterator[Collector]:
         yield Collector(ChaseCompaction, engine, trainer, FakeBoxes(), SAMPLING)
 
 
+def trainer_of(play: Collector) -> Trainer:
+    """The trainer whose processes play together: here, this one alone."""
+    assert isinstance(play.peers, Trainer)
+    return play.peers
+
+
 class Seven(Chase):
     """A small data set: its tasks come round again."""
 
@@ -62,12 +68,12 @@ async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(play
     tasks = ChaseCompaction.tasks("train")[:8]
     before = await play.collect(list(tasks), n=4, seed=0)
     assert any(len(r.segments) > 1 for r in before.rollouts)
-    assert max(largest_gap(play.trainer, r) for r in before.rollouts) < 1e-4
-    await play.trainer.step(ag.build_samples(before))
+    assert max(largest_gap(trainer_of(play), r) for r in before.rollouts) < 1e-4
+    await trainer_of(play).step(ag.build_samples(before))
     probe = before.rollouts[0].segments[0].token_ids.tolist()
-    await WeightSync(play.trainer, play.engine, probe, SAMPLING, tolerance=1e-4)(1)
+    await WeightSync(trainer_of(play), play.engine, probe, SAMPLING, tolerance=1e-4)(1)
     after = await play.collect(list(tasks), n=4, seed=1)
-    assert max(largest_gap(play.trainer, r) for r in after.rollouts) < 1e-4
+    assert max(largest_gap(trainer_of(play), r) for r in after.rollouts) < 1e-4
     assert {v.version for r in after.rollouts for s in r.segments for t in s.turns for v in t.versions} == {1}
 
 
@@ -84,7 +90,7 @@ async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play:
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
     norms = []
     for merge in (True, False):
-        config = replace(play.trainer.config, normalise="rollout")
+        config = replace(trainer_of(play).config, normalise="rollout")
         with Trainer(MODEL, config) as trainer:
             norms.append(trainer.train(ag.build_samples(groups, merge=merge))["train/grad_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
@@ -96,19 +102,19 @@ async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.M
         """An engine that says yes and changes nothing."""
 
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
-    await play.trainer.step(ag.build_samples(groups))
+    await trainer_of(play).step(ag.build_samples(groups))
     monkeypatch.setattr(LocalEngine, "load_adapter", lose)
     with pytest.raises(EngineError, match="does not sample from the policy"):
-        await WeightSync(play.trainer, play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)(1)
+        await WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)(1)
 
 
 async def test_a_saved_adapter_is_read_back_into_an_engine(play: Collector, tmp_path: Path) -> None:
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), n=4, seed=0)
-    await play.trainer.step(ag.build_samples(groups))
-    play.trainer.save(tmp_path / "adapter")
+    await trainer_of(play).step(ag.build_samples(groups))
+    trainer_of(play).save(tmp_path / "adapter")
     await play.engine.load_adapter(ag.read_adapter(tmp_path / "adapter"), version=1)
     ids = groups.rollouts[0].segments[0].token_ids.tolist()
-    gap = play.trainer.score(ids, sampling=SAMPLING) - await play.engine.score(ids, sampling=SAMPLING)
+    gap = trainer_of(play).score(ids, sampling=SAMPLING) - await play.engine.score(ids, sampling=SAMPLING)
     assert np.abs(gap).max() < 1e-4
     with pytest.raises(ValueError, match=r"^adapter: .* has no adapter_config\.json and no adapter_model\.safetensors"):
         ag.read_adapter(tmp_path)
@@ -122,19 +128,19 @@ async def test_log_probabilities_that_are_no_numbers_are_an_error(
 
     monkeypatch.setattr(LocalEngine, "score", unknown)
     with pytest.raises(EngineError, match="up to nan nats off"):
-        await WeightSync(play.trainer, play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)(1)
+        await WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)(1)
 
 
 async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_bound(play: Collector) -> None:
     versions: list[set[int]] = []
-    sync = WeightSync(play.trainer, play.engine, list(range(20, 60)), SAMPLING, tolerance=1e-4)
+    sync = WeightSync(trainer_of(play), play.engine, list(range(20, 60)), SAMPLING, tolerance=1e-4)
     async with play.schedule(4, n=4, staleness=1) as rollouts:
         for step in range(5):
             groups = await rollouts.collect()
             turns = [t for r in groups.rollouts for s in r.segments for t in s.turns]
             versions.append({v.version for turn in turns for v in turn.versions})
             assert step - min(versions[-1]) == groups.metrics()["staleness/max"] <= 1
-            await play.trainer.step(ag.build_samples(groups))
+            await trainer_of(play).step(ag.build_samples(groups))
             assert (await sync(step + 1))["sync/logprob_gap"] < 1e-4
             assert groups.metrics()["requests/dropped"] == groups.metrics()["rollouts/failed"] == 0
     assert any(min(seen) == step - 1 for step, seen in enumerate(versions))  # played while the step before trained
@@ -143,7 +149,7 @@ async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_boun
 async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> None:
     seen: list[set[int]] = []
     settings = Oversample(stop="target", extra_groups=2, carry=3)
-    sync = WeightSync(play.trainer, play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
+    sync = WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
     async with play.schedule(2, n=4, oversample=settings) as rollouts:
         for step in range(6):
             groups = await rollouts.collect()
@@ -151,7 +157,7 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> 
                 turns = [t for r in group.rollouts for s in r.segments for t in s.turns]
                 seen.append({v.version for turn in turns for v in turn.versions})
                 assert step - min(seen[-1]) <= 3
-            await play.trainer.step(ag.build_samples(groups))
+            await trainer_of(play).step(ag.build_samples(groups))
             await sync(step + 1)
     assert any(len(versions) > 1 for versions in seen)
 

@@ -10,8 +10,8 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
-from agentgym.run import loop
 from agentgym.run.command import settings
+from agentgym.run.sync import opening
 from agentgym.types import Completion, Sampling
 from tests.run.test_resume import SETTINGS
 
@@ -77,7 +77,7 @@ async def test_training_and_evaluation_are_each_sampled_as_set_with_the_runs_tem
             engine.asked = asked
             yield engine
 
-    monkeypatch.setattr(loop, "open_engine", opened)
+    monkeypatch.setattr(opening, "open_engine", opened)
     template = tmp_path / "loud.jinja"
     template.write_text(SHOUTING)
     run = replace(

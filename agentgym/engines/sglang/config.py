@@ -42,6 +42,8 @@ class SGLangConfig:
     gpus: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     """GPUs of the launched servers, `tp` for each, numbered from 0 among those that this process sees; empty gives them
     those that no trainer uses. Trainers have the first ones, one for each process of the machine."""
+    host: Name = "127.0.0.1"
+    """The address that launched servers listen at; whoever reaches it may ask them."""
     colocate: Literal["off", "keep", "drop"] = "off"
     """Whether launched servers share the trainer's GPUs. While it trains they give up the memory of their KV cache
     (keep), or that and their weights, of which they keep a copy in the host's memory (drop)."""
@@ -103,7 +105,7 @@ class SGLangConfig:
     def launch_command(self, model: str, *, port: int, context_limit: int) -> list[str]:
         """Return the command line of a server for `model`, whose positions end at `context_limit`."""
         flags: list[Sequence[str]] = [
-            ("--model-path", model, "--host", "127.0.0.1", "--port", str(port)),
+            ("--model-path", model, "--host", self.host, "--port", str(port)),
             ("--max-running-requests", str(self.slots)),
         ]
         if self.context_tokens is not None:

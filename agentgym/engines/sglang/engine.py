@@ -286,6 +286,10 @@ class SGLangEngine:
         """The servers, for other processes to attach to."""
         return tuple(server.client.url for server in self._fleet.servers)
 
+    def move(self, old: str, new: str) -> None:
+        """Ask the server at the address `new` in the place of the one at `old`, once it serves the current policy."""
+        self._fleet.move(old, new)
+
     @property
     def _lent(self) -> tuple[str, ...]:
         return ("kv_cache",) if self._config.colocate == "keep" else ("kv_cache", "weights")

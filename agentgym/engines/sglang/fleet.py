@@ -225,6 +225,13 @@ class Fleet:
         if server.alive and await server.ready(self.config.health_s) is None:
             self.lose(server)
 
+    def move(self, old: str, new: str) -> None:
+        """Lose the server at the address `old`; the watch takes the one at `new` back in its place."""
+        for server in self.servers:
+            if server.client.url == old:
+                self.lose(server)
+                server.move(new)
+
     def lose(self, server: Server) -> None:
         """Ask a server for nothing more; what waits for its answer fails now, and can be sent elsewhere."""
         if server.alive:

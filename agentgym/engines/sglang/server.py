@@ -90,7 +90,7 @@ class Server:
     """
 
     def __init__(self, url: str, process: ServerProcess | None = None, *, api_key: str | None = None) -> None:
-        self.client, self.process = JsonClient(url, api_key=api_key), process
+        self.client, self.process, self._api_key = JsonClient(url, api_key=api_key), process, api_key
         self.alive = True
         self.paused = False
         """Whether the server was asked to pause, and not yet to resume."""
@@ -110,6 +110,12 @@ class Server:
     def ended(self) -> bool:
         """Whether this is a launched server that has ended and is not started again, and so does not come back."""
         return self.process is not None and self.process.ended and not self.process.restarts_left
+
+    def move(self, url: str) -> None:
+        """Ask a server at another address from now on: one that was started in the place of this one."""
+        self.client.close()
+        self.client = JsonClient(url, api_key=self._api_key)
+        self.forget()
 
     def forget(self) -> None:
         """Note that the server was started anew: it has its model's own weights and no adapter."""

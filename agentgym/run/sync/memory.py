@@ -15,18 +15,18 @@ async def lent_memory(run: RunConfig, collector: Collector) -> AsyncIterator[Non
     Every training process calls it. No request is sent meanwhile; the first process, which launched the servers, asks
     them.
     """
-    engine, trainer = collector.engine, collector.trainer
+    engine, peers = collector.engine, collector.peers
     shared = isinstance(run.engine, SGLangConfig) and run.engine.colocate != "off"
     if not (shared and isinstance(engine, SGLangEngine)):
         yield
         return
     await engine.shut()
-    await trainer.gather([None])  # nobody's request is in flight
-    if trainer.rank == 0:
+    await peers.gather([None])  # nobody's request is in flight
+    if peers.rank == 0:
         await engine.release_memory()
-    await trainer.gather([None])  # the memory is there
+    await peers.gather([None])  # the memory is there
     yield
-    if trainer.rank == 0:
+    if peers.rank == 0:
         await engine.resume_memory()
-    await trainer.gather([None])
+    await peers.gather([None])
     await engine.go_on()

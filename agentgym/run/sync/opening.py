@@ -1,30 +1,56 @@
-"""The engine of a run: the one that its config names, opened once for all training processes."""
+"""What a run samples with: the engine that its config names, opened once for all processes, its boxes and models."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.engines.base import Engine, check_engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.engines.other import OtherEngine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
-from agentgym.engines.sglang.launching.opening import trainers_of
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.environments.env import Env
+from agentgym.environments.resources import open_resources
+from agentgym.environments.task_boxes import open_boxes
 from agentgym.errors import EngineError
 from agentgym.models import find_model, of_field
 from agentgym.run.config import RunConfig
+from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.peers import Peers
+from agentgym.sandboxes.choose import as_kind
 
-if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
-    from agentgym.train.trainer import Trainer
+
+@asynccontextmanager
+async def open_collector(
+    run: RunConfig,
+    env: type[Env[Any]],
+    peers: Peers,
+    progress: Callable[[str], None],
+    *,
+    tokenizer: ChatTokenizer | None = None,
+    engine: Engine | None = None,
+) -> AsyncIterator[Collector]:
+    """Open all that this process plays the run's rollouts with; `engine`, which is open, takes the place of its own."""
+    async with AsyncExitStack() as stack:
+        opening = nullcontext(engine) if engine else open_engine(run, peers, progress, tokenizer)
+        engine = await stack.enter_async_context(opening)
+        named = as_kind(env.sandbox, run.box) if env.sandbox and run.box != "auto" else None
+        boxes = await stack.enter_async_context(open_boxes(env, run.engine.slots, named))
+        await stack.enter_async_context(open_resources(env))
+        models = await stack.enter_async_context(open_models(run, peers, progress))
+        yield Collector(env, engine, peers, boxes, run.sampling, concurrency=run.engine.slots, models=models)
 
 
 @asynccontextmanager
 async def open_engine(
-    run: RunConfig, trainer: "Trainer", progress: Callable[[str], None], tokenizer: ChatTokenizer | None = None
+    run: RunConfig,
+    peers: Peers,
+    progress: Callable[[str], None],
+    tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Engine]:
     """Open the engine that the run asks for; a server that starts tells `progress` what it does.
 
@@ -33,7 +59,7 @@ async def open_engine(
     Of several training processes the first one launches the servers, and the others attach to them. EngineError on
     all of them where they do not come up.
     """
-    opening = open_model(run, run.model, run.engine, trainer, progress, tokenizer)
+    opening = open_model(run, run.model, run.engine, peers, progress, tokenizer)
     async with opening as engine:
         refuse_in_training(engine)
         yield engine
@@ -44,7 +70,7 @@ async def open_model(
     run: RunConfig,
     model: Path | str,
     config: LocalConfig | SGLangConfig | OtherEngine,
-    trainer: "Trainer",
+    peers: Peers,
     progress: Callable[[str], None],
     tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Engine]:
@@ -57,13 +83,14 @@ async def open_model(
             check_engine(other)
             yield other
     else:
-        async with _shared(run, model, server_settings(run, config), trainer, progress, tokenizer) as engine:
+        settings = server_settings(run, config)
+        async with _shared(model, settings, peers, progress, tokenizer) as engine:
             yield engine
 
 
 @asynccontextmanager
 async def open_models(
-    run: RunConfig, trainer: "Trainer", progress: Callable[[str], None]
+    run: RunConfig, peers: Peers, progress: Callable[[str], None]
 ) -> AsyncIterator[dict[str, Engine]]:
     """Open the engines of the run's named models; they stay as they are, whatever is trained.
 
@@ -73,9 +100,17 @@ async def open_models(
         opened: dict[str, Engine] = {}
         for name, named in run.models.items():
             with of_field(f"models.{name}"):
-                opening = open_model(run, named.model, without_adapters(named.engine), trainer, progress)
+                engine = without_adapters(named.engine)
+                opening = open_model(run, named.model, engine, peers, progress)
                 opened[name] = await stack.enter_async_context(opening)
         yield opened
+
+
+def own_template(run: RunConfig) -> ChatTokenizer | None:
+    """Load the chat tokenizer where the run sets its template or variables; None leaves it to the engine."""
+    if run.chat_template is None and not run.chat_template_kwargs:
+        return None
+    return chat_tokenizer(run.model, template=run.chat_template, template_kwargs=run.chat_template_kwargs)
 
 
 def without_adapters(
@@ -92,10 +127,9 @@ def server_settings(run: RunConfig, config: SGLangConfig) -> SGLangConfig:
 
 @asynccontextmanager
 async def _shared(
-    run: RunConfig,
     named: Path | str,
     config: SGLangConfig,
-    trainer: "Trainer",
+    peers: Peers,
     progress: Callable[[str], None],
     tokenizer: ChatTokenizer | None,
 ) -> AsyncIterator[Engine]:
@@ -105,16 +139,16 @@ async def _shared(
         config,
         tokenizer=tokenizer,
         progress=lambda said: progress(f"server: {said[:40]}"),
-        trainers=trainers_of(run.train.device) if trainer.on_gpu else (),
+        trainers=peers.gpus,
     )
-    if config.urls or trainer.world == 1:
+    if config.urls or peers.world == 1:
         async with launching as engine:
             yield engine
-    elif trainer.rank == 0:
-        async with _told_to_the_others(launching, trainer) as engine:
+    elif peers.rank == 0:
+        async with _told_to_the_others(launching, peers) as engine:
             yield engine
     else:
-        urls, said = (await trainer.gather([((), "")]))[0]
+        urls, said = (await peers.gather([((), "")]))[0]
         if said:
             raise EngineError(f"engine: the first process could not launch the servers: {said}")
         attached = replace(config, urls=urls, gpus=(), colocate="off")
@@ -123,17 +157,17 @@ async def _shared(
 
 
 @asynccontextmanager
-async def _told_to_the_others(launching: SGLangEngine, trainer: "Trainer") -> AsyncIterator[SGLangEngine]:
+async def _told_to_the_others(launching: SGLangEngine, peers: Peers) -> AsyncIterator[SGLangEngine]:
     """Launch the servers and tell the other processes where they are, or why there are none."""
     told = False
     try:
         async with launching as engine:
             told = True
-            await trainer.gather([(engine.urls, "")])
+            await peers.gather([(engine.urls, "")])
             yield engine
     except Exception as error:
         if not told:
-            await trainer.gather([((), f"{type(error).__name__}: {error}")])
+            await peers.gather([((), f"{type(error).__name__}: {error}")])
         raise
 
 

@@ -2,31 +2,26 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from agentgym.engines.base import Engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.engines.teacher import divergence, teacher_advantages
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.peers import Peers
 from agentgym.run.sync.opening import open_model, without_adapters
 from agentgym.samples import SampleBatch, teacher_samples
 from agentgym.types import Group
 
-if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
-    from agentgym.train.trainer import Trainer
-
 
 @asynccontextmanager
-async def open_teacher(
-    run: RunConfig, trainer: "Trainer", progress: Callable[[str], None]
-) -> AsyncIterator[Engine | None]:
+async def open_teacher(run: RunConfig, peers: Peers, progress: Callable[[str], None]) -> AsyncIterator[Engine | None]:
     """Open the engine of the run's teacher; None where the run has no teacher."""
     if run.teacher is None:
         yield None
         return
     engine = without_adapters(run.teacher_engine)
-    async with open_model(run, run.teacher, engine, trainer, progress) as teacher:
+    async with open_model(run, run.teacher, engine, peers, progress) as teacher:
         refuse_in_training(teacher)
         yield teacher
 
@@ -38,15 +33,15 @@ async def taught_samples(
 
     Every training process calls it with the whole batch, asks for its share of the scores, and gets all of them.
     """
-    trainer, rollouts = collector.trainer, [rollout for group in groups for rollout in group.rollouts]
+    peers, rollouts = collector.peers, [rollout for group in groups for rollout in group.rollouts]
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     mine = await teacher_advantages(
-        scored[trainer.rank :: trainer.world],
+        scored[peers.rank :: peers.world],
         teacher,
         collector.engine,
         sampling=run.sampling,
         concurrency=run.teacher_engine.slots,
     )
-    advantages = dict(await trainer.gather(list(mine.items())))
+    advantages = dict(await peers.gather(list(mine.items())))
     batch = teacher_samples(groups, advantages, merge=run.merge)
     return batch, {"teacher/divergence": divergence(scored, advantages)}

@@ -17,10 +17,10 @@ from agentgym.adapter import Adapter
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.engine import SGLangEngine
-from agentgym.engines.sglang.launching.opening import trainers_of
 from agentgym.engines.sglang.launching.placement import place_servers, visible_gpus
 from agentgym.engines.sglang.launching.process import server_environment
 from agentgym.errors import EngineError
+from agentgym.train.distributed import gpus_here
 from agentgym.types import Completion, Sampling
 
 ROOT = Path(__file__).parents[3]
@@ -89,9 +89,9 @@ def test_gpus_are_those_that_cuda_visible_devices_names(monkeypatch: pytest.Monk
 
 def test_trainers_have_the_first_gpus_one_for_each_process_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert [trainers_of(device) for device in ("cpu", "auto", "cuda", "cuda:3")] == [(), (0,), (0,), (3,)]
+    assert [gpus_here(device) for device in ("cpu", "auto", "cuda", "cuda:3")] == [(), (0,), (0,), (3,)]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert trainers_of("auto") == (0, 1, 2, 3)
+    assert gpus_here("auto") == (0, 1, 2, 3)
 
 
 def test_a_server_has_none_of_torchruns_variables_and_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The opening of servers: those that run already, and those that are launched."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -63,16 +62,6 @@ async def facts_of(server: Server, *, merged: bool) -> ServerFacts:
     return facts
 
 
-def trainers_of(device: str) -> tuple[int, ...]:
-    """Return the GPUs of this machine's training processes, among those they see, by the trainer's device."""
-    if device == "cpu":
-        return ()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if processes > 1:
-        return tuple(range(processes))
-    return (int(device.partition(":")[2] or os.environ.get("LOCAL_RANK", "0")),)
-
-
 async def _launch(stack: AsyncExitStack, config: SGLangConfig, model: str, log: Path, gpus: tuple[str, ...]) -> Server:
     port = free_port()
     limit = await asyncio.to_thread(context_limit, model)
@@ -80,7 +69,7 @@ async def _launch(stack: AsyncExitStack, config: SGLangConfig, model: str, log: 
     process = ServerProcess(command, log, gpus=gpus, restarts=config.restarts)
     stack.push_async_callback(process.close)
     await process.start()
-    return Server(f"http://127.0.0.1:{port}", process, api_key=config.api_key)
+    return Server(f"http://{config.host}:{port}", process, api_key=config.api_key)
 
 
 async def _ready(server: Server, config: SGLangConfig, progress: Progress | None) -> None:

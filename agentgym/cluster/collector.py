@@ -1,0 +1,241 @@
+"""The driver's side of the rollout workers: their engines as one engine, their schedulers as one scheduler."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+
+from agentgym.adapter import Adapter, ModelWeights
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.cluster.worker import EngineFacts, Played, Policy, Schedule
+from agentgym.cluster.workers import Workers, answer
+from agentgym.engines.base import SharedEngine
+from agentgym.errors import EngineError
+from agentgym.run.distributed_rollouts import Collector, joined
+from agentgym.run.peers import Share
+from agentgym.scheduling.accounting import Groups, raise_if_all_failed
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.types import Completion, Floats, Rollout, Sampling
+
+SAME = 1e-3
+"""Largest difference in nats of the scores that engines of the same policy give, where each worker has its own."""
+
+
+class WorkerEngines:
+    """The engines of all workers as one `Engine`: a policy goes to every worker, and a score is that of each.
+
+    `servers` is the driver's own client of the servers that the workers ask; None where each worker samples itself.
+    """
+
+    def __init__(self, workers: Workers, tokenizer: ChatTokenizer, servers: Any | None) -> None:
+        self._workers, self._tokenizer, self._servers = workers, tokenizer, servers
+        self._version = 0
+        self._given: Any = None
+        """The policy in the object store, or what was pushed to the servers; None for the base model."""
+        workers.renew_policy = self._renew
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        return self._tokenizer
+
+    @property
+    def context_tokens(self) -> int:
+        return self._facts.context_tokens
+
+    @property
+    def dtype(self) -> str:
+        """The type of the engines' weights, such as float32."""
+        return self._facts.dtype
+
+    @property
+    def model_name(self) -> str:
+        """The folder or the name of the engines' model."""
+        return self._facts.model_name
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def counts(self) -> Any:
+        """The counters of the driver's client of the servers; None where there are none."""
+        return getattr(self._servers, "counts", None)
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        raise EngineError("engine: the workers sample, and the driver of a run on Ray does not")
+
+    async def release(self, session: str) -> None:
+        """Do nothing: the driver has no session."""
+
+    async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
+        """Give every worker's engine, or the servers, an adapter."""
+        await self._load(adapter, version)
+
+    async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
+        """Give every worker's engine, or the servers, the weights of a whole model."""
+        await self._load(weights, version)
+
+    async def _load(self, policy: Policy, version: int) -> None:
+        if self._servers is None:
+            self._given = await asyncio.to_thread(ray.put, policy)  # packed once, whatever the number of workers
+            self._version = version
+            await self._workers.ask_all("load", self._given, version)
+            return
+        servers: SharedEngine = self._servers
+        await self._workers.ask_all("hold")
+        await servers.hold()
+        self._given = await servers.push(policy, version=version)
+        self._version = version
+        await servers.adopt(self._given)
+        await self._workers.ask_all("adopt", self._given)
+
+    async def _renew(self, rank: int, worker: Any) -> None:
+        """Give a new worker the policy that the others have."""
+        if self._given is None:
+            return
+        if self._servers is None:
+            await answer(worker.load.remote(self._given, self._version))
+        else:
+            await answer(worker.adopt.remote(self._given))
+
+    async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
+        """Return the engines' log-probabilities; EngineError, naming the worker, where one has another policy."""
+        if self._servers is not None:
+            scores: Floats = await self._servers.score(token_ids, sampling=sampling)
+            return scores
+        found: list[Floats] = await self._workers.ask_all("score", list(token_ids), sampling)
+        for rank, other in enumerate(found):
+            gap = float(np.abs(other - found[0]).max(initial=0.0))
+            if not gap <= SAME:
+                raise EngineError(f"engine: worker {rank} scores the probe {gap:.2g} nats off worker 0")
+        return found[0]
+
+    @property
+    def _facts(self) -> EngineFacts:
+        assert self._workers.facts is not None, "open() comes first"
+        return self._workers.facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterCollector(Collector):
+    """Has the workers play what a `Collector` plays itself."""
+
+    workers: Workers
+    world: Callable[[], int]
+    """The number of workers that the cluster has room for now."""
+
+    async def collect(
+        self,
+        tasks: Sequence[Any],
+        *,
+        n: int,
+        seed: int,
+        must_score: bool = True,
+        sampling: Sampling | None = None,
+    ) -> Groups:
+        """Play `n` rollouts of every task, shared out over the workers."""
+        world = len(self.workers.handles)
+        async with asyncio.TaskGroup() as playing:
+            shares = [
+                playing.create_task(self.workers.ask(rank, "play", Share(rank, world).of(tasks), n, seed, sampling))
+                for rank in range(world)
+            ]
+        found = {group.group_id: group for share in shares for group in share.result()}
+        whole = Groups([found[task.id] for task in tasks])
+        if must_score:
+            raise_if_all_failed(whole)
+        return whole
+
+    @asynccontextmanager
+    async def schedule(  # type: ignore[override]  # what it yields is used as a DistributedScheduler is
+        self,
+        prompts: int,
+        *,
+        n: int,
+        oversample: Oversample | None = None,
+        staleness: int = 0,
+        seed: int = 0,
+        sampler_states: Sequence[Mapping[str, Any]] = (),
+        alone: bool = False,
+        by_turn: bool = False,
+        rest_rounds: int = 0,
+        on_rollout: Callable[[Rollout], None] | None = None,
+    ) -> AsyncIterator["ClusterScheduler"]:
+        """Open the schedulers of all workers; `on_rollout` is called with a batch's rollouts when it is there."""
+        asked = Schedule(
+            prompts=prompts,
+            n=n,
+            oversample=oversample,
+            staleness=staleness,
+            seed=seed,
+            by_turn=by_turn,
+            rest_rounds=rest_rounds,
+        )
+        scheduler = ClusterScheduler(self.workers, asked, self.world, on_rollout)
+        await scheduler.begin(sampler_states)
+        self.workers.renew_schedule = scheduler.renew
+        try:
+            yield scheduler
+        finally:
+            self.workers.renew_schedule = None
+            await self.workers.ask_all("end_schedule")
+
+
+@dataclass(slots=True, eq=False)
+class ClusterScheduler:
+    """Joins the schedulers of all workers into one."""
+
+    workers: Workers
+    asked: Schedule
+    world: Callable[[], int]
+    on_rollout: Callable[[Rollout], None] | None
+    states: list[Mapping[str, Any]] = field(default_factory=list)
+    """Where the tasks of each worker stand, by rank, as of the last batch."""
+    collecting: bool = False
+    """Whether a batch is in play: what a worker that is lost had begun of it counts as dropped."""
+
+    async def begin(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Open every worker's scheduler from these states of any number of workers."""
+        self.states = await self.workers.ask_all("begin", self.asked, list(states))
+
+    async def collect(self, *, to_come: int | None = None, must_score: bool = True) -> Groups:
+        """Play the next batch; where workers have joined the cluster or left it, on as many as there are now."""
+        if (world := self.world()) != len(self.workers.handles):
+            await self._spread(world)
+        self.collecting = True
+        played: list[Played] = await self.workers.ask_all("play_share", to_come)
+        self.collecting = False
+        self.states = [each.state for each in played]
+        whole = joined(each.share for each in played)
+        if self.on_rollout is not None:
+            for rollout in whole.rollouts:
+                self.on_rollout(rollout)
+        if must_score:
+            raise_if_all_failed(whole)
+        return whole
+
+    async def sampler_states(self) -> list[Mapping[str, Any]]:
+        """The state of every worker's sampler, by rank; between two batches."""
+        self.states = await self.workers.ask_all("state")
+        return list(self.states)
+
+    async def renew(self, rank: int, worker: Any) -> None:
+        """Bring a new worker to where the lost one stood behind the last batch, and count what that had in play."""
+        states = [dict(state) for state in self.states]
+        lost = states[rank]["in_play"]
+        if self.collecting:
+            share = Share(rank, len(states)).of(range(self.asked.prompts))
+            states[rank]["in_play"] = {**lost, "started": lost["started"] + len(share)}
+        await answer(worker.begin.remote(self.asked, states, alone=True))
+
+    async def _spread(self, world: int) -> None:
+        """Go on with another number of workers; what is in play ahead of its batch is dropped and played again."""
+        states = await self.sampler_states()
+        await self.workers.resize(world)
+        await self.begin(states)

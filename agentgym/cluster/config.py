@@ -1,0 +1,29 @@
+"""The settings of a run whose parts are Ray actors."""
+
+from dataclasses import dataclass
+
+from agentgym.field_checks import Above0, Count, Positive, check_fields, names_its_fields
+
+SANDBOX = "sandbox"
+"""The custom resource of nodes that run boxes; where the cluster has any, each rollout worker takes one of it."""
+
+
+@names_its_fields
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Says how the parts of a run are spread over a Ray cluster; without --ray they are all in this process."""
+
+    workers: Positive | None = None
+    """Processes that play rollouts; None: one for each unit of the resource "sandbox", or else one for each node. With
+    None, workers join and leave with their nodes, between two batches."""
+    worker_cpus: Above0 = 1.0
+    """CPUs that Ray sets aside for each worker."""
+    trainers: Positive = 1
+    """Processes that train together, each with a GPU of its own where it trains on GPUs."""
+    trainer_cpus: Above0 = 1.0
+    """CPUs that Ray sets aside for each trainer."""
+    restarts: Count = 5
+    """Times that lost workers, servers or trainers are replaced, each kind counted alone; then the run fails."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, ClusterConfig)

@@ -1,0 +1,91 @@
+"""The parts of a run and where they are: in this process, in those that torchrun started, or on Ray."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.engines.base import Engine
+from agentgym.environments.env import Env
+from agentgym.errors import TrainerLost
+from agentgym.extras import needs_extra
+from agentgym.run.config import RunConfig
+from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.sync.opening import open_collector
+
+if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+    from agentgym.train.trainer import Trainer
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+OFF = "off"
+"""The value of `RunConfig.ray` of a run without Ray."""
+
+
+class Parts(Protocol):
+    """What trains and what plays rollouts, each opened once."""
+
+    def trainer(self) -> "AbstractAsyncContextManager[Trainer]":
+        """Open what trains the run's policy."""
+        ...
+
+    def collector(
+        self,
+        env: type[Env[Any]],
+        trainer: "Trainer",
+        progress: Callable[[str], None],
+        tokenizer: ChatTokenizer | None,
+        engine: Engine | None,
+    ) -> AbstractAsyncContextManager[Collector]:
+        """Open what plays the run's rollouts; `engine` takes the place of the one that the run names."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalParts:
+    """The parts of a run in this process, which torchrun may have started with others."""
+
+    run: RunConfig
+
+    def trainer(self) -> "AbstractAsyncContextManager[Trainer]":
+        """Return the trainer, not open yet."""
+        with needs_extra():
+            from agentgym.train.trainer import Trainer
+        return Trainer(self.run.model, self.run.train, seed=self.run.seed)
+
+    def collector(
+        self,
+        env: type[Env[Any]],
+        trainer: "Trainer",
+        progress: Callable[[str], None],
+        tokenizer: ChatTokenizer | None,
+        engine: Engine | None,
+    ) -> AbstractAsyncContextManager[Collector]:
+        """Open the engine, the boxes, the resources and the named models of the run."""
+        return open_collector(self.run, env, trainer, progress, tokenizer=tokenizer, engine=engine)
+
+
+@asynccontextmanager
+async def open_parts(run: RunConfig) -> AsyncIterator[Parts]:
+    """Yield the parts of the run; with `ray` the cluster is joined, or one is started on this machine."""
+    if run.ray == OFF:
+        yield LocalParts(run)
+        return
+    with needs_extra():
+        from agentgym.cluster.on_ray import joined_cluster
+    async with joined_cluster(run) as cluster:
+        yield cluster
+
+
+async def with_restarts(run: RunConfig, folder: Path, play: Callable[[RunConfig], Awaitable[T]]) -> T:
+    """Play the run; where a trainer on Ray is lost, go on from the last checkpoint, `cluster.restarts` times."""
+    for _ in range(run.cluster.restarts if run.ray != OFF else 0):
+        try:
+            return await play(run)
+        except TrainerLost as lost:
+            _LOG.warning("%s; the run goes on from its last checkpoint", lost)
+            run = replace(run, resume=folder, out=None)
+    return await play(run)

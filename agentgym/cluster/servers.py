@@ -1,0 +1,118 @@
+"""The SGLang servers of a run on Ray: each in an actor, started again where one is lost."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from agentgym.cluster.workers import answer
+from agentgym.engines.sglang.config import SGLangConfig
+from agentgym.engines.sglang.engine import SGLangEngine
+from agentgym.errors import AgentGymError
+
+_LOG = logging.getLogger(__name__)
+
+
+class ServerActor:
+    """Launches one server on its node, on the GPUs that Ray gave it, and restarts it where it ends by itself."""
+
+    def __init__(self, model: Path | str, config: SGLangConfig) -> None:
+        host = ray.util.get_node_ip_address()
+        self._engine = SGLangEngine.launch(model, replace(config, servers=1, gpus=(), host=host))
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> str:
+        """Launch the server; return its URL when it takes requests."""
+        engine = await self._stack.enter_async_context(self._engine)
+        return engine.urls[0]
+
+    async def close(self) -> None:
+        """End the server with all its processes."""
+        await self._stack.aclose()
+
+    async def serve(self) -> None:
+        """Wait for ever: whoever waits for the answer hears when this process ends."""
+        await asyncio.Event().wait()
+
+
+@dataclass(slots=True, eq=False)
+class Servers:
+    """The servers of a run, by their URLs. One whose process or node is lost is started again, wherever there is room.
+
+    `moved` is called with the URL that was lost and the one that serves in its place.
+    """
+
+    model: Path | str
+    config: SGLangConfig
+    restarts: int
+    moved: Callable[[str, str], Awaitable[None]] | None = None
+    lost: int = 0
+    """Servers that were lost and started again."""
+    actors: dict[str, Any] = field(default_factory=dict)
+    _watching: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of the servers."""
+        return tuple(self.actors)
+
+    async def open(self) -> None:
+        """Start all servers at once, and watch them."""
+        started = [self._start() for _ in range(self.config.servers)]
+        try:
+            async with asyncio.TaskGroup() as opening:
+                urls = [opening.create_task(answer(actor.open.remote())) for actor in started]
+        except ExceptionGroup as failed:
+            for actor in started:
+                ray.kill(actor)
+            raise failed.exceptions[0] from None
+        for url, actor in zip(urls, started, strict=True):
+            self.actors[url.result()] = actor
+            self._watching.append(asyncio.create_task(self._watch(url.result(), actor)))
+
+    async def close(self) -> None:
+        """End all servers."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        actors, self.actors = list(self.actors.values()), {}
+        closing = [asyncio.wrap_future(actor.close.remote().future()) for actor in actors]
+        if closing:
+            await asyncio.wait(closing)
+        for actor in actors:
+            ray.kill(actor)
+
+    def _start(self) -> Any:
+        gpus = self.config.tp if ray.cluster_resources().get("GPU", 0) else 0
+        options = {"num_cpus": 0 if gpus else 1, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
+        return ray.remote(ServerActor).options(**options).remote(self.model, self.config)
+
+    async def _watch(self, url: str, actor: Any) -> None:
+        """Start a server again whenever its process has ended, until `restarts` are used up."""
+        while True:
+            try:
+                await actor.serve.remote()
+            except RayActorError as error:
+                said = str(error).splitlines()[0]
+            del self.actors[url]
+            self.lost += 1
+            if self.lost > self.restarts:
+                _LOG.error("cluster.restarts: %d servers were lost, and no more is started: %s", self.lost, said)
+                return
+            _LOG.warning("the server at %s is lost, and is started again: %s", url, said)
+            actor = self._start()
+            try:
+                fresh: str = await answer(actor.open.remote())
+            except (RayActorError, AgentGymError) as again:
+                _LOG.error("the server at %s could not be started again: %s", url, str(again).splitlines()[0])
+                return
+            self.actors[fresh] = actor
+            if self.moved is not None:
+                await self.moved(url, fresh)
+            url = fresh

@@ -1,0 +1,267 @@
+"""The training processes of a run on Ray, which the driver uses as one `Trainer`."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from agentgym.adapter import Adapter, ModelWeights
+from agentgym.engines.sglang.launching.process import free_port
+from agentgym.errors import TrainerLost
+from agentgym.models import find_model
+from agentgym.run.peers import Share
+from agentgym.train.checkpoint import last_checkpoint
+from agentgym.train.config import TrainConfig
+from agentgym.train.kept_logprobs import SampleKey, ScoredSample
+from agentgym.train.policy.adapter_io import write_adapter, write_merged
+from agentgym.train.snapshot import Snapshot
+from agentgym.train.trainer import Trainer
+from agentgym.types import Floats, Sample, Sampling
+
+T = TypeVar("T")
+LOST_S = 10.0
+"""Seconds after the error of one training process in which another one is found to have ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFacts:
+    """What the driver knows of the open trainers."""
+
+    on_gpu: bool
+    dtype: str
+
+
+class TrainerProcess:
+    """One training process: a `Trainer`, unchanged; all processes get the same calls in the same order."""
+
+    def __init__(self, share: Share) -> None:
+        place = {"RANK": share.rank, "WORLD_SIZE": share.world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        os.environ |= {name: str(value) for name, value in place.items()}
+        self._trainer: Trainer | None = None
+        self._kept: Snapshot | None = None
+
+    def address(self) -> tuple[str, int]:
+        """Return where the first process can be met by the others."""
+        return ray.util.get_node_ip_address(), free_port()
+
+    def open(self, master: tuple[str, int], model: Path | str, config: TrainConfig, seed: int) -> TrainerFacts:
+        """Meet the other processes and open the trainer."""
+        os.environ |= {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
+        self._trainer = Trainer(model, config, seed=seed)
+        self._trainer.__enter__()
+        return TrainerFacts(on_gpu=self._trainer.on_gpu, dtype=self._trainer.dtype)
+
+    def call(self, method: str, *values: Any, **named: Any) -> Any:
+        """Call a method of the trainer; the first process alone returns what it gives."""
+        done = getattr(self._opened, method)(*values, **named)
+        return done if self._opened.rank == 0 else None
+
+    def step_and_logprobs(self, samples: Sequence[Sample]) -> Any:
+        """Do the trainer's `step_and_logprobs`; the first process alone returns what it gives."""
+        done = asyncio.run(self._opened.step_and_logprobs(samples))
+        return done if self._opened.rank == 0 else None
+
+    def keep(self) -> None:
+        """Keep a snapshot in this process's memory, in the place of the one before."""
+        self._kept = self._opened.snapshot()
+
+    def kept(self) -> Snapshot | None:
+        """Return the snapshot, which is whole where an adapter is trained."""
+        return self._kept
+
+    def write_part(self, folder: Path, step: int, run: Mapping[str, Any], keep: int) -> None:
+        """Write what this process has of the snapshot; the folder is the same one on every node."""
+        assert self._kept is not None
+        self._kept.write_checkpoint(folder, step, run=run, keep=keep)
+
+    def write_policy(self, folder: Path, checkpoint: Path) -> None:
+        """Write the model of the snapshot's checkpoint into `folder`."""
+        assert self._kept is not None
+        self._kept.write_policy(folder, checkpoint)
+
+    def close(self) -> None:
+        """Close the trainer."""
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            trainer.__exit__(None, None, None)
+
+    @property
+    def _opened(self) -> Trainer:
+        assert self._trainer is not None, "open() comes first"
+        return self._trainer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterSnapshot:
+    """A snapshot that is in the memory of the training processes until it is written."""
+
+    trainer: "ClusterTrainer"
+
+    def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
+        """Write the checkpoint: an adapter's from here, a whole model's by each process into the same folder."""
+        if self.trainer.adapts:
+            self._whole().write_checkpoint(folder, step, run=run, keep=keep)
+        else:
+            self.trainer.all_of("write_part", folder.absolute(), step, dict(run), keep)
+
+    def write_policy(self, folder: Path, checkpoint: Path) -> None:
+        """Write the adapter, or the model as the checkpoint has it."""
+        if self.trainer.adapts:
+            self._whole().write_policy(folder, checkpoint)
+        else:
+            self.trainer.first_of("write_policy", folder.absolute(), checkpoint.absolute())
+
+    def _whole(self) -> Snapshot:
+        kept: Snapshot = self.trainer.first_of("kept")
+        return kept
+
+
+class ClusterTrainer:
+    """Trains in processes of their own, and is used like a `Trainer` of a single process.
+
+    A process that ends by itself is a TrainerLost, and so is every later call.
+    """
+
+    rank, world = 0, 1
+    gpus: tuple[int, ...] = ()
+
+    def __init__(self, processes: Sequence[Any], model: Path | str, config: TrainConfig, *, seed: int) -> None:
+        self.model, self.config, self.seed = find_model(model), config, seed
+        self._processes = list(processes)
+        self._facts: TrainerFacts | None = None
+        self._lost = ""
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._open)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._lost:
+            with suppress(TrainerLost):
+                await asyncio.to_thread(self.all_of, "close")
+
+    def _open(self) -> None:
+        master = self.first_of("address")
+        self._facts = self.all_of("open", master, self.model, self.config, self.seed)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether an adapter is trained, and not the model itself."""
+        return self.config.method == "lora"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the processes train on GPUs."""
+        return self._opened.on_gpu
+
+    @property
+    def dtype(self) -> str:
+        """The type that the model computes in, such as float32."""
+        return self._opened.dtype
+
+    async def gather(self, objects: list[T]) -> list[T]:
+        """Return the driver's objects: it collects what the processes of the run play itself."""
+        return objects
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Run the work here, on the driver."""
+        return work()
+
+    async def step_and_logprobs(
+        self, samples: Sequence[Sample]
+    ) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
+        """Do a step in all processes; the samples are in the object store once."""
+        done: tuple[dict[str, float], dict[SampleKey, ScoredSample]]
+        done = await asyncio.to_thread(lambda: self.all_of("step_and_logprobs", ray.put(samples)))
+        return done
+
+    def adapter(self) -> Adapter:
+        """Return a snapshot of the adapter."""
+        adapter: Adapter = self._call("adapter")
+        return adapter
+
+    def weights(self, *, first_only: bool = False) -> ModelWeights | None:
+        """Return a snapshot of the weights of a model that is trained whole."""
+        weights: ModelWeights | None = self._call("weights", first_only=True)
+        return weights
+
+    def score(self, token_ids: Sequence[int], *, sampling: Sampling, base: bool = False) -> Floats:
+        """Return the trainers' log-probabilities of these ids."""
+        scores: Floats = self._call("score", list(token_ids), sampling=sampling, base=base)
+        return scores
+
+    def save(self, path: Path | str, *, files: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write the adapter from here, or the whole model by the first process into a folder that both see."""
+        if self.adapts:
+            write_adapter(self.adapter(), Path(path), files)
+        else:
+            self._call("save", Path(path).absolute(), files=dict(files))
+
+    def merge(self, path: Path | str) -> None:
+        """Write base and adapter as one plain model."""
+        if self.adapts:
+            write_merged(self.model, self.adapter(), Path(path))
+        else:
+            self.save(path)
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Have every process keep a copy of all that training goes on from."""
+        self.all_of("keep")
+        return ClusterSnapshot(self)
+
+    def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:
+        """Go on from the last whole checkpoint in `folder`, which every process must see."""
+        found = last_checkpoint(Path(folder))
+        self._call("resume", Path(folder).absolute())
+        return found.step, found.state["run"]
+
+    def first_of(self, method: str, *values: Any) -> Any:
+        """Call a method of the first process."""
+        return self._answers([getattr(self._processes[0], method).remote(*values)])
+
+    def all_of(self, method: str, *values: Any) -> Any:
+        """Call a method of all processes at once; return the first one's answer."""
+        return self._answers([getattr(process, method).remote(*values) for process in self._processes])
+
+    def _call(self, method: str, *values: Any, **named: Any) -> Any:
+        return self._answers([process.call.remote(method, *values, **named) for process in self._processes])
+
+    def _answers(self, asked: Sequence[Any]) -> Any:
+        if self._lost:
+            raise TrainerLost(self._lost)
+        waiting = list(asked)
+        try:
+            while waiting:
+                done, waiting = ray.wait(waiting, num_returns=1)
+                ray.get(done)
+            return ray.get(asked[0])
+        except RayActorError as error:
+            raise self._is_lost(error) from error
+        except RayTaskError as error:  # a process whose peer has ended fails, too, and may be heard first
+            for other in waiting:
+                try:
+                    ray.get(other, timeout=LOST_S)
+                except RayActorError as ended:
+                    raise self._is_lost(ended) from error
+                except Exception:  # of what the first one says there is no doubt
+                    continue
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+    def _is_lost(self, error: Exception) -> TrainerLost:
+        self._lost = f"a training process has ended: {str(error).splitlines()[0]}"
+        return TrainerLost(self._lost)
+
+    @property
+    def _opened(self) -> TrainerFacts:
+        if self._facts is None:
+            raise RuntimeError("the trainer is not open: use `async with`")
+        return self._facts

@@ -1,0 +1,173 @@
+"""A process that plays one share of a run's rollouts, with an engine and boxes of its own."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from agentgym.adapter import Adapter, ModelWeights
+from agentgym.engines.base import SharedEngine, weights_engine
+from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
+from agentgym.run.config import RunConfig
+from agentgym.run.distributed_rollouts import Collector, DistributedScheduler, PlayedShare
+from agentgym.run.peers import Share
+from agentgym.run.sync.opening import engine_counts, open_collector, own_template
+from agentgym.run.tasks.chosen import only_tasks
+from agentgym.run.tasks.envs import open_envs
+from agentgym.scheduling.oversampling import Oversample
+from agentgym.time_limits import all_clocks_stopped
+from agentgym.types import Floats, Group, Sampling
+
+Policy: TypeAlias = Adapter | ModelWeights | None
+"""What an engine of a worker's own takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What `Collector.schedule` is asked for, by every worker alike."""
+
+    prompts: int
+    n: int
+    oversample: Oversample | None = None
+    staleness: int = 0
+    seed: int = 0
+    by_turn: bool = False
+    rest_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What the driver knows of a worker's engine."""
+
+    context_tokens: int
+    dtype: str
+    model_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One worker's share of a batch, and where its tasks stand behind it: both arrive, or neither does."""
+
+    share: PlayedShare
+    state: Mapping[str, Any]
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """The counters of the worker's engine since it opened."""
+
+
+class RolloutWorker:
+    """Plays the rollouts of one share; `open` comes first, and `close` last.
+
+    `urls` are the servers that its engine asks; without them the engine is in this process.
+    """
+
+    def __init__(self, run: RunConfig, share: Share, urls: Sequence[str] = ()) -> None:
+        engine = run.engine
+        if urls and isinstance(engine, SGLangConfig):
+            engine = replace(engine, urls=tuple(urls), gpus=())
+        self._run, self._share = replace(run, engine=engine), share
+        self._stack, self._scheduling = AsyncExitStack(), AsyncExitStack()
+        self._collector: Collector | None = None
+        self._scheduler: DistributedScheduler | None = None
+
+    async def open(self) -> EngineFacts:
+        """Open engine, boxes, resources and named models."""
+        run = self._run
+        env = only_tasks(open_envs(run.env, run.env_args, run.box), run.tasks_from)
+        tokenizer = await asyncio.to_thread(own_template, run)
+        opening = open_collector(run, env, self._share, lambda said: None, tokenizer=tokenizer)
+        self._collector = await self._stack.enter_async_context(opening)
+        engine = self._collector.engine
+        return EngineFacts(
+            context_tokens=engine.context_tokens,
+            dtype=str(getattr(engine, "dtype", "")),
+            model_name=str(getattr(engine, "model_name", "")),
+        )
+
+    async def begin(
+        self, asked: Schedule, states: Sequence[Mapping[str, Any]], *, alone: bool = False
+    ) -> Mapping[str, Any]:
+        """Open the scheduler, from these states of all workers' samplers; return the state of this one's."""
+        opening = self._opened.schedule(
+            asked.prompts,
+            n=asked.n,
+            oversample=asked.oversample,
+            staleness=asked.staleness,
+            seed=asked.seed,
+            sampler_states=states,
+            alone=alone,
+            by_turn=asked.by_turn,
+            rest_rounds=asked.rest_rounds,
+        )
+        self._scheduler = await self._scheduling.enter_async_context(opening)
+        return self._scheduler.scheduler.state_dict()
+
+    async def play_share(self, to_come: int | None) -> Played:
+        """Play this worker's share of the next batch."""
+        assert self._scheduler is not None, "begin() comes first"
+        share = await self._scheduler.play_share(to_come=to_come)
+        counts = engine_counts(self._opened.engine)
+        return Played(share=share, state=self._scheduler.scheduler.state_dict(), counts=counts)
+
+    async def state(self) -> Mapping[str, Any]:
+        """Return where this worker's tasks stand, between two batches."""
+        assert self._scheduler is not None, "begin() comes first"
+        return self._scheduler.scheduler.state_dict()
+
+    async def end_schedule(self) -> None:
+        """Close the scheduler: what is in play is cancelled."""
+        scheduling, self._scheduling = self._scheduling, AsyncExitStack()
+        self._scheduler = None
+        await scheduling.aclose()
+
+    async def play(self, tasks: Sequence[Any], n: int, seed: int, sampling: Sampling | None) -> list[Group]:
+        """Play `n` rollouts of each of these tasks, and return their groups in the same order."""
+        collector = replace(self._opened, peers=Share())
+        return list(await collector.collect(tasks, n=n, seed=seed, must_score=False, sampling=sampling))
+
+    async def load(self, policy: Policy, version: int) -> None:
+        """Sample from this policy with the engine of this process."""
+        engine = self._opened.engine
+        with all_clocks_stopped():
+            if isinstance(policy, ModelWeights):
+                await weights_engine(engine).load_weights(policy, version=version)
+            else:
+                await engine.load_adapter(policy, version=version)
+
+    async def move(self, old: str, new: str) -> None:
+        """Ask the server at `new` in the place of the one at `old`, which is lost."""
+        engine = self._opened.engine
+        if isinstance(engine, SGLangEngine):
+            engine.move(old, new)
+
+    async def hold(self) -> None:
+        """Send no request until `adopt`, where a push changes what the servers' requests are sampled from."""
+        await self._shared.hold()
+
+    async def adopt(self, pushed: Any) -> None:
+        """Sample from a policy that the driver pushed to the servers."""
+        with all_clocks_stopped():
+            await self._shared.adopt(pushed)
+
+    async def score(self, token_ids: Sequence[int], sampling: Sampling) -> Floats:
+        """Return the log-probabilities of this worker's engine."""
+        with all_clocks_stopped():
+            return await self._opened.engine.score(token_ids, sampling=sampling)
+
+    async def close(self) -> None:
+        """End what is in play, and close all that was opened."""
+        try:
+            await self.end_schedule()
+        finally:
+            await self._stack.aclose()
+
+    @property
+    def _opened(self) -> Collector:
+        assert self._collector is not None, "open() comes first"
+        return self._collector
+
+    @property
+    def _shared(self) -> SharedEngine:
+        engine = self._opened.engine
+        assert isinstance(engine, SharedEngine)
+        return engine

@@ -1,0 +1,148 @@
+"""The rollout workers of a run on Ray: asked together, and replaced where one is lost."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from agentgym.cluster.config import SANDBOX
+from agentgym.cluster.worker import EngineFacts
+from agentgym.errors import AgentGymError
+
+_LOG = logging.getLogger(__name__)
+PLACE_S = 120.0
+"""Seconds for the cluster to make room for the run's actors."""
+CLOSE_S = 30.0
+"""Seconds for a worker to end its rollouts and its boxes before its process is ended."""
+
+
+Renew: TypeAlias = Callable[[int, Any], Awaitable[None]]
+
+
+class Start(Protocol):
+    """Starts the worker of one share on the cluster."""
+
+    def __call__(self, rank: int, world: int) -> Any: ...
+
+
+@dataclass(slots=True, eq=False)
+class Workers:
+    """Rollout workers by rank. One that is lost is replaced; what it had played of its share is played again."""
+
+    start: Start
+    restarts: int
+    facts: EngineFacts | None = None
+    lost: int = 0
+    """Workers that ended by themselves and were replaced."""
+    handles: list[Any] = field(default_factory=list)
+    renew_policy: Renew | None = None
+    """Gives a new worker the policy that the run has; it comes before all else that the worker is asked."""
+    renew_schedule: Renew | None = None
+    """Brings a new worker's tasks to where those of the lost one stood; it comes next."""
+    _replacing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def open(self, world: int) -> None:
+        """Start so many workers and open them."""
+        self.handles = [self.start(rank, world) for rank in range(world)]
+        await self._placed(self.handles)
+        facts = await answers([handle.open.remote() for handle in self.handles])
+        if len(set(facts)) > 1:
+            raise AgentGymError(f"engine: the workers' engines differ: {sorted(set(map(str, facts)))}")
+        self.facts = facts[0]
+
+    async def resize(self, world: int) -> None:
+        """Start all workers anew, so many of them, each at the policy that the run has."""
+        _LOG.warning("the run goes on with %d rollout workers in the place of %d", world, len(self.handles))
+        await self.close()
+        await self.open(world)
+        if self.renew_policy is not None:
+            for rank, handle in enumerate(self.handles):
+                await self.renew_policy(rank, handle)
+
+    async def close(self) -> None:
+        """Close all workers and end their processes."""
+        handles, self.handles = self.handles, []
+        closing = [asyncio.wrap_future(handle.close.remote().future()) for handle in handles]
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_S)
+        for each in closing:
+            if each.done() and not each.cancelled() and (error := each.exception()) is not None:
+                _LOG.warning("a rollout worker did not close: %s", str(error).splitlines()[-1])
+        for handle in handles:
+            ray.kill(handle)
+
+    async def _placed(self, handles: Sequence[Any]) -> None:
+        """Wait until the processes run; AgentGymError where the cluster has no room for them."""
+        running = answers([handle.__ray_ready__.remote() for handle in handles])
+        try:
+            await asyncio.wait_for(running, PLACE_S)
+        except TimeoutError:
+            raise no_room(f"{len(handles)} rollout workers") from None
+
+    async def ask(self, rank: int, method: str, *values: Any) -> Any:
+        """Return a worker's answer, of its replacement where it is lost meanwhile."""
+        while True:
+            handle = self.handles[rank]
+            try:
+                return await answer(getattr(handle, method).remote(*values))
+            except RayActorError as error:
+                await self.replace(rank, handle, error)
+
+    async def ask_all(self, method: str, *values: Any) -> list[Any]:
+        """Return the answers of all workers, by rank."""
+        async with asyncio.TaskGroup() as asking:
+            tasks = [asking.create_task(self.ask(rank, method, *values)) for rank in range(len(self.handles))]
+        return [task.result() for task in tasks]
+
+    async def replace(self, rank: int, handle: Any, error: Exception) -> None:
+        """Start a worker in the place of one that has ended, unless that is done already."""
+        async with self._replacing:
+            if self.handles[rank] is not handle:
+                return
+            said = str(error).splitlines()[0]
+            self.lost += 1
+            if self.lost > self.restarts:
+                raise AgentGymError(
+                    f"cluster.restarts: {self.lost} rollout workers have ended, and {self.restarts} may be replaced; "
+                    f"the last one: {said}"
+                ) from error
+            _LOG.warning("rollout worker %d of %d has ended and is replaced: %s", rank, len(self.handles), said)
+            fresh = self.start(rank, len(self.handles))
+            try:
+                await self._placed([fresh])
+                await answer(fresh.open.remote())
+                for renew in filter(None, (self.renew_policy, self.renew_schedule)):
+                    await renew(rank, fresh)
+            except RayActorError as again:
+                self.handles[rank] = fresh
+                _LOG.warning("its replacement has ended, too: %s", str(again).splitlines()[0])
+                return  # whoever asks it next meets that, and counts it
+            self.handles[rank] = fresh
+
+
+def no_room(wanted: str) -> AgentGymError:
+    """Say that actors found no place on the cluster, and what to do."""
+    there = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU", SANDBOX)}
+    return AgentGymError(
+        f"cluster: there was no room for {wanted} within {PLACE_S:g} s; the cluster has {there or 'nothing'}. Set "
+        "cluster.workers, cluster.trainers or the CPUs of each lower, or add nodes"
+    )
+
+
+async def answer(asked: Any) -> Any:
+    """Wait for an answer; an error of the worker's own code is raised as that code raised it."""
+    try:
+        return await asked
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+
+async def answers(asked: Sequence[Any]) -> list[Any]:
+    """Wait for all answers; the first error ends the wait."""
+    async with asyncio.TaskGroup() as waiting:
+        tasks = [waiting.create_task(answer(each)) for each in asked]
+    return [task.result() for task in tasks]

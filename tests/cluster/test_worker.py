@@ -1,0 +1,94 @@
+"""The shares of rollout workers, without Ray: two of them in this process play what one plays alone."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import agentgym as ag
+from agentgym.cluster.worker import Played, RolloutWorker, Schedule
+from agentgym.run.distributed_rollouts import joined
+from agentgym.run.peers import Share
+from agentgym.scheduling.accounting import Groups
+
+RUN = ag.RunConfig(recipe="shares", env="nim", model="tiny", prompts=4, group_size=2)
+ASKED = Schedule(prompts=4, n=2, seed=3)
+
+
+def ids(groups: Sequence[ag.Group]) -> dict[str, list[int]]:
+    return {r.rollout_id: [i for s in r.segments for i in s.token_ids.tolist()] for g in groups for r in g.rollouts}
+
+
+async def opened(world: int) -> list[RolloutWorker]:
+    workers = [RolloutWorker(RUN, Share(rank, world)) for rank in range(world)]
+    for worker in workers:
+        await worker.open()
+    return workers
+
+
+async def played(workers: Sequence[RolloutWorker]) -> tuple[Groups, list[Any]]:
+    shares: list[Played] = [await worker.play_share(None) for worker in workers]
+    return joined(each.share for each in shares), [each.state for each in shares]
+
+
+async def test_two_workers_play_the_groups_of_one_in_the_same_order() -> None:
+    [alone], pair = await opened(1), await opened(2)
+    for worker in (alone, *pair):
+        await worker.begin(ASKED, [])
+    for _ in range(2):
+        (one, _), (two, _) = await played([alone]), await played(pair)
+        assert [group.group_id for group in one] == [group.group_id for group in two]
+        assert [group.number for group in one] == [group.number for group in two]
+        assert ids(one) == ids(two)
+    await asyncio.gather(*(worker.close() for worker in (alone, *pair)))
+
+
+async def test_a_worker_in_the_place_of_a_lost_one_plays_what_that_would_have_played() -> None:
+    pair, others = await opened(2), await opened(2)
+    for worker in (*pair, *others):
+        await worker.begin(ASKED, [])
+    _, states = await played(pair)
+    await played(others)
+    fresh = (await opened(2))[1]
+    await fresh.begin(ASKED, states, alone=True)
+    (mended, _), (whole, _) = await played([pair[0], fresh]), await played(others)
+    assert ids(mended) == ids(whole)
+    await asyncio.gather(*(worker.close() for worker in (*pair, *others, fresh)))
+
+
+async def test_what_a_lost_worker_had_in_play_is_counted_as_dropped() -> None:
+    pair = await opened(2)
+    states = [dict(await worker.begin(ASKED, [])) for worker in pair]
+    states[1]["in_play"] = {**states[1]["in_play"], "started": 2}
+    fresh = (await opened(2))[1]
+    await fresh.begin(ASKED, states, alone=True)
+    share = await fresh.play_share(None)
+    assert share.share[1] is not None
+    counts = share.share[1].rollouts
+    assert (counts.started, counts.finished, counts.dropped) == (8, 4, 4)
+    await asyncio.gather(*(worker.close() for worker in (*pair, fresh)))
+
+
+async def test_three_workers_go_on_where_two_stood() -> None:
+    pair, alone = await opened(2), await opened(1)
+    for worker in (*pair, *alone):
+        await worker.begin(ASKED, [])
+    _, states = await played(pair)
+    await played(alone)
+    three = await opened(3)
+    for worker in three:
+        await worker.begin(ASKED, states)
+    (more, _), (one, _) = await played(three), await played(alone)
+    assert ids(more) == ids(one)
+    await asyncio.gather(*(worker.close() for worker in (*pair, *alone, *three)))
+
+
+async def test_a_worker_evaluates_the_tasks_that_it_is_given_in_their_order() -> None:
+    [worker] = await opened(1)
+    tasks = ag.find_env("nim").tasks("test")[:3]
+    groups = await worker.play(list(tasks), 2, 0, None)
+    assert [group.group_id for group in groups] == [task.id for task in tasks]
+    assert [len(group.rollouts) for group in groups] == [2, 2, 2]
+    assert np.isfinite([r.reward for g in groups for r in g.rollouts if r.reward is not None]).all()
+    await worker.close()
