@@ -23,6 +23,7 @@ EXTRAS = {
     "openai": "endpoint",
     "openenv": "openenv",
     "verifiers": "verifiers",
+    "ray": "ray",
     "datasets": "trl",
 }
 """The extra that brings each package, by the name that is imported."""

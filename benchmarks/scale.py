@@ -58,7 +58,7 @@ class Waits(ag.Env[ag.Task]):
     async def step(self, action: ag.Message) -> StepResult:
         self.played += 1
         more: list[ag.Message] = [{"role": "user", "content": "More."}]
-        return more, 0.0, self.played == TURNS, False, {}
+        return StepResult(more, 0.0, self.played == TURNS, False, {})
 
     async def score(self) -> dict[str, float]:
         return {"even": float(int(self.task.id) % 2)}
