@@ -331,7 +331,7 @@ class Nim(ag.Game):
 
 async def test_what_is_put_behind_a_prompt_leaves_its_images_in_their_place() -> None:
     behind = text_part("three matches")
-    asked = ag.GameTask(id="g", prompt=["Play:", ag.Image(PNG)])
+    asked = ag.GameTask(id="g", prompt=["Play:", ag.Image(PNG)], seed=0, seat=0)
     played = await ag.rollout(Nim, asked, Seeing(Scripted([call("move", action="1"), say("over")])))
     assert (played.error, played.reward) == (None, 1.0)
     assert played.segments[0].prompt_messages[0]["content"] == [text_part("Play:"), PART, behind]
