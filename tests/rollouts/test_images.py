@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 import agentgym as ag
+from agentgym.asking.user import _with_first_words
 from agentgym.bridges.episode_player import EpisodePlayer
 from agentgym.bridges.trl.environment import _prompt
 from agentgym.cli import main as cli
@@ -307,6 +308,35 @@ def test_a_person_who_plays_reads_a_word_about_each_image(
     assert f"user: What is it?\n    {SHOWN}\n" in said
     assert f"tool: {SHOWN}\n" in said
     assert "reward 1, stopped by answer" in said
+
+
+class Nim(ag.Game):
+    """Ends with the first move."""
+
+    def start(self, seed: int) -> None:
+        self.turn: int | None = 0
+
+    def play(self, action: str, player: int) -> None:
+        self.turn = None
+
+    def observe(self, player: int) -> str:
+        return "three matches"
+
+    def to_move(self) -> int | None:
+        return self.turn
+
+    def returns(self) -> list[float]:
+        return [1.0, -1.0]
+
+
+async def test_what_is_put_behind_a_prompt_leaves_its_images_in_their_place() -> None:
+    behind = text_part("three matches")
+    asked = ag.GameTask(id="g", prompt=["Play:", ag.Image(PNG)], seed=0, seat=0)
+    played = await ag.rollout(Nim, asked, Seeing(Scripted([call("move", action="1"), say("over")])))
+    assert (played.error, played.reward) == (None, 1.0)
+    assert played.segments[0].prompt_messages[0]["content"] == [text_part("Play:"), PART, behind]
+    (first,) = _with_first_words(SEEN.prompt, "three matches")
+    assert first["content"] == [text_part("What is it?"), PART, behind]
 
 
 async def test_the_last_words_of_a_sub_agent_that_a_tool_stopped_are_text() -> None:
