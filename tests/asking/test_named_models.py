@@ -104,13 +104,14 @@ async def test_an_engine_that_fails_is_asked_again(no_wait: None) -> None:
 
 
 def test_before_each_new_attempt_at_an_engine_that_fails_there_is_a_longer_wait() -> None:
-    async def seconds() -> tuple[float, float | None]:
+    async def timed() -> tuple[float, float | None]:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         played = await play(Chatty, Failing([say("yes")], failures=2))
         return loop.time() - begun, played.reward
 
-    assert run_in_virtual_time(seconds()) == (pytest.approx(0.5 + 1.0), 1.0)
+    seconds, reward = run_in_virtual_time(timed())
+    assert (seconds, reward) == (pytest.approx(0.5 + 1.0), 1.0)
 
 
 class Noted(Scripted):

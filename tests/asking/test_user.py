@@ -103,7 +103,7 @@ async def test_the_first_words_of_a_user_follow_a_prompt_that_ends_with_one() ->
     task = ag.Task(id="t", prompt="A customer comes in.")
     played = await ag.rollout(Shop, task, Scripted(AGENT), models={"user": Scripted(USER)})
     assert played.segments[0].prompt_messages[0]["content"] == "A customer comes in.\n\nI want my money back."
-    told = [{"role": "system", "content": "You work in a shop."}, {"role": "user", "content": "A customer comes in."}]
+    told = (*TASK.prompt, ag.Message(role="user", content="A customer comes in."))
     played = await ag.rollout(Shop, ag.Task(id="t", prompt=told), Scripted(AGENT), models={"user": Scripted(USER)})
     assert [message["content"] for message in played.segments[0].prompt_messages] == [
         "You work in a shop.",
