@@ -61,6 +61,12 @@ async def play(env: type[Judged], judge: Scripted, said: str = "A line.", n: int
     return await ag.run_groups(env, [TASK], Scripted([say(said)]), n=n, models={"judge": judge})
 
 
+def test_a_judge_that_is_told_no_more_asks_with_these_settings() -> None:
+    judge = ag.Judge(rubric="1 is good.", response=Verdict)
+    assert (judge.cache, judge.version, judge.concurrency, judge.calls) == (None, "", 16, None)
+    assert (judge.retries, judge.max_tokens, judge.temperature, judge.timeout_s) == (2, 1024, 0.0, 120.0)
+
+
 async def test_a_judge_applies_its_rubric_and_fills_in_the_response(no_leaks: None) -> None:
     engine = Counting(always)
     groups = await play(judged(), engine)

@@ -9,9 +9,11 @@ from pydantic import BaseModel, Field
 import agentgym as ag
 from agentgym import time_limits
 from agentgym.asking import named
+from agentgym.asking.structured import asking_for
 from agentgym.engines.scripted import Scripted, call, raw, say
 from agentgym.testing import check_env
 from agentgym.types import Completion
+from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt="Write a line.")
 
@@ -99,6 +101,55 @@ async def test_an_engine_that_fails_is_asked_again(no_wait: None) -> None:
     assert (played.reward, played.metrics["model_retries/judge"]) == (1.0, 2)
     played = await play(Essay, Failing([say('{"score": 10}')], failures=3))
     assert "busy" in str(played.error)
+
+
+def test_before_each_new_attempt_at_an_engine_that_fails_there_is_a_longer_wait() -> None:
+    async def timed() -> tuple[float, float | None]:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        played = await play(Chatty, Failing([say("yes")], failures=2))
+        return loop.time() - begun, played.reward
+
+    seconds, reward = run_in_virtual_time(timed())
+    assert reward == 1.0
+    assert seconds == pytest.approx(0.5 + 1.0)
+
+
+class Noted(Scripted):
+    """Notes the settings that it is asked with, and never fits what is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: say("no"))
+        self.asked: list[tuple[int, float]] = []
+
+    async def generate(self, *args: Any, max_tokens: int, sampling: ag.Sampling, **given: Any) -> Completion:
+        self.asked.append((max_tokens, sampling.temperature))
+        return await super().generate(*args, max_tokens=max_tokens, sampling=sampling, **given)
+
+
+async def test_however_a_model_is_asked_it_is_by_default_with_the_same_settings() -> None:
+    class Asks(ag.ToolEnv[ag.Task]):
+        @ag.reward
+        async def one(self) -> float:
+            model = self.model("judge")
+            await model.ask("One?")
+            for asking in (model.ask("Two?", Verdict), model.ask_json("Three?", Verdict)):
+                with pytest.raises(ag.EngineError, match="no Verdict in 3 answers"):
+                    await asking
+            return 1.0
+
+    judge = Noted()
+    assert (await play(Asks, judge)).reward == 1.0
+    assert judge.asked == [(1024, 0.0)] * 7
+
+
+def test_the_schema_stands_at_the_end_of_the_users_last_words_or_in_a_message_of_its_own() -> None:
+    hello, hi = ag.Message(role="user", content="Hello."), ag.Message(role="assistant", content="Hi.")
+    (alone,) = asking_for(Verdict, [])
+    assert alone["role"] == "user"
+    assert alone["content"].startswith("Answer with one JSON object and nothing else.")
+    assert asking_for(Verdict, [hello, hi]) == [hello, hi, alone]
+    assert asking_for(Verdict, [hi, hello]) == [hi, {"role": "user", "content": f"Hello.\n\n{alone['content']}"}]
 
 
 async def test_what_a_model_took_is_in_the_rollouts_metrics_and_none_of_it_among_the_policys_tokens() -> None:

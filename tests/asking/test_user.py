@@ -9,6 +9,7 @@ from agentgym.asking.user import SimulatedUser
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.samples import build_samples
 from agentgym.testing import check_env
+from agentgym.types import Completion
 
 TASK = ag.Task(id="t", prompt=[{"role": "system", "content": "You work in a shop."}])
 USER = [say("I want my money back."), say("It is 17."), say("Thanks. ###STOP###")]
@@ -102,6 +103,29 @@ async def test_the_first_words_of_a_user_follow_a_prompt_that_ends_with_one() ->
     task = ag.Task(id="t", prompt="A customer comes in.")
     played = await ag.rollout(Shop, task, Scripted(AGENT), models={"user": Scripted(USER)})
     assert played.segments[0].prompt_messages[0]["content"] == "A customer comes in.\n\nI want my money back."
+    told = (*TASK.prompt, ag.Message(role="user", content="A customer comes in."))
+    played = await ag.rollout(Shop, ag.Task(id="t", prompt=told), Scripted(AGENT), models={"user": Scripted(USER)})
+    assert [message["content"] for message in played.segments[0].prompt_messages] == [
+        "You work in a shop.",
+        "A customer comes in.\n\nI want my money back.",
+    ]
+
+
+async def test_a_user_says_at_most_512_tokens_and_the_likeliest_where_the_env_says_no_more() -> None:
+    asked: list[tuple[int, float]] = []
+
+    class Noted(Scripted):
+        async def generate(self, *args: Any, max_tokens: int, sampling: ag.Sampling, **given: Any) -> Completion:
+            asked.append((max_tokens, sampling.temperature))
+            return await super().generate(*args, max_tokens=max_tokens, sampling=sampling, **given)
+
+    class Chatty(Shop):
+        user_max_tokens = 64
+        user_temperature = 0.5
+
+    for env in (Shop, Chatty):
+        await ag.rollout(env, TASK, Scripted(AGENT), models={"user": Noted(USER)})
+    assert asked == [*[(512, 0.0)] * 3, *[(64, 0.5)] * 3]
 
 
 class Short(Shop):

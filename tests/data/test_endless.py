@@ -76,6 +76,8 @@ def test_a_filter_of_endless_tasks_is_endless_and_one_that_keeps_none_is_an_erro
     assert ids(even, 3) == ["0-0", "0-2", "0-4"]
     with pytest.raises(ValueError, match="none of 10000 tasks one after the other is kept"):
         ag.where(ag.Endless(generate), lambda task: False)[0]
+    rare = ag.where(ag.Endless(generate), lambda task: int(task.id.partition("-")[2]) % 10_000 == 0)
+    assert ids(rare, 3) == ["0-0", "0-10000", "0-20000"]  # 9,999 are left out between two.
 
 
 def test_a_run_takes_them_in_order_from_its_own_seed() -> None:

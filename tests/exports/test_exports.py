@@ -118,6 +118,20 @@ def without_ids(played: Rollout) -> Rollout:
     return replace(played, segments=tuple(segments))
 
 
+def counted(played: Rollout) -> Rollout:
+    """The rollout as if an endpoint had played it, which counts tokens and does not say their ids."""
+    segments = [
+        replace(
+            s,
+            token_ids=np.zeros_like(s.token_ids),
+            logprobs=np.zeros_like(s.logprobs),
+            turns=tuple(replace(turn, versions=(Version(0, NO_POLICY),)) for turn in s.turns),
+        )
+        for s in played.segments
+    ]
+    return replace(played, segments=tuple(segments))
+
+
 def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -134,27 +148,17 @@ async def test_a_segment_holds_the_tools_that_its_model_was_shown(tmp_path: Path
 async def test_trajectories_come_back_as_the_rollouts_that_they_were_made_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of_endpoint = replace(
-        played := await play([call("look"), say("done")], "t/1"),
-        segments=tuple(
-            replace(
-                s,
-                token_ids=np.zeros_like(s.token_ids),
-                logprobs=np.zeros_like(s.logprobs),
-                turns=tuple(replace(turn, versions=(Version(0, NO_POLICY),)) for turn in s.turns),
-            )
-            for s in played.segments
-        ),
-    )
+    of_endpoint = counted(played := await play([call("look"), say("done")], "t/1"))
     odd = replace(played, rollout_id="t/2", segments=(segment([(2, 4), (5, 9)], length=12, text="\ud800\x1b"),))
+    odd_of_endpoint = replace(counted(odd), rollout_id="t/5")
     failed = replace(await play([say("no")], "t/3"), reward=None, failure=ag.Failure(type="EnvError", message="m"))
     first, again = tmp_path / "first", tmp_path / "again"
-    write(first, await play(), of_endpoint, odd, failed, without_ids(await play(name="t/4")))
+    write(first, await play(), of_endpoint, odd, failed, without_ids(await play(name="t/4")), odd_of_endpoint)
     lines = run(capsys, "export", first, "--to", "atif", "--unscored")
-    assert lines == [f"5 rollouts, 7 files: {first}/export-atif"]
+    assert lines == [f"6 rollouts, 8 files: {first}/export-atif"]
     run(capsys, "import", first / "export-atif", "--out", again)
     assert all(map(same, rollouts_of(again), rollouts_of(first)))
-    assert len(rollouts_of(again)) == 5
+    assert len(rollouts_of(again)) == 6
     run(capsys, "export", again, "--to", "atif", "--unscored")
     assert contents(again / "export-atif") == contents(first / "export-atif")
     assert "eval" in run(capsys, "show", again)[1]
@@ -311,6 +315,33 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
     with pytest.raises(ValueError, match="played by an endpoint"):
         ag.demonstrations([found])
     assert run(capsys, "export", tmp_path / "run", "--to", "sft", "--unscored")[0].startswith("1 rollouts, 2 conv")
+
+
+def test_a_trajectory_of_another_agent_with_its_ids_has_turns_of_the_first_policy(tmp_path: Path) -> None:
+    first = {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 4], "logprobs": [-0.5, -0.25]}
+    second = {"prompt_token_ids": [1, 2, 3, 4, 5], "completion_token_ids": [6], "logprobs": [-1.0]}
+    given = trajectory()
+    for step, metrics in zip(given["steps"][1:], (first, second), strict=True):
+        step["metrics"] = metrics
+    (tmp_path / "a.json").write_text(json.dumps(given))
+    (root,) = read_atif(tmp_path / "a.json").rollout.segments
+    assert root.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert root.sampled.tolist() == [False, False, True, True, False, True]
+    assert root.logprobs.tolist() == [0, 0, -0.5, -0.25, 0, -1]
+    assert [(turn.start, turn.stop, turn.versions) for turn in root.turns] == [
+        (2, 4, (Version(0, 0),)),
+        (5, 6, (Version(0, 0),)),
+    ]
+
+
+def test_a_sub_agent_in_a_file_of_its_own_is_a_segment_of_the_rollout(tmp_path: Path) -> None:
+    given = trajectory()
+    ref = {"trajectory_id": "other#1", "trajectory_path": "sub.json"}
+    given["steps"][1]["observation"]["results"][0]["subagent_trajectory_ref"] = [ref]
+    (tmp_path / "a.json").write_text(json.dumps(given))
+    (tmp_path / "sub.json").write_text(json.dumps(trajectory(session_id=None)))
+    root, agent = read_atif(tmp_path / "a.json").rollout.segments
+    assert [(s.kind, s.parent, len(s.turns)) for s in (root, agent)] == [("root", None, 2), ("subagent", 0, 2)]
 
 
 @pytest.mark.parametrize(
