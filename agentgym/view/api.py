@@ -111,19 +111,17 @@ class Api:
             if index is None:
                 raise Refused("q: this run cannot be searched here; the log of agentgym view says why", 409)
             indexed, found = index.indexed(), index.numbers(wanted)
-        filters, (offset, limit), (sort, descending) = (
-            asked.filters(query, found),
-            asked.paging(query),
-            asked.sorting(query),
-        )
+        filters, (offset, limit) = asked.filters(query, found), asked.paging(query)
+        sort, descending = asked.sorting(query)
         envs = _envs(run)
         if len(envs) < 2 and filters.env is not None:
             filters = _within_one_env(filters, envs)
         with run.store() as store:
             total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
             shown = [table_row(row, envs) for row in rows]
-            for row in shown if wanted is not None else ():
-                row["snippet"] = snippet(texts_of(store, row["number"]), wanted)
+            if wanted is not None:
+                for row in shown:
+                    row["snippet"] = snippet(texts_of(store, row["number"]), wanted)
         return {"total": total, "offset": offset, "rows": shown, "indexed": indexed}
 
 
