@@ -67,8 +67,8 @@ class Run:
         return _runs(process) or self._wrote_lately()
 
     def _wrote_lately(self) -> bool:
-        files = (self.folder / name for name in (METRICS, FILE, f"{FILE}-wal"))
-        return any(time.time() - path.stat().st_mtime < STILL_S for path in files if path.exists())
+        found = [path.stat() for name in (METRICS, FILE, f"{FILE}-wal") if (path := self.folder / name).exists()]
+        return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # a reader makes an empty -wal
 
     def begun(self) -> float | None:
         """When its settings were written, in seconds since 1970; None where it has none."""
