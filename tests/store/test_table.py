@@ -204,7 +204,7 @@ def test_a_histogram_counts_every_reward_once(store: RolloutStore, bins: int) ->
     rewards = [row.summary.reward for row in rows_of(store, Filters()) if row.summary.reward is not None]
     edges, counts = reward_histogram(store, Filters(), bins)
     assert (len(edges), len(counts), sum(counts)) == (bins + 1, bins, len(rewards))
-    assert (edges[0], edges[-1]) == (pytest.approx(min(rewards)), pytest.approx(max(rewards)))
+    assert [edges[0], edges[-1]] == pytest.approx([min(rewards), max(rewards)])
     assert counts[0] == sum(reward < edges[1] or bins == 1 for reward in rewards)
     assert reward_histogram(store, Filters(failed=True), bins) == ([], [])
     (low, high), (count,) = reward_histogram(store, Filters(reward_from=1.5, reward_to=1.5), 1)

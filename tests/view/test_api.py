@@ -160,7 +160,7 @@ def test_text_from_models_and_tools_comes_as_text_of_whole_characters(asked: Tes
 def test_tokens_agree_with_the_store_in_every_window(
     asked: TestClient, base: str, run: Path, start: int, count: int
 ) -> None:
-    whole = {
+    whole: dict[str, list[Any]] = {
         "ids": [10, 11, 12, 13, 14],
         "texts": ["<10>", "<11>", "<12>", "<13>", "<14>"],
         "sampled": [0, 1, 1, 0, 1],

@@ -109,7 +109,11 @@ def status_of(path: str) -> int:
         "server": ("127.0.0.1", 80),
         "scheme": "http",
     }
-    asyncio.run(app(scope, receive, send))
+
+    async def ask() -> None:
+        await app(scope, receive, send)
+
+    asyncio.run(ask())
     return int(said[0]["status"])
 
 
