@@ -1,5 +1,6 @@
 """The server of the page: its routes, its files, and how it is run until it is stopped."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from agentgym.view.guard import Guard
 from agentgym.view.runs import Runs
 from agentgym.view.search.indexing import Indexing
 
+log = logging.getLogger(__name__)
+
 PAGE = Path(__file__).parent / "page"
 """The folder of what the browser loads."""
 KINDS = {
@@ -28,8 +31,10 @@ KINDS = {
 """The types of the page's files, which are not left to the machine's tables."""
 
 
-def application(runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str] | None) -> ASGIApp:
-    """The server as an ASGI application, behind its guard."""
+def application(
+    runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str], numbers: bool = False
+) -> ASGIApp:
+    """The server as an ASGI application, behind its guard, which says who is answered."""
     api = Api(runs, indexing)
     routes = [
         Route("/api/runs", _answering(lambda request: api.all_runs())),
@@ -41,7 +46,7 @@ def application(runs: Runs, indexing: Indexing, *, token: str | None, hosts: fro
         Route("/api/{rest:path}", _answering(_unknown)),
         Route("/{path:path}", page_file),
     ]
-    return Guard(Starlette(routes=routes), token=token, hosts=hosts)
+    return Guard(Starlette(routes=routes), token=token, hosts=hosts, numbers=numbers)
 
 
 def page_file(request: Request) -> Response:
@@ -70,6 +75,12 @@ def _answering(give: Callable[[Request], Any]) -> Callable[[Request], Response]:
             return answer(give(request))
         except Refused as error:
             return refusal(error)
+        except OSError as error:
+            return refusal(Refused(f"{error.filename}: it cannot be read ({error.strerror})", 409))
+        except Exception as error:
+            log.exception("%s", request.url.path)
+            said = f"the viewer failed ({type(error).__name__}: {error}); its terminal has the traceback"
+            return refusal(Refused(said, 500))
 
     return respond
 

@@ -199,6 +199,12 @@ def test_failures_of_one_line_of_code_are_one_kind_whatever_their_text(store: Ro
     assert kinds[0].count >= kinds[1].count
 
 
+def test_of_very_many_failures_the_latest_are_looked_at(store: RolloutStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentgym.store.overview.MOST_FAILURES", 3)
+    failed = [row.summary.number for row in rows_of(store, Filters(failed=True))]
+    assert sorted(number for kind in failure_kinds(store) for number in kind.numbers) == failed[-3:]
+
+
 @pytest.mark.parametrize("bins", [1, 2, 7])
 def test_a_histogram_counts_every_reward_once(store: RolloutStore, bins: int) -> None:
     rewards = [row.summary.reward for row in rows_of(store, Filters()) if row.summary.reward is not None]

@@ -142,7 +142,9 @@ def test_a_failed_rollout_says_where_and_how(asked: TestClient, base: str) -> No
         "traceback": "Traceback ..\n",
         "where": "reward 'right'",
     }
-    (kind,) = get(asked, f"{base}/failures")["groups"]
+    failures = get(asked, f"{base}/failures")
+    assert (failures["failed"], failures["looked_at"]) == (3, 3)
+    (kind,) = failures["groups"]
     assert (kind["count"], kind["steps"], kind["numbers"]) == (3, [0, 2], [2, 5, 8])
     assert kind["traceback"] == "Traceback ..\n"
 
@@ -300,6 +302,45 @@ def test_a_damaged_store_is_a_sentence_and_other_runs_are_shown(tmp_path: Path) 
     assert good.exists()
     assert answer.status_code == 409
     assert ".recover" in answer.json()["error"]
+
+
+def test_what_fails_in_the_viewer_is_a_sentence_and_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(tmp_path / "mine")
+    with client(run) as asked:
+        (found,) = get(asked, "/api/runs")["runs"]
+        (run / "metrics.jsonl").unlink()
+        (run / "metrics.jsonl").mkdir()
+        unreadable = asked.get(f"/api/runs/{found['run']}/metrics")
+        monkeypatch.setattr("agentgym.view.api.task_rows", lambda *args, **named: 1 / 0)
+        broken = asked.get(f"/api/runs/{found['run']}/tasks")
+    assert unreadable.status_code == 409
+    assert "metrics.jsonl: it cannot be read" in unreadable.json()["error"]
+    assert broken.status_code == 500
+    assert "ZeroDivisionError" in broken.json()["error"]
+    assert "Traceback" in caplog.text
+
+
+def test_figures_are_read_on_from_where_they_were_and_anew_where_they_were_cut(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    path = run / "metrics.jsonl"
+    before = path.read_bytes()
+    with client(run) as asked:
+        base = f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}"
+        assert get(asked, f"{base}/state")["lines"] == 4
+        with path.open("a") as file:
+            file.write('{"step": 3, "reward": 0.75}\n{"step": 4,')
+        assert get(asked, f"{base}/state")["steps_done"] == 4
+        with path.open("a") as file:
+            file.write(' "reward": null}\n')
+        found = get(asked, f"{base}/state")
+        assert (found["lines"], found["steps_done"]) == (6, 5)
+        assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 0.75
+        (run / "fresh").write_bytes(before[: before.index(b"\n") + 1])
+        (run / "fresh").replace(path)  # as a run that is resumed does
+        found = get(asked, f"{base}/state")
+    assert (found["lines"], found["steps_done"]) == (1, 0)
 
 
 def test_a_run_is_live_while_a_process_holds_its_folder(tmp_path: Path) -> None:

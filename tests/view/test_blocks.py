@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.view.answers import as_json
-from agentgym.view.blocks import call_blocks, content_blocks, message_blocks, spans, text_blocks
+from agentgym.view.blocks import MOST_COLOURED, Colours, call_blocks, content_blocks, message_blocks, spans, text_blocks
 from tests.view.made_runs import HOSTILE
 
 CODE = 'def f(x):\n    """Say."""\n    return x + 1  # one\n'
 
 
 def test_text_and_code_between_fences_are_blocks_in_their_order() -> None:
-    found = list(text_blocks(f"Look:\n```python\n{CODE}```\nand\n~~~\nplain\n~~~\n"))
+    found = list(text_blocks(f"Look:\n```python\n{CODE}```\nand\n~~~\nplain\n~~~\n", Colours()))
     assert [block["kind"] for block in found] == ["text", "code", "text", "code"]
     assert (found[1]["language"], found[1]["text"]) == ("python", CODE)
     assert ("k", "def") in found[1]["spans"]
@@ -22,7 +22,7 @@ def test_text_and_code_between_fences_are_blocks_in_their_order() -> None:
 
 
 def test_a_fence_that_is_not_closed_holds_the_rest() -> None:
-    (found,) = text_blocks("```sh\nls -l\n")
+    (found,) = text_blocks("```sh\nls -l\n", Colours())
     assert (found["kind"], found["text"]) == ("code", "ls -l\n")
 
 
@@ -34,18 +34,28 @@ def test_coloured_code_is_the_code(text: str, language: str) -> None:
     assert "".join(piece for _, piece in spans(text, language)) == text
 
 
+def test_of_very_much_code_the_first_part_is_coloured_and_all_of_it_shown() -> None:
+    code = "x = 1\n" * 2000
+    blocks = message_blocks({"role": "user", "content": f"```python\n{code}```\n" * 20})["blocks"]
+    assert [block["text"] for block in blocks] == [code] * 20
+    coloured = [len(block["spans"]) > 1 for block in blocks]
+    assert coloured == [True] * (MOST_COLOURED // len(code)) + [False] * (20 - MOST_COLOURED // len(code))
+
+
 DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@ def f\n same\n-old\n+new\n"
 
 
 @pytest.mark.parametrize("text", [f"```diff\n{DIFF}```", f"```\n{DIFF}```", DIFF])
 def test_a_unified_diff_is_shown_as_one(text: str) -> None:
-    (found,) = text_blocks(text)
+    (found,) = text_blocks(text, Colours())
     assert found["kind"] == "diff"
     assert found["lines"][2:] == [("@", "@@ -1,2 +1,2 @@ def f"), (" ", "same"), ("-", "old"), ("+", "new")]
 
 
 def call(arguments: Any, name: str = "edit") -> list[dict[str, Any]]:
-    return call_blocks({"id": "call1", "type": "function", "function": {"name": name, "arguments": arguments}})
+    return call_blocks(
+        {"id": "call1", "type": "function", "function": {"name": name, "arguments": arguments}}, Colours()
+    )
 
 
 def test_a_call_shows_its_arguments_and_the_code_among_them() -> None:
@@ -87,7 +97,7 @@ def test_the_answer_of_a_tool_and_the_thoughts_of_a_model_are_blocks_of_their_ow
     ],
 )
 def test_an_image_is_shown_only_from_its_own_bytes_and_never_as_svg(url: Any, shown: str | None) -> None:
-    (found,) = content_blocks([{"type": "image_url", "image_url": {"url": url}}])
+    (found,) = content_blocks([{"type": "image_url", "image_url": {"url": url}}], Colours())
     assert (found["kind"], found["data_url"]) == ("image", shown)
 
 

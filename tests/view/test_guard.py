@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from agentgym.view.guard import HEADERS
 from agentgym.view.runs import Runs
@@ -58,6 +59,16 @@ def test_another_host_name_is_refused_so_that_no_rebound_name_reaches_the_server
         answer = asked.get("/api/runs", headers={"Host": host})
     assert answer.status_code == 403
     assert "host name" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("10.0.0.7:80", 200), ("[fe80::1]:80", 200), ("evil.example", 403), ("[evil", 403)]
+)
+def test_a_server_for_the_network_answers_to_addresses_of_numbers_and_to_no_strange_name(
+    host: str, status: int
+) -> None:
+    app = application(Runs([]), Indexing(), token=None, hosts=HOSTS, numbers=True)
+    assert TestClient(app, base_url="http://127.0.0.1").get("/", headers={"Host": host}).status_code == status
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST:8765"])
