@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,9 @@ def page_file(request: Request) -> Response:
     return Response(file.read_bytes(), media_type=KINDS[file.suffix], headers={"Cache-Control": "no-cache"})
 
 
+@cache
 def page_files() -> dict[str, Path]:
-    """The files of the page by their paths in its folder."""
+    """The files of the page by their paths in its folder, looked for once."""
     found = (path for path in PAGE.rglob("*") if path.suffix in KINDS and path.is_file())
     return {path.relative_to(PAGE).as_posix(): path for path in found}
 
