@@ -32,8 +32,7 @@ FinishReason: TypeAlias = Literal["stop", "stop_text", "length", "abort"]
 class Task(BaseModel):
     """One row of a data set: frozen, validated by field name; `id` is the group key of its rollouts.
 
-    `prompt` also takes text or a list with an `ag.Image` in it (one user message), and any sequence of messages; `id`
-    also takes a whole number.
+    `prompt` also takes text or a list with images (one user message), or any messages; `id` also takes a whole number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,10 +50,7 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Completion:
-    """An engine's answer: sampled ids with one finite log-probability each.
-
-    The stop token, where one ended the turn, is the last id. Empty only on abort.
-    """
+    """An engine's answer: sampled ids with one finite log-probability each, a stop token last; empty only on abort."""
 
     token_ids: Ints
     logprobs: Floats
@@ -101,10 +97,13 @@ class Turn:
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """The env's answer, also where the rollout ended with it, then the instruction of a summary; an answer that was
-    carried over stands in the next segment's `prompt_messages`."""
+    """The env's answer, the last too, then the instruction of a summary; one carried over opens the next segment."""
     seconds: float = 0.0
     """The time from asking the engine to its answer."""
+    waited: float = 0.0
+    """The part of `seconds` that passed in front of the engine: at the shut gate, or for a place at an endpoint."""
+    asked_at: float | None = None
+    """When the engine was asked, in seconds from the rollout's begin; None where that is not known."""
     env_seconds: float = 0.0
     """The time from the turn's message to the env's answer, forks and sub-agents included; 0 without an answer."""
     reward: float = 0.0
