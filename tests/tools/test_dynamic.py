@@ -320,6 +320,22 @@ def test_arguments_that_take_too_many_steps_or_levels_are_refused_for_the_model(
 
 
 @needs_jsonschema
+@pytest.mark.parametrize(("letters", "is_whole"), [(273, True), (274, False)])
+def test_an_error_that_the_model_reads_has_at_most_300_characters(letters: int, is_whole: bool) -> None:
+    with pytest.raises(WrongArguments) as wrong:
+        find(properties={"n": {"type": "integer"}}).bind({"n": "a" * letters})
+    said = str(wrong.value).removeprefix("n: ")
+    assert (said.endswith("is not of type 'integer'"), said.endswith(" [...]")) == (is_whole, not is_whole)
+    assert len(said.removesuffix(" [...]")) == 300
+
+
+@needs_jsonschema
+def test_two_tools_that_differ_in_their_checks_alone_are_equal() -> None:
+    assert find() == find()
+    assert "check" not in repr(find())
+
+
+@needs_jsonschema
 def test_patterns_and_unique_items_mean_what_the_standard_says() -> None:
     letters = {"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False, "properties": {"b": {}}}
     assert find(**letters).bind({"a1": 1, "b": "x"}) == {"a1": 1, "b": "x"}

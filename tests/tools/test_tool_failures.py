@@ -15,6 +15,7 @@ from pydantic import BaseModel
 import agentgym as ag
 from agentgym import failures
 from agentgym.engines.scripted import Scripted, call, raw, say
+from agentgym.errors import BoxKilledError
 from agentgym.tools.calls import dispatch
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
@@ -151,6 +152,22 @@ async def run(name: str, arguments: Any = None) -> Any:
         return await dispatch(env, name, arguments or {})
     finally:
         await env.close()
+
+
+async def test_a_box_that_its_own_code_ended_is_an_answer_that_the_model_reads() -> None:
+    class Boxed(Desk):
+        @ag.tool
+        async def end(self) -> str:
+            """End the box."""
+            raise BoxKilledError("a program in it did not end")
+
+    env = Boxed(TASK)
+    try:
+        result = await dispatch(env, "end", {})
+    finally:
+        await env.close()
+    assert (result.content, result.error) == ("[the box was ended by the code that ran in it]", True)
+    assert not env.tool_failures
 
 
 async def test_an_async_tool_behind_a_plain_decorator_is_awaited_within_its_limit() -> None:
