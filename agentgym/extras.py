@@ -24,6 +24,8 @@ EXTRAS = {
     "openenv": "openenv",
     "verifiers": "verifiers",
     "datasets": "trl",
+    "starlette": "view",
+    "uvicorn": "view",
 }
 """The extra that brings each package, by the name that is imported."""
 

@@ -30,6 +30,7 @@ from agentgym.cli.merge import merge
 from agentgym.cli.output import RefusedWords, forget_stdout, say
 from agentgym.cli.sandbox import build
 from agentgym.cli.show import show
+from agentgym.cli.view import view
 from agentgym.errors import AgentGymError
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
@@ -71,6 +72,7 @@ COMMANDS: Mapping[str, Any] = {
     "serve": serve,
     "show": show,
     "train": train,
+    "view": view,
 }
 
 
