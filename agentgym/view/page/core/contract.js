@@ -79,7 +79,7 @@
 
 /**
  * @typedef {object} Block one part of a message
- * @property {"text"|"call"|"result"|"code"|"diff"|"image"|"reasoning"} kind
+ * @property {"text"|"call"|"result"|"code"|"diff"|"image"|"thinking"} kind
  * @property {string} [text]
  * @property {string} [name]
  * @property {string} [arguments]

@@ -45,7 +45,16 @@ class CurvesPage {
    * @param {Record<string, string>} query
    */
   constructor(main, signal, runs, chosen, query) {
-    [this.main, this.signal, this.runs, this.chosen, this.query] = [main, signal, runs, chosen, { ...query }];
+    this.main = main;
+    this.signal = signal;
+    this.runs = runs;
+    this.chosen = chosen;
+    /** @type {Record<string, any>} */
+    this.query = { ...query };
+    /** @type {import("../core/contract.js").FigureGroup[]} */
+    this.groups = [];
+    /** Runs whose figures are asked for again and again. @type {Set<string>} */
+    this.following = new Set();
     const zoom = (query.zoom ?? "").split("..").map(Number);
     this.board = new Board({
       axis: query.axis === "time" ? "time" : "step",
@@ -121,7 +130,6 @@ class CurvesPage {
 
   /** @param {RunLine} run */
   followed(run) {
-    this.following = this.following ?? new Set();
     if (this.following.has(run.run)) return;
     this.following.add(run.run);
     follow(run.run, async (state) => {
@@ -135,7 +143,7 @@ class CurvesPage {
 
   /** Draws the charts; where only points were added, those that are there are drawn again in their place. */
   draw() {
-    const sections = plan(this.groups ?? [], this.board.runs.map((run) => run.rows));
+    const sections = plan(this.groups, this.board.runs.map((run) => run.rows));
     const shape = JSON.stringify([this.board.runs.map((run) => run.run), sections.map((one) => [one.title, one.charts, one.still])]);
     if (shape === this.shape) this.board.redraw();
     else this.rebuild(sections);
