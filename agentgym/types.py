@@ -104,6 +104,10 @@ class Turn:
     carried over stands in the next segment's `prompt_messages`."""
     seconds: float = 0.0
     """The time from asking the engine to its answer."""
+    waited: float = 0.0
+    """The part of `seconds` that passed in front of the engine: at the shut gate, or for a place at an endpoint."""
+    asked_at: float | None = None
+    """When the engine was asked, in seconds from the rollout's begin; None where that is not known."""
     env_seconds: float = 0.0
     """The time from the turn's message to the env's answer, forks and sub-agents included; 0 without an answer."""
     reward: float = 0.0

@@ -37,6 +37,7 @@ def view(
     """
     from agentgym.view.guard import LOCAL
     from agentgym.view.runs import Runs
+    from agentgym.view.search.indexing import Indexing
     from agentgym.view.server import application
     from agentgym.view.serving import address_of, listening_socket, serve
 
@@ -56,7 +57,6 @@ def view(
     secret = secrets.token_urlsafe(24) if token else None
     listening = listening_socket(host, port)
     local = host in ("127.0.0.1", "localhost", "::1")
-    app = application(found, token=secret, hosts=frozenset(LOCAL) if local else None)
     address = address_of(listening, host, secret)
 
     def ready() -> None:
@@ -65,5 +65,7 @@ def view(
         if browser:
             webbrowser.open(address)
 
-    serve(app, listening, ready=ready)
+    with Indexing() as indexing:
+        app = application(found, indexing, token=secret, hosts=frozenset(LOCAL) if local else None)
+        serve(app, listening, ready=ready)
     return 0

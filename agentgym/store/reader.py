@@ -191,6 +191,13 @@ class RolloutStore:
         rows = self.query("SELECT task FROM tasks WHERE group_id = ?", stored_text(group_id))
         return unpacked(rows[0][0]) if rows else None
 
+    def token_bytes(self, model: str, ids: Collection[int]) -> dict[int, bytes]:
+        """The bytes of those of these ids that the run kept; `model` is the segment's, "" for the policy."""
+        if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'vocabulary'"):
+            return {}
+        sql = "SELECT id, bytes FROM vocabulary WHERE model = ? AND id IN (SELECT value FROM json_each(?))"
+        return dict(self.query(sql, stored_text(model), json.dumps(sorted(ids))))
+
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
         """The rollouts by their numbers, which are small; a transaction that stays open would hold the writer up."""
         sql = f"SELECT number FROM rollouts WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?"

@@ -15,12 +15,15 @@ from agentgym.store.overview import (
 )
 from agentgym.store.reader import RolloutStore
 from agentgym.store.table import page, rows_of
+from agentgym.store.texts import texts_of
 from agentgym.view import asked
 from agentgym.view.answers import Refused
 from agentgym.view.asked import Query
 from agentgym.view.figures import GROUPS, metric_rows, steps_and_reward
 from agentgym.view.rollout_page import env_of, rollout_page, table_row, token_window
 from agentgym.view.runs import Run, Runs, env_texts
+from agentgym.view.search.index import snippet
+from agentgym.view.search.indexing import Indexing
 
 MOST_TOKENS = 20_000
 """The most tokens of one answer."""
@@ -29,13 +32,13 @@ MOST_TOKENS = 20_000
 class Api:
     """Answers each kind of address with a value that JSON has a form for; Refused says what is wrong."""
 
-    def __init__(self, runs: Runs) -> None:
-        self.runs = runs
+    def __init__(self, runs: Runs, indexing: Indexing) -> None:
+        self.runs, self.indexing = runs, indexing
         self.of_runs: Mapping[str, Callable[[Run, Query], Any]] = {
-            "": about_run,
+            "": self.about_run,
             "metrics": metrics,
-            "state": state,
-            "rollouts": rollouts,
+            "state": self.state,
+            "rollouts": self.rollouts,
             "groups": group,
             "tasks": tasks,
             "task": task,
@@ -62,6 +65,64 @@ class Api:
         if what not in self.of_rollouts:
             raise Refused(f"there is no {what!r:.80} of a rollout; there is tokens", 404)
         return self.of_rollouts[what](run, int(number), query)
+
+    def about_run(self, run: Run, query: Query) -> dict[str, Any]:
+        """All that is known of a run but its figures and its rollouts."""
+        stops, kinds, phases, span = list[str](), list[str](), list[str](), [None, None]
+        try:
+            with run.store() as store:
+                phases = store.phases()
+                stops = [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")]
+                kinds = [kind for (kind,) in store.query("SELECT DISTINCT kind FROM segments ORDER BY 1")]
+                span = list(store.query("SELECT min(step), max(step) FROM rollouts")[0])
+        except Refused as error:
+            if error.status != 409:
+                raise
+        return in_short(run) | {
+            "settings": run.settings(),
+            "versions": run.settings_file().get("versions") or {},
+            "summary": run.summary(),
+            "phases": phases,
+            "envs": _envs(run),
+            "stop_reasons": stops,
+            "kinds": kinds,
+            "steps_range": span,
+            "has_search": self.indexing.of(run) is not None,
+        }
+
+    def state(self, run: Run, query: Query) -> dict[str, Any]:
+        """What changes while a run goes on."""
+        lines, _ = metric_rows(run.folder)
+        many, _ = _counts(run)
+        done, _ = steps_and_reward(run.folder)
+        index = self.indexing.of(run)
+        return {
+            "rollouts": many,
+            "lines": lines,
+            "live": run.is_live(),
+            "indexed": None if index is None else index.indexed(),
+            "steps_done": done,
+        }
+
+    def rollouts(self, run: Run, query: Query) -> dict[str, Any]:
+        """A page of the table."""
+        wanted, index, found, indexed = asked.text(query, "q"), self.indexing.of(run), None, None
+        if wanted is not None:
+            if index is None:
+                raise Refused("q: this run cannot be searched here; the log of agentgym view says why", 409)
+            indexed, found = index.indexed(), index.numbers(wanted)
+        filters, (offset, limit) = asked.filters(query, found), asked.paging(query)
+        sort, descending = asked.sorting(query)
+        envs = _envs(run)
+        if len(envs) < 2 and filters.env is not None:
+            filters = _within_one_env(filters, envs)
+        with run.store() as store:
+            total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
+            shown = [table_row(row, envs) for row in rows]
+            if wanted is not None:
+                for row in shown:
+                    row["snippet"] = snippet(texts_of(store, row["number"]), wanted)
+        return {"total": total, "offset": offset, "rows": shown, "indexed": indexed}
 
 
 def metric_names() -> dict[str, Any]:
@@ -91,54 +152,10 @@ def in_short(run: Run) -> dict[str, Any]:
     }
 
 
-def about_run(run: Run, query: Query) -> dict[str, Any]:
-    """All that is known of a run but its figures and its rollouts."""
-    stops, kinds, phases, span = list[str](), list[str](), list[str](), [None, None]
-    try:
-        with run.store() as store:
-            phases = store.phases()
-            stops = [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")]
-            kinds = [kind for (kind,) in store.query("SELECT DISTINCT kind FROM segments ORDER BY 1")]
-            span = list(store.query("SELECT min(step), max(step) FROM rollouts")[0])
-    except Refused as error:
-        if error.status != 409:
-            raise
-    return in_short(run) | {
-        "settings": run.settings(),
-        "versions": run.settings_file().get("versions") or {},
-        "summary": run.summary(),
-        "phases": phases,
-        "envs": _envs(run),
-        "stop_reasons": stops,
-        "kinds": kinds,
-        "steps_range": span,
-        "has_search": False,
-    }
-
-
 def metrics(run: Run, query: Query) -> dict[str, Any]:
     """The figures of the lines behind those that the page has."""
     lines, rows = metric_rows(run.folder, asked.whole(query, "after", 0))
     return {"lines": lines, "rows": rows}
-
-
-def state(run: Run, query: Query) -> dict[str, Any]:
-    """What changes while a run goes on."""
-    lines, _ = metric_rows(run.folder)
-    many, _ = _counts(run)
-    done, _ = steps_and_reward(run.folder)
-    return {"rollouts": many, "lines": lines, "live": run.is_live(), "indexed": 0, "steps_done": done}
-
-
-def rollouts(run: Run, query: Query) -> dict[str, Any]:
-    """A page of the table."""
-    filters, (offset, limit), (sort, descending) = asked.filters(query), asked.paging(query), asked.sorting(query)
-    envs = _envs(run)
-    if len(envs) < 2 and filters.env is not None:
-        filters = _within_one_env(filters, envs)
-    with run.store() as store:
-        total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
-    return {"total": total, "offset": offset, "rows": [table_row(row, envs) for row in rows], "indexed": None}
 
 
 def rollout(run: Run, number: int, query: Query) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from agentgym.store.reader import RolloutStore, StoredRollout
 from agentgym.store.suspicious import SIGNS
 from agentgym.store.table import Filters, TableRow, rows_of
+from agentgym.store.vocabulary import shown_token
 from agentgym.types import Segment, Turn
 from agentgym.view.answers import Refused
 from agentgym.view.blocks import message_blocks
@@ -150,13 +151,14 @@ def token_window(store: RolloutStore, number: int, place: int, start: int, count
     window = slice(start, min(start + count, total))
     ids = segment.token_ids[window].tolist()
     sampled = segment.sampled[window]
+    known = store.token_bytes(segment.model, set(ids))
     trained, ratios = _trained_window(found, place, window)
     turns, versions, advantages = _by_turn(segment, found.advantages[place], window)
     logprobs = [float(value) if there else None for value, there in zip(segment.logprobs[window], sampled, strict=True)]
     return {
         "total": total,
         "from": start,
-        "texts": [f"#{token}" for token in ids],
+        "texts": [shown_token(known[token]) if token in known else f"#{token}" for token in ids],
         "ids": ids,
         "sampled": sampled.astype(int).tolist(),
         "trained": trained,
@@ -165,7 +167,7 @@ def token_window(store: RolloutStore, number: int, place: int, start: int, count
         "advantages": advantages,
         "versions": versions,
         "turns": turns,
-        "named": False,
+        "named": bool(known),
     }
 
 

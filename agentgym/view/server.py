@@ -15,14 +15,15 @@ from agentgym.view.answers import Refused, answer, refusal
 from agentgym.view.api import Api, metric_names
 from agentgym.view.guard import Guard
 from agentgym.view.runs import Runs
+from agentgym.view.search.indexing import Indexing
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 """The types of the page's files, which are not left to the machine's tables."""
 
 
-def application(runs: Runs, *, token: str | None, hosts: frozenset[str] | None) -> ASGIApp:
+def application(runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str] | None) -> ASGIApp:
     """The server as an ASGI application, behind its guard."""
-    api = Api(runs)
+    api = Api(runs, indexing)
     routes = [
         Route("/api/runs", _answering(lambda request: api.all_runs())),
         Route("/api/metrics-names", _answering(lambda request: metric_names())),
