@@ -13,6 +13,8 @@ import { band, nearest, points, smoothed, thinned } from "./series.js";
 /** @typedef {{run: string, name: string, colour: number, role: "line"|"faint"|"high"|"dots", series: Point[], figure: string}} Line */
 
 const HEIGHT = 168;
+/** With more runs than this only the pointer shows values. */
+const MOST_VALUES = 3;
 const ROOM = { left: 46, right: 10, top: 8, bottom: 20 };
 let made = 0;
 
@@ -89,6 +91,7 @@ export class Chart {
     });
     const [first, second] = this.chosen.figures;
     const isLine = this.chosen.kind !== "stack";
+    if (first.startsWith("eval/")) return [make(first, "line", 0), make(first, "dots", 0)];
     /** @type {Line[]} */
     const lines = isLine ? [make(first, "line", smoothing)] : this.chosen.figures.map((name) => make(name, "line", smoothing));
     if (isLine && smoothing > 0) lines.unshift(make(first, "faint", 0));
@@ -182,7 +185,8 @@ export class Chart {
 
   /** @param {number} at */
   valuesAt(at) {
-    return this.lines.filter((line) => line.role !== "faint").flatMap((line) => {
+    const isHeldOut = this.chosen.figures[0].startsWith("eval/");
+    return this.lines.filter((line) => line.role !== "faint" && !(isHeldOut && line.role === "dots")).flatMap((line) => {
       const point = nearest(line.series, at);
       return point ? [{ line, point }] : [];
     });
@@ -192,7 +196,8 @@ export class Chart {
   readOut(found) {
     const main = (found ?? this.lines.filter((line) => line.role !== "faint").flatMap((line) => (line.series.length ? [{ line, point: line.series[line.series.length - 1] }] : [])))
       .filter(({ line }) => line.role === "line" && this.chosen.kind !== "stack");
-    fill(this.values, main.map(({ line, point }) => h("span", { class: `value run-${line.colour}` }, figure(point.y))));
+    const few = this.board.runs.length > MOST_VALUES ? [] : main;
+    fill(this.values, few.map(({ line, point }) => h("span", { class: `value run-${line.colour}` }, figure(point.y, 3))));
     const words = main.map(({ line, point }) => `${line.name} ${figure(point.y)} at step ${point.step}`);
     if (!found) this.svg.setAttribute("aria-label", `${this.chosen.name}: ${words.join("; ") || "no values"}`);
   }

@@ -133,7 +133,7 @@
  * @typedef {object} Span
  * @property {number} segment
  * @property {number|null} turn
- * @property {"generate"|"tool"|"wait"|"score"} what
+ * @property {string} what open, wait, generate, tool or score
  * @property {number} from_s
  * @property {number} to_s
  *

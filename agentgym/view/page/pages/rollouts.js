@@ -40,9 +40,10 @@ class RolloutsPage {
     this.rewards = h("span", { class: "histogram", role: "group", "aria-label": "Rewards" });
     this.viewport = h("div", { class: "grid", role: "grid", tabindex: "0", "aria-label": "Rollouts", "aria-multiselectable": "false" });
     this.problem = h("div");
+    this.note = h("span", { class: "hint" });
     /** @type {VirtualRows<RolloutLine>} */
     this.rows = new VirtualRows(this.viewport, HEIGHT, {
-      ask: (offset, limit) => get(["runs", this.run.run, "rollouts"], { ...this.query, offset, limit }, this.page.signal),
+      ask: (offset, limit) => this.ask(offset, limit),
       draw: (row, index) => tableRow(this.run.run, row, index, this.query.q ?? "", HEIGHT, () => this.opened(index)),
       counted: (total) => this.counted(total),
       failed: (error) => this.failed(error),
@@ -51,16 +52,27 @@ class RolloutsPage {
     this.address = location.hash;
   }
 
+  /**
+   * @param {number} offset
+   * @param {number} limit
+   * @returns {Promise<{total: number, rows: RolloutLine[]}>}
+   */
+  async ask(offset, limit) {
+    const found = await get(["runs", this.run.run, "rollouts"], { ...this.query, offset: String(offset), limit }, this.page.signal);
+    const left = this.query.q && found.indexed !== null ? this.run.rollouts - found.indexed : 0;
+    fill(this.note, left > 0 ? `${many(left, "rollout")} can not be searched yet: the index is being made.` : null);
+    return found;
+  }
+
   get by() {
     return { sort: this.query.sort ?? "number", order: this.query.order ?? "asc" };
   }
 
   frame() {
-    const note = this.run.has_search === false ? h("span", { class: "hint" }, "Search is not ready for this run.") : null;
     fill(this.page.main, h("div", { class: "table-page" },
       h("h1", { class: "unseen" }, `Rollouts of ${this.run.name}`),
       this.bar = this.filters(),
-      h("div", { class: "bar under" }, this.count, this.more, note, h("span", { class: "grow" }), h("span", { class: "hint" }, "rewards"), this.rewards),
+      h("div", { class: "bar under" }, this.count, this.more, this.note, h("span", { class: "grow" }), h("span", { class: "hint" }, "rewards"), this.rewards),
       this.problem, this.viewport));
     this.viewport.prepend(this.headRow = head(this.by, (sort) => this.sortBy(sort)));
     this.viewport.addEventListener("dblclick", () => this.open());

@@ -27,9 +27,9 @@ export function filterBar(run, query, changed) {
   const clear = h("button", { type: "button", class: "quiet", onclick: () => changed("", "") }, "Clear");
   return h("form", { class: "bar filters", role: "search", onsubmit: (/** @type {Event} */ event) => event.preventDefault() },
     search,
-    choice("phase", "Phase", run.phases, query, changed),
-    run.envs.length > 1 && choice("env", "Env", run.envs, query, changed),
-    choice("stop", "Stopped by", run.stop_reasons, query, changed),
+    choice("phase", "phase", run.phases, query, changed),
+    run.envs.length > 1 && choice("env", "env", run.envs, query, changed),
+    choice("stop", "stop reason", run.stop_reasons, query, changed),
     range("step", "Step", query, late, "1"),
     range("reward", "Reward", query, late, "any"),
     text("task", "Task", query, late),
@@ -48,11 +48,11 @@ export function filterBar(run, query, changed) {
  */
 function choice(name, words, values, query, changed) {
   const known = query[name] && !values.includes(query[name]) ? [query[name], ...values] : values;
-  const field = h("select", { id: `filter-${name}`, class: query[name] ? "set" : "", onchange: () => {
+  const field = h("select", { id: `filter-${name}`, "aria-label": words, class: query[name] ? "set" : "", onchange: () => {
     field.classList.toggle("set", field.value !== "");
     changed(name, field.value);
-  } }, h("option", { value: "" }, "any"), known.map((value) => h("option", { value, selected: value === query[name] }, value)));
-  return labelled(name, words, field);
+  } }, h("option", { value: "" }, `any ${words}`), known.map((value) => h("option", { value, selected: value === query[name] }, value)));
+  return field;
 }
 
 /**
@@ -77,8 +77,8 @@ function range(name, words, query, changed, step) {
  * @param {(name: string, value: string) => void} changed
  */
 function text(name, words, query, changed) {
-  const field = h("input", { type: "text", id: `filter-${name}`, class: "task", value: query[name] ?? "", placeholder: "id", spellcheck: "false", oninput: () => changed(name, field.value.trim()) });
-  return labelled(name, words, field);
+  const field = h("input", { type: "text", id: `filter-${name}`, class: "task", "aria-label": words, value: query[name] ?? "", placeholder: "task id", spellcheck: "false", oninput: () => changed(name, field.value.trim()) });
+  return field;
 }
 
 /**
@@ -90,15 +90,6 @@ function text(name, words, query, changed) {
 function flag(name, words, query, changed) {
   const field = h("input", { type: "checkbox", id: `filter-${name}`, checked: query[name] === "1", onchange: () => changed(name, field.checked ? "1" : "") });
   return h("label", { class: "toggle", for: `filter-${name}` }, field, words);
-}
-
-/**
- * @param {string} name
- * @param {string} words
- * @param {HTMLElement} field
- */
-function labelled(name, words, field) {
-  return h("span", { class: "field" }, h("label", { for: `filter-${name}` }, words), field);
 }
 
 /**

@@ -25,7 +25,9 @@ export function runList(runs, chosen, changed) {
     for (const box of list.querySelectorAll("input")) box.checked = box.value === run.run;
     tick(run, true);
   };
-  const list = h("ul", { class: "runs" }, runs.map((run, place) => item(run, place % 8, ticked.has(run.run), tick, only)));
+  const items = (/** @type {RunLine["kind"]} */ kind) => runs.flatMap((run, place) => (run.kind === kind ? [item(run, place % 8, ticked.has(run.run), tick, only)] : []));
+  const evaluations = items("eval");
+  const list = h("div", { class: "runs" }, h("ul", null, items("train")), evaluations.length > 0 && [h("h2", null, "Evaluations"), h("ul", null, evaluations)]);
   return list;
 }
 
@@ -38,13 +40,26 @@ export function runList(runs, chosen, changed) {
  */
 function item(run, colour, isOn, tick, only) {
   const id = `run-${run.run}`;
-  const box = h("input", { type: "checkbox", id, value: run.run, checked: isOn, disabled: run.kind === "eval", onchange: () => tick(run, box.checked) });
-  const steps = run.kind === "eval" ? "evaluation" : `step ${run.steps_done}${run.steps ? ` of ${run.steps}` : ""}`;
-  const failed = run.failed ? [" · ", h("a", { href: link([run.run, "failures"]), class: "bad" }, `${count(run.failed)} failed`)] : null;
+  if (run.kind === "eval") return evaluation(run);
+  const box = h("input", { type: "checkbox", id, value: run.run, checked: isOn, onchange: () => tick(run, box.checked) });
+  const steps = `step ${run.steps_done}${run.steps ? ` of ${run.steps}` : ""}`;
   return h("li", { class: `run-${colour}` },
     box,
     h("label", { for: id, title: run.folder }, h("span", { class: "swatch" }), h("span", { class: "name" }, run.name), run.live && h("span", { class: "live" }, "live")),
     h("span", { class: "last", title: "reward of the last step" }, reward(run.reward_last)),
-    h("p", { class: "facts" }, `${steps} · `, h("a", { href: link([run.run, "rollouts"]) }, `${count(run.rollouts)} rollouts`), failed, ` · ${moment(run.begun)}`,
-      run.kind === "train" && [" · ", h("button", { type: "button", class: "text", onclick: () => only(run) }, "only this")]));
+    h("p", { class: "facts" }, `${steps} · `, h("a", { href: link([run.run, "rollouts"]) }, `${count(run.rollouts)} rollouts`), failedOf(run), ` · ${moment(run.begun)} · `,
+      h("button", { type: "button", class: "text", onclick: () => only(run) }, "only this")));
+}
+
+/** @param {RunLine} run */
+function failedOf(run) {
+  return run.failed ? [" · ", h("a", { href: link([run.run, "failures"]), class: "bad" }, `${count(run.failed)} failed`)] : null;
+}
+
+/** @param {RunLine} run */
+function evaluation(run) {
+  return h("li", { class: "of-eval" },
+    h("a", { href: link([run.run, "rollouts"]), class: "name", title: run.folder }, run.name),
+    h("span", { class: "last", title: "mean reward" }, reward(run.reward_last)),
+    h("p", { class: "facts" }, `${count(run.rollouts)} rollouts`, failedOf(run), ` · ${moment(run.begun)}`));
 }

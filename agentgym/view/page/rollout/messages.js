@@ -28,8 +28,8 @@ export function conversation(segments, index, ways) {
     h("ol", { class: "messages" },
       repeated > 0 && folded(segment, repeated, ways),
       segment.opening.slice(repeated).map((message) => messageItem(message, "")),
-      segment.turns.map((turn) => [turnItem(segment, turn, ways), turn.answers.map((message) => messageItem(message, "")), (forks.get(turn) ?? []).map((child) => goesOn(child, ways))])),
-    (forks.get(null) ?? []).map((child) => goesOn(child, ways)));
+      segment.turns.map((turn) => [turnItem(segment, turn, ways), turn.answers.map((message) => messageItem(message, "")), (forks.get(turn) ?? []).map((child) => goesOn(child, ways))]),
+      (forks.get(null) ?? []).map((child) => goesOn(child, ways))));
 }
 
 /**

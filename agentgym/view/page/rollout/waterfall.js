@@ -10,8 +10,17 @@ import { linear, ticks } from "../charts/scale.js";
 const ROW = 18;
 const LABEL = 130;
 const MOST = 400;
-const WORDS = { generate: "the model generates", tool: "a tool or the env answers", wait: "it waits", score: "it is scored" };
-const PART = { generate: 0, tool: 1, wait: 6, score: 2 };
+/** Each kind of time, in words and with its colour, in the order in which they come. @type {Record<string, {words: string, part: number}>} */
+const KINDS = {
+  open: { words: "before the first turn: box, reset", part: 3 },
+  wait: { words: "waits for the engine", part: 4 },
+  generate: { words: "the model generates", part: 0 },
+  tool: { words: "tools and env answer", part: 1 },
+  score: { words: "scored and ended", part: 2 },
+};
+
+/** @param {string} what */
+const kindOf = (what) => KINDS[what] ?? { words: what, part: 4 };
 
 /**
  * The waterfall, with the sum of each kind above it.
@@ -48,10 +57,11 @@ function rowsOf(spans) {
 
 /** @param {Span[]} spans */
 function totals(spans) {
-  /** @type {Map<Span["what"], number>} */
+  /** @type {Map<string, number>} */
   const found = new Map();
   for (const span of spans) found.set(span.what, (found.get(span.what) ?? 0) + span.to_s - span.from_s);
-  return [...found].sort((a, b) => b[1] - a[1]);
+  const order = Object.keys(KINDS);
+  return [...found].sort((a, b) => order.indexOf(a[0]) - order.indexOf(b[0]));
 }
 
 /** @param {Span[]} spans */
@@ -59,8 +69,8 @@ function sums(spans) {
   const found = totals(spans);
   const whole = found.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
   return h("div", { class: "sums" },
-    h("div", { class: "sum-bar", "aria-hidden": "true" }, found.map(([what, seconds]) => h("span", { class: `part-${PART[what]} sum-part what-${what}`, style: { width: `${(100 * seconds) / whole}%` } }))),
-    h("ul", null, found.map(([what, seconds]) => h("li", { class: `part-${PART[what]}` }, h("span", { class: `swatch what-${what}` }), `${WORDS[what]}: `, h("strong", null, duration(seconds)), ` (${percent(seconds / whole)})`))));
+    h("div", { class: "sum-bar", "aria-hidden": "true" }, found.map(([what, seconds]) => h("span", { class: `part-${kindOf(what).part} sum-part`, style: { width: `${(100 * seconds) / whole}%` } }))),
+    h("ul", null, found.map(([what, seconds]) => h("li", { class: `part-${kindOf(what).part}` }, h("span", { class: "swatch" }), `${kindOf(what).words}: `, h("strong", null, duration(seconds)), ` (${percent(seconds / whole)})`))));
 }
 
 /**
@@ -90,8 +100,8 @@ function drawn(rows, spans, width) {
  */
 function bar(span, x, y) {
   const width = Math.max(1.5, x(span.to_s) - x(span.from_s));
-  const title = s("title", null, `${WORDS[span.what]}: ${duration(span.to_s - span.from_s)}, from ${duration(span.from_s)}`);
-  return s("rect", { class: `span part-${PART[span.what]} what-${span.what}`, x: x(span.from_s), y: y + 2, width, height: ROW - 5, rx: 2 }, title);
+  const title = s("title", null, `${kindOf(span.what).words}: ${duration(span.to_s - span.from_s)}, from ${duration(span.from_s)}`);
+  return s("rect", { class: `span part-${kindOf(span.what).part}`, x: x(span.from_s), y: y + 2, width, height: ROW - 5, rx: 2 }, title);
 }
 
 /** @param {Span[]} spans */
