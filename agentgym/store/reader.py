@@ -23,6 +23,7 @@ from agentgym.store.rows import (
 )
 from agentgym.store.schema import FILE, StoreError, damaged, open_store
 from agentgym.store.suspicious import LARGE_GAP, far_ends
+from agentgym.store.vocabulary import found_among
 from agentgym.types import Floats, Rollout
 
 Order: TypeAlias = Literal["written", "latest", "worst", "best"]
@@ -195,8 +196,8 @@ class RolloutStore:
         """The bytes of those of these ids that the run kept; `model` is the segment's, "" for the policy."""
         if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'vocabulary'"):
             return {}
-        sql = "SELECT id, bytes FROM vocabulary WHERE model = ? AND id IN (SELECT value FROM json_each(?))"
-        return dict(self.query(sql, stored_text(model), json.dumps(sorted(ids))))
+        rows = self.query("SELECT ids, lengths, bytes FROM vocabulary WHERE model = ?", stored_text(model))
+        return found_among(rows, ids)
 
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
         """The rollouts by their numbers, which are small; a transaction that stays open would hold the writer up."""

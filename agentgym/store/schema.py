@@ -69,11 +69,11 @@ CREATE TABLE IF NOT EXISTS segments (
     PRIMARY KEY (rollout, place)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS vocabulary (
-    model TEXT NOT NULL,              -- Segment.model: "" for the policy
-    id    INTEGER NOT NULL,           -- one that occurs in its segments
-    bytes BLOB NOT NULL,              -- what it stands for, in UTF-8; part of a character for some
-    PRIMARY KEY (model, id)
-) WITHOUT ROWID;
+    model   TEXT NOT NULL,            -- Segment.model: "" for the policy
+    ids     BLOB NOT NULL,            -- uint32, token ids that occur here for the first time
+    lengths BLOB NOT NULL,            -- uint32, of each the number of its bytes
+    bytes   BLOB NOT NULL             -- what they stand for, one behind the other, in UTF-8
+);
 """
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -32,41 +32,44 @@ class VocabularyWriter:
 
     def read(self, connection: sqlite3.Connection) -> None:
         """Take what an earlier run kept as seen."""
-        rows = connection.execute("SELECT model, id FROM vocabulary").fetchall()
-        for model in {model for model, _ in rows}:
-            self._mark(model, np.array([token for name, token in rows if name == model], np.int64))
+        for model, ids in connection.execute("SELECT model, ids FROM vocabulary").fetchall():
+            self._mark(model, np.frombuffer(ids, "<u4").astype(np.int64))
 
     def add(self, connection: sqlite3.Connection, rollouts: Iterable[Rollout]) -> None:
         """Write the bytes of ids that were not seen before."""
-        self._fresh.clear()
         if self.token_bytes is None:
             return
-        for rollout in rollouts:
-            for segment in rollout.segments:
-                if len(fresh := self._unseen(segment.model, segment.token_ids)):
-                    self._write(connection, segment.model, fresh)
+        fresh: dict[str, list[Ints]] = {}
+        for segment in (segment for rollout in rollouts for segment in rollout.segments):
+            if len(unseen := self._unseen(segment.model, segment.token_ids)):
+                self._mark(segment.model, unseen)
+                self._fresh.append((segment.model, unseen))
+                fresh.setdefault(segment.model, []).append(unseen)
+        for model, parts in fresh.items():
+            if (row := self._row(model, np.concatenate(parts))) is not None:
+                connection.execute("INSERT INTO vocabulary VALUES (?, ?, ?, ?)", (stored_text(model), *row))
 
     def keep(self) -> None:
-        """Take the ids of the last transaction as seen: it is on disk."""
-        for model, ids in self._fresh:
-            self._mark(model, ids)
+        """Leave the ids of the last transaction seen: it is on disk."""
         self._fresh.clear()
 
     def drop(self) -> None:
-        """Forget the ids of the last transaction: it was taken back."""
+        """Forget that the ids of the last transaction were seen: it was taken back."""
+        for model, ids in self._fresh:
+            self._seen[model][ids] = False
         self._fresh.clear()
 
-    def _write(self, connection: sqlite3.Connection, model: str, fresh: Ints) -> None:
-        assert self.token_bytes is not None
+    def _row(self, model: str, fresh: Ints) -> tuple[bytes, bytes, bytes] | None:
+        if self.token_bytes is None:
+            return None
         try:
             found = self.token_bytes(model, fresh.tolist())
-            rows = [(stored_text(model), int(token), bytes(text)) for token, text in found.items()]
+            lengths = np.fromiter(map(len, found.values()), "<u4", len(found))
+            return np.fromiter(found, "<u4", len(found)).tobytes(), lengths.tobytes(), b"".join(found.values())
         except Exception as error:  # a tokenizer of the user's: rollouts are worth more than the texts of their tokens
             log.warning("the texts of tokens are not kept, and the run goes on: %s: %s", type(error).__name__, error)
             self.token_bytes = None
-            return
-        connection.executemany("INSERT OR IGNORE INTO vocabulary VALUES (?, ?, ?)", rows)
-        self._fresh.append((model, fresh))
+            return None
 
     def _unseen(self, model: str, ids: Ints) -> Ints:
         seen = self._seen.get(model)
@@ -85,6 +88,18 @@ class VocabularyWriter:
 
     def _mark(self, model: str, ids: Ints) -> None:
         self._grown(model, int(ids.max(initial=-1)) + 1)[ids] = True
+
+
+def found_among(rows: Iterable[tuple[bytes, bytes, bytes]], wanted: Collection[int]) -> dict[int, bytes]:
+    """The bytes of those of the wanted ids that stand in these rows of ids, lengths and bytes."""
+    asked = np.fromiter(wanted, np.int64, len(wanted))
+    found: dict[int, bytes] = {}
+    for packed_ids, packed_lengths, text in rows:
+        ids = np.frombuffer(packed_ids, "<u4")
+        stops = np.cumsum(np.frombuffer(packed_lengths, "<u4"))
+        for place in np.flatnonzero(np.isin(ids, asked)).tolist():
+            found[int(ids[place])] = text[int(stops[place - 1]) if place else 0 : int(stops[place])]
+    return found
 
 
 def shown_token(given: bytes) -> str:

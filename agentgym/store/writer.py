@@ -200,7 +200,7 @@ class RolloutWriter:
             signs = signs_of_group(group)
             for rollout in group.rollouts:
                 _write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
-            self.vocabulary.add(connection, group.rollouts)
+        self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])
 
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
         """Write the task, or say the first time that one is not written; its rollouts are written either way."""
