@@ -3,6 +3,7 @@
 
 import { fill, h, s, styled } from "../core/dom.js";
 import { duration, figure } from "../core/format.js";
+import { spelled } from "../core/visible_text.js";
 import { extent, linear, logarithmic, powers, ticks } from "./scale.js";
 import { drawStack, stackDomain } from "./stack.js";
 import { band, nearest, points, smoothed, thinned } from "./series.js";
@@ -41,7 +42,7 @@ export class Chart {
     const unit = chosen.unit ? h("span", { class: "unit" }, chosen.unit) : null;
     const name = h("h3", { title: chosen.name }, chosen.name);
     this.element = h("article", { class: "chart", "data-figure": chosen.name }, h("header", null, name, unit, this.values, this.log), this.plot, this.tip);
-    this.svg = s("svg", { role: "img", height: HEIGHT });
+    this.svg = s("svg", { role: "img", height: HEIGHT, "aria-label": chosen.name });
     this.cursor = s("line", { class: "cursor", y1: ROOM.top, y2: HEIGHT - ROOM.bottom, visibility: "hidden" });
     this.brush = s("rect", { class: "brush", y: ROOM.top, height: HEIGHT - ROOM.top - ROOM.bottom, visibility: "hidden" });
     const id = `clip-${made++}`;
@@ -180,7 +181,7 @@ export class Chart {
     this.cursor.setAttribute("visibility", place === null ? "hidden" : "visible");
     if (place !== null) for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, String(place));
     this.readOut(found);
-    this.showTip(isHere ? found : null, place);
+    this.showTip(isHere ? found : null, place, at === null ? null : x(at));
   }
 
   /** @param {number} at */
@@ -199,24 +200,25 @@ export class Chart {
     const few = this.board.runs.length > MOST_VALUES ? [] : main;
     fill(this.values, few.map(({ line, point }) => h("span", { class: `value run-${line.colour}` }, figure(point.y, 3))));
     const words = main.map(({ line, point }) => `${line.name} ${figure(point.y)} at step ${point.step}`);
-    if (!found) this.svg.setAttribute("aria-label", `${this.chosen.name}: ${words.join("; ") || "no values"}`);
+    if (!found) this.svg.setAttribute("aria-label", spelled(`${this.chosen.name}: ${words.join("; ") || "no values"}`));
   }
 
   /**
    * @param {{line: Line, point: Point}[]|null} found
    * @param {number|null} place
+   * @param {number|null} pointer which the values must not cover
    */
-  showTip(found, place) {
+  showTip(found, place, pointer) {
     if (this.isPinned) return;
-    this.tip.hidden = !found?.length || place === null;
-    if (!found?.length || place === null) return;
+    this.tip.hidden = !found?.length || place === null || pointer === null;
+    if (!found?.length || place === null || pointer === null) return;
     const head = this.board.axis === "time" ? `step ${found[0].point.step}, ${duration(found[0].point.x)}` : `step ${found[0].point.step}`;
     const rows = found.map(({ line, point }) => h("tr", null,
       h("th", { scope: "row", class: this.chosen.kind === "stack" ? `part-${this.chosen.figures.indexOf(line.figure)}` : `run-${line.colour}` }, h("span", { class: line.role === "dots" ? "swatch ring" : "swatch" }), this.nameOf(line)),
       h("td", null, figure(point.y))));
     fill(this.tip, h("div", null, head), h("table", null, h("tbody", null, rows)));
     const width = this.plot.clientWidth;
-    styled(this.tip, place > width / 2 ? { right: `${width - place + 12}px`, left: "auto" } : { left: `${place + 12}px`, right: "auto" });
+    styled(this.tip, place > width / 2 ? { right: `${width - Math.min(place, pointer) + 12}px`, left: "auto" } : { left: `${Math.max(place, pointer) + 12}px`, right: "auto" });
   }
 
   /** @param {Line} line */
@@ -276,6 +278,6 @@ export class Chart {
     this.isPinned = isPinned;
     this.tip.classList.toggle("pinned", isPinned);
     if (!isPinned) this.tip.hidden = true;
-    else if (this.picked) this.tip.append(...this.board.linksTo(this.picked));
+    else if (this.picked !== undefined) this.tip.append(...this.board.linksTo(this.picked));
   }
 }

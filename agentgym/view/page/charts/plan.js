@@ -13,15 +13,18 @@
  * @property {{low: string, high: string, around: boolean}|null} band
  * @property {string|null} dots a held-out figure that is drawn over it as points
  *
- * @typedef {{title: string, help: string, charts: Chosen[], still: string[]}} Section
+ * @typedef {{title: string, help: string, charts: Chosen[], still: {name: string, value: number}[]}} Section
+ * @typedef {{count: number, first: number, isMoving: boolean}} Seen
  */
 
+/** With fewer values than this a figure may still change. */
+const YOUNG = 3;
 const QUANTILES = ["_p10", "_p50", "_p90", "_max"];
 /** The parts of a step that do not overlap. */
 const PARTS = ["time/collect", "time/train", "time/sync", "time/eval", "time/save"];
 
 /**
- * The sections of charts for the figures in these rows; figures that are 0 throughout are only named.
+ * The sections of charts for the figures in these rows; figures that never change are only named.
  * @param {FigureGroup[]} groups
  * @param {MetricsRow[][]} runs
  * @returns {Section[]}
@@ -37,21 +40,35 @@ export function plan(groups, runs) {
 
 /**
  * @param {MetricsRow[][]} runs
- * @returns {Map<string, boolean>} each figure, and whether it is ever other than 0
+ * @returns {Map<string, Seen>} each figure, and whether it changes
  */
 function figuresIn(runs) {
+  /** @type {Map<string, Seen>} */
   const seen = new Map();
   for (const rows of runs) {
     for (const row of rows) {
-      for (const [name, value] of Object.entries(row.figures)) if (!seen.get(name)) seen.set(name, value !== 0 && value !== null);
+      for (const [name, value] of Object.entries(row.figures)) {
+        if (value === null) continue;
+        const held = seen.get(name) ?? { count: 0, first: value, isMoving: false };
+        seen.set(name, { count: held.count + 1, first: held.first, isMoving: held.isMoving || value !== held.first });
+      }
     }
   }
   return seen;
 }
 
 /**
+ * Whether a figure is drawn: it changes, or is too young to say so. The reward always is.
+ * @param {string} name
+ * @param {Seen|undefined} seen
+ */
+function isDrawn(name, seen) {
+  return name === "reward" || (seen !== undefined && (seen.isMoving || (seen.count < YOUNG && seen.first !== 0)));
+}
+
+/**
  * @param {FigureGroup} group
- * @param {Map<string, boolean>} seen
+ * @param {Map<string, Seen>} seen
  * @param {Set<string>} taken
  * @param {number} runs
  * @returns {Section}
@@ -66,8 +83,9 @@ function section(group, seen, taken, runs) {
       }
     }
   }
-  const moving = own.filter((name) => seen.get(name));
-  return { title: group.title, help: group.help, charts: charts(moving, group.unit, seen, runs), still: own.filter((name) => !seen.get(name)) };
+  const moving = own.filter((name) => isDrawn(name, seen.get(name)));
+  const still = own.filter((name) => !moving.includes(name)).map((name) => ({ name, value: seen.get(name)?.first ?? 0 }));
+  return { title: group.title, help: group.help, charts: charts(moving, group.unit, seen, runs), still };
 }
 
 /**
@@ -82,7 +100,7 @@ function matches(pattern, name) {
 /**
  * @param {string[]} names
  * @param {string} unit
- * @param {Map<string, boolean>} seen
+ * @param {Map<string, Seen>} seen
  * @param {number} runs
  * @returns {Chosen[]}
  */
@@ -125,7 +143,7 @@ function quantiles(stem, left, unit) {
  * @param {string} name
  * @param {Set<string>} left
  * @param {string} unit
- * @param {Map<string, boolean>} seen
+ * @param {Map<string, Seen>} seen
  * @returns {Chosen}
  */
 function line(name, left, unit, seen) {

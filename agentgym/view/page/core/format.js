@@ -75,7 +75,9 @@ export function duration(value) {
  * @param {number|null|undefined} value between 0 and 1
  */
 export function percent(value) {
-  return absent(value) ? NONE : `${Number((Number(value) * 100).toPrecision(3))}%`;
+  if (absent(value)) return NONE;
+  const share = Number(value) * 100;
+  return share > 0 && share < 0.1 ? "below 0.1%" : `${Number(share.toPrecision(3))}%`;
 }
 
 /**

@@ -115,7 +115,8 @@ function rowsOf(left, right) {
     const [a, b] = [left.segments[index], right.segments[index]];
     rows.push(row(`the opening of segment ${index}`, a && { segment: a, turn: null }, b && { segment: b, turn: null }));
     for (let place = 0; place < Math.max(a?.turns.length ?? 0, b?.turns.length ?? 0); place++) {
-      rows.push(row(`turn ${place + 1} of segment ${index}`, cell(a, place), cell(b, place)));
+      const turn = (a?.turns[place] ?? b.turns[place]).number;
+      rows.push(row(`turn ${turn}, in segment ${index}`, cell(a, place), cell(b, place)));
     }
   }
   return rows;

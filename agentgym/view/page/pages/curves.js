@@ -4,6 +4,7 @@
 import { keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { fill, h } from "../core/dom.js";
+import { figure } from "../core/format.js";
 import { follow } from "../core/live.js";
 import { metrics } from "../core/metrics.js";
 import { empty, frame, showLive, title } from "../core/shell.js";
@@ -176,8 +177,7 @@ class CurvesPage {
       this.board.add(chart);
       return chart.element;
     }));
-    const still = one.still.length ? h("p", { class: "still" }, `0 throughout: ${one.still.join(", ")}`) : null;
-    return h("details", { open: isOpen, "data-title": one.title }, h("summary", null, h("h2", null, one.title), h("span", { class: "hint" }, one.help)), grid, still);
+    return h("details", { open: isOpen, "data-title": one.title }, h("summary", null, h("h2", null, one.title), h("span", { class: "hint" }, one.help)), grid, still(one));
   }
 
   filter() {
@@ -195,4 +195,16 @@ class CurvesPage {
     return this.board.runs.map((run) => h("a", { class: "button", href: link([run.run, "rollouts"], { phase: "train", step_from: step, step_to: step }) },
       this.board.runs.length > 1 ? `Rollouts of ${run.name}` : "Rollouts of this step"));
   }
+}
+
+/**
+ * The figures of a section that never change, with their values.
+ * @param {import("../charts/plan.js").Section} section
+ */
+function still({ still: figures }) {
+  if (!figures.length) return null;
+  const [zero, others] = [figures.filter((one) => one.value === 0), figures.filter((one) => one.value !== 0)];
+  return h("p", { class: "still" },
+    zero.length > 0 && h("span", null, `Always 0: ${zero.map((one) => one.name).join(", ")}. `),
+    others.length > 0 && h("span", null, `Always the same: ${others.map((one) => `${one.name} ${figure(one.value)}`).join(", ")}.`));
 }

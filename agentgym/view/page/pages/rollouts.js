@@ -15,6 +15,8 @@ import { VirtualRows } from "../parts/virtual_rows.js";
 /** @typedef {import("../core/contract.js").RolloutLine} RolloutLine */
 
 const HEIGHT = 29;
+/** How long to wait for more of the index. */
+const INDEX_MS = 700;
 /** Where each table was when it was left, by its address. @type {Map<string, {top: number, current: number}>} */
 const left = new Map();
 
@@ -60,8 +62,15 @@ class RolloutsPage {
   async ask(offset, limit) {
     const found = await get(["runs", this.run.run, "rollouts"], { ...this.query, offset: String(offset), limit }, this.page.signal);
     const left = this.query.q && found.indexed !== null ? this.run.rollouts - found.indexed : 0;
-    fill(this.note, left > 0 ? `${many(left, "rollout")} can not be searched yet: the index is being made.` : null);
+    fill(this.note, left > 0 ? `${many(left, "rollout")} cannot be searched yet: the index is being made.` : null);
+    if (left > 0) this.lookAgain();
     return found;
+  }
+
+  /** Asks again when more of the run can be searched; once at a time. */
+  lookAgain() {
+    clearTimeout(this.again);
+    this.again = window.setTimeout(() => !this.page.signal.aborted && this.query.q && this.rows.restart(), INDEX_MS);
   }
 
   get by() {

@@ -2,6 +2,7 @@
 /** The filters of the table of rollouts: one field for each, all of them in the address. */
 
 import { fill, h } from "../core/dom.js";
+import { many } from "../core/format.js";
 import { spelled } from "../core/visible_text.js";
 
 /** @typedef {Record<string, string>} Query */
@@ -97,11 +98,11 @@ function flag(name, words, query, changed) {
  * @param {(name: string, value: string) => void} changed
  */
 function delayed(changed) {
-  /** @type {number|undefined} */
-  let timer;
+  /** One for each filter: what is written in one field does not undo another. @type {Map<string, number>} */
+  const timers = new Map();
   return (/** @type {string} */ name, /** @type {string} */ value) => {
-    clearTimeout(timer);
-    timer = window.setTimeout(() => changed(name, value), WAIT_MS);
+    clearTimeout(timers.get(name));
+    timers.set(name, window.setTimeout(() => changed(name, value), WAIT_MS));
   };
 }
 
@@ -115,7 +116,7 @@ export function histogram(place, found, choose) {
   const most = Math.max(1, ...found.counts);
   const bars = found.counts.map((held, index) => {
     const [from, to] = [found.edges[index], found.edges[index + 1]];
-    const words = `${held} rollouts with a reward from ${Number(from.toPrecision(3))} to ${Number(to.toPrecision(3))}`;
+    const words = `${many(held, "rollout")} with a reward from ${Number(from.toPrecision(3))} to ${Number(to.toPrecision(3))}`;
     const bar = h("span", { class: "bar-fill", style: { height: `${held ? Math.max(6, (100 * held) / most) : 0}%` } });
     return h("button", { type: "button", class: "bin", title: spelled(words), "aria-label": words, disabled: !held, onclick: () => choose(from, to) }, bar);
   });

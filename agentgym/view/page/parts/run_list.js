@@ -47,13 +47,13 @@ function item(run, colour, isOn, tick, only) {
     box,
     h("label", { for: id, title: run.folder }, h("span", { class: "swatch" }), h("span", { class: "name" }, run.name), run.live && h("span", { class: "live" }, "live")),
     h("span", { class: "last", title: "reward of the last step" }, reward(run.reward_last)),
-    h("p", { class: "facts" }, `${steps} · `, h("a", { href: link([run.run, "rollouts"]) }, `${count(run.rollouts)} rollouts`), failedOf(run), ` · ${moment(run.begun)} · `,
-      h("button", { type: "button", class: "text", onclick: () => only(run) }, "only this")));
+    h("p", { class: "facts" }, h("span", null, steps), h("a", { href: link([run.run, "rollouts"]) }, `${count(run.rollouts)} rollouts`), failedOf(run),
+      h("span", null, moment(run.begun)), h("button", { type: "button", class: "text", onclick: () => only(run) }, "only this")));
 }
 
 /** @param {RunLine} run */
 function failedOf(run) {
-  return run.failed ? [" · ", h("a", { href: link([run.run, "failures"]), class: "bad" }, `${count(run.failed)} failed`)] : null;
+  return run.failed ? h("a", { href: link([run.run, "failures"]), class: "bad" }, `${count(run.failed)} failed`) : null;
 }
 
 /** @param {RunLine} run */
@@ -61,5 +61,5 @@ function evaluation(run) {
   return h("li", { class: "of-eval" },
     h("a", { href: link([run.run, "rollouts"]), class: "name", title: run.folder }, run.name),
     h("span", { class: "last", title: "mean reward" }, reward(run.reward_last)),
-    h("p", { class: "facts" }, `${count(run.rollouts)} rollouts`, failedOf(run), ` · ${moment(run.begun)}`));
+    h("p", { class: "facts" }, h("span", null, `${count(run.rollouts)} rollouts`), failedOf(run), h("span", null, moment(run.begun))));
 }

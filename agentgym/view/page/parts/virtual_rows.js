@@ -41,6 +41,7 @@ export class VirtualRows {
     /** Raised when all that was asked for is of no use any more. */
     this.age = 0;
     this.current = 0;
+    this.isOld = false;
     this.isWaiting = false;
     this.viewport.addEventListener("scroll", () => this.later(), { passive: true });
     new ResizeObserver(() => this.later()).observe(this.viewport);
@@ -51,14 +52,13 @@ export class VirtualRows {
    * @param {number} [shift]
    */
   async restart(shift = 0) {
-    this.age += 1;
+    const age = (this.age += 1);
     this.asked.clear();
     const top = this.viewport.scrollTop;
     const first = Math.floor(Math.floor(top / this.height + shift) / PAGE);
-    const fresh = new Map();
-    this.incoming = fresh;
+    this.isOld = true; // what is drawn stays until the first answer
     await this.page(Math.max(0, first));
-    if (this.incoming !== fresh) return;
+    if (age !== this.age) return;
     if (shift && top > 0) this.viewport.scrollTop = top + shift * this.height;
     this.draw();
   }
@@ -71,7 +71,7 @@ export class VirtualRows {
     const asking = this.source.ask(place * PAGE, PAGE).then(
       ({ total, rows }) => {
         if (age !== this.age) return;
-        if (this.incoming) [this.pages, this.incoming] = [new Map(), undefined];
+        if (this.isOld) [this.pages, this.isOld] = [new Map(), false];
         this.pages.set(place, rows);
         if (total !== this.total || this.space.style.height === "") this.resize(total);
         this.source.counted(total);
