@@ -135,7 +135,7 @@ _counted: ContextVar[HeldTime | None] = ContextVar("counted", default=None)
 
 @contextmanager
 def held_time() -> Iterator[HeldTime]:
-    """Count the seconds that this block, and the tasks started in it, spend `off_the_clock`."""
+    """Count the seconds that this block and its tasks spend `off_the_clock`; one within it counts apart."""
     token = _counted.set(held := HeldTime())
     try:
         yield held

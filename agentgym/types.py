@@ -100,8 +100,7 @@ class Turn:
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """The env's answer, also where the rollout ended with it, then the instruction of a summary; an answer that was
-    carried over stands in the next segment's `prompt_messages`."""
+    """The env's answer, the last too, then the instruction of a summary; one carried over opens the next segment."""
     seconds: float = 0.0
     """The time from asking the engine to its answer."""
     waited: float = 0.0

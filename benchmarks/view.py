@@ -8,6 +8,8 @@ The reference is the same page of the table as one plain query of SQLite, withou
 """
 
 import argparse
+import importlib.util
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -59,6 +61,12 @@ PAGES = {
     "long_rollout_last_tokens": "rollouts/{long}/tokens?from=196000&count=4000",
 }
 """What is asked of a run, by the name of its figure."""
+SEEN = {
+    "table": ("rollouts", "[role=row]:not(.waiting) [role=gridcell] a"),
+    "rollout": ("rollout/{long}", ".message"),
+    "tokens": ("rollout/{long}?view=tokens", ".tokens [data-i]"),
+}
+"""What is looked at in a browser, and what is there then."""
 
 
 def words_of(rng: np.random.Generator) -> list[str]:
@@ -251,6 +259,35 @@ def page_figures(folder: Path, count: int, long: int) -> dict[str, float]:
     return figures
 
 
+def seen_in_browser(folder: Path, long: int) -> dict[str, float]:
+    """Seconds until a page of Chromium's is there and answers, each in a new profile; the first and the fastest.
+
+    Nothing where playwright or a Chromium is missing. The browser's own start is not counted.
+    """
+    program = shutil.which("chromium")
+    if program is None or importlib.util.find_spec("playwright") is None:
+        return {}
+    from playwright.sync_api import sync_playwright
+
+    figures: dict[str, float] = {}
+    key = run_of(folder.resolve()).key
+    with served(folder) as (address, _), sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        for name, (path, drawn) in SEEN.items():
+            found = []
+            for _ in range(RUNS):
+                page = chromium.new_context().new_page()
+                began = time.perf_counter()
+                page.goto(f"{address}#/{key}/{path.format(long=long)}")
+                page.wait_for_selector(drawn)
+                page.evaluate("() => new Promise(requestAnimationFrame)")  # it is free for what a user does
+                found.append(time.perf_counter() - began)
+                page.context.close()
+            figures |= {f"{name}_seen_s": min(found), f"{name}_seen_first_s": found[0]}
+        chromium.close()
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
@@ -270,7 +307,11 @@ def main() -> None:
         figures["index_cpu_ms"] = index_all(folder) * 1e3 / long
         figures["index_share_of_store"] = _size(folder, "search") / _size(folder, "rollouts")
         figures |= page_figures(folder, args.rollouts, long)
+        seen = seen_in_browser(folder, long)
         reference: dict[str, float | str] = {"plain_query_s": plain_query_s(folder)}
+    if not seen:
+        reference["browser"] = "not measured: no playwright, or no chromium"
+    figures |= seen
     pages = [name for name in PAGES if not name.startswith("long")]
     goals = {
         "CPU ms of keeping a rollout": at_most(figures["write_cpu_ms"], 1.0),
@@ -279,6 +320,8 @@ def main() -> None:
         "200,000 tokens to the first of them, s": at_most(
             figures["long_rollout_first_s"] + figures["long_rollout_first_tokens_first_s"], 1.0
         ),
+        "100,000 rollouts to interactive, s": at_most(seen.get("table_seen_first_s"), 2.0),
+        "200,000 tokens to interactive, s": at_most(seen.get("tokens_seen_first_s"), 2.0),
         "memory of the server, MiB": at_most(figures["server_mib"], 512),
     }
     report("view", figures=figures, reference=reference, goals=goals, as_json=args.json)

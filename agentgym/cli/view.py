@@ -1,6 +1,8 @@
 """The command `agentgym view`: a local page on runs, in the browser."""
 
+import os
 import secrets
+import socket
 import sys
 import webbrowser
 from pathlib import Path
@@ -55,17 +57,23 @@ def view(
         named = ", ".join(map(str, runs))
         sys.stderr.write(f"agentgym: no run in {named} yet; the page shows those that begin there\n")
     secret = secrets.token_urlsafe(24) if token else None
-    listening = listening_socket(host, port)
-    local = host in ("127.0.0.1", "localhost", "::1")
+    listening, local = listening_socket(host, port), host in ("127.0.0.1", "localhost", "::1")
+    if not token and not local:
+        sys.stderr.write("agentgym: whoever reaches this machine can read these runs; leave --no-token out\n")
+    hosts = frozenset(LOCAL if local else (*LOCAL, host.lower(), socket.gethostname().lower()))
     address = address_of(listening, host, secret)
 
     def ready() -> None:
         say(address)
         flush()
-        if browser:
+        if browser and _has_screen():
             webbrowser.open(address)
 
     with Indexing() as indexing:
-        app = application(found, indexing, token=secret, hosts=frozenset(LOCAL) if local else None)
-        serve(app, listening, ready=ready)
+        serve(application(found, indexing, token=secret, hosts=hosts, numbers=not local), listening, ready=ready)
     return 0
+
+
+def _has_screen() -> bool:
+    """Whether a browser has a window to open; one within the terminal would take that over."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

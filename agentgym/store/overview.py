@@ -22,6 +22,8 @@ TASK_SORTS: Mapping[str, str] = {
     "gain": "reward_last - reward_first",
 }
 """The columns that tasks can be sorted by; gain is the last reward less the first."""
+MOST_FAILURES = 20_000
+"""The most failures that are looked at, the latest."""
 SHOWN = 50
 """The most rollouts of one failure that are named."""
 
@@ -84,7 +86,7 @@ def visits(store: RolloutStore, task: str) -> list[dict[str, Any]]:
 
 
 def failure_kinds(store: RolloutStore) -> list[FailureKind]:
-    """The failures by type, place and last line of their tracebacks, the most frequent first."""
+    """The latest failures by type, place and last line of their tracebacks, the most frequent first."""
     found: dict[tuple[str, str, str], FailureKind] = {}
     for number, step, failure in _failures(store):
         kind = found.setdefault(_key(failure), FailureKind(failure, first_step=step))
@@ -123,8 +125,10 @@ def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float
 
 
 def _failures(store: RolloutStore) -> Iterator[tuple[int, int, Failure]]:
-    """Every failed rollout's number, step and failure, read in parts."""
-    last = 0
+    """Each failed rollout's number, step and failure, from the first of the latest, read in parts."""
+    latest = "SELECT number FROM rollouts WHERE reward IS NULL ORDER BY number DESC LIMIT 1 OFFSET ?"
+    skipped = store.query(latest, MOST_FAILURES)
+    last = skipped[0][0] if skipped else 0
     while rows := store.query(
         "SELECT number, step, detail FROM rollouts WHERE reward IS NULL AND number > ? ORDER BY number LIMIT 1000", last
     ):

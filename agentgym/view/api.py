@@ -19,7 +19,7 @@ from agentgym.store.texts import texts_of
 from agentgym.view import asked
 from agentgym.view.answers import Refused
 from agentgym.view.asked import Query
-from agentgym.view.figures import GROUPS, metric_rows, steps_and_reward
+from agentgym.view.figures import GROUPS, metric_rows
 from agentgym.view.rollout_page import env_of, rollout_page, table_row, token_window
 from agentgym.view.runs import Run, Runs, env_texts
 from agentgym.view.search.index import snippet
@@ -27,6 +27,10 @@ from agentgym.view.search.indexing import Indexing
 
 MOST_TOKENS = 20_000
 """The most tokens of one answer."""
+
+
+_KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
+"""The kinds of segments, of the first ones: all of them would be gone through."""
 
 
 class Api:
@@ -49,7 +53,7 @@ class Api:
 
     def all_runs(self) -> dict[str, Any]:
         """Every run in a few figures."""
-        return {"runs": [in_short(run) for run in self.runs.all()], "version": versions()["agentgym"]}
+        return {"runs": [self.in_short(run) for run in self.runs.all()], "version": versions()["agentgym"]}
 
     def of_run(self, key: str, what: str, query: Query) -> Any:
         """What an address of a run asks for."""
@@ -66,6 +70,27 @@ class Api:
             raise Refused(f"there is no {what!r:.80} of a rollout; there is tokens", 404)
         return self.of_rollouts[what](run, int(number), query)
 
+    def in_short(self, run: Run) -> dict[str, Any]:
+        """A run in a few figures."""
+        progress = self.runs.progress(run)
+        many, failed = _counts(run)
+        settings, summary = run.settings(), run.summary() or {}
+        last = summary.get("reward_last", progress.reward) if run.kind == "train" else summary.get("reward")
+        return {
+            "run": run.key,
+            "name": run.name,
+            "folder": str(run.folder),
+            "kind": run.kind,
+            "env": dict(env_texts(run)),
+            "begun": run.begun(),
+            "live": run.is_live(),
+            "steps_done": progress.steps,
+            "steps": settings.get("steps") if isinstance(settings.get("steps"), int) else None,
+            "rollouts": many,
+            "failed": failed,
+            "reward_last": last,
+        }
+
     def about_run(self, run: Run, query: Query) -> dict[str, Any]:
         """All that is known of a run but its figures and its rollouts."""
         stops, kinds, phases, span = list[str](), list[str](), list[str](), [None, None]
@@ -73,12 +98,12 @@ class Api:
             with run.store() as store:
                 phases = store.phases()
                 stops = [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")]
-                kinds = [kind for (kind,) in store.query("SELECT DISTINCT kind FROM segments ORDER BY 1")]
+                kinds = [kind for (kind,) in store.query(_KINDS)]
                 span = list(store.query("SELECT min(step), max(step) FROM rollouts")[0])
         except Refused as error:
             if error.status != 409:
                 raise
-        return in_short(run) | {
+        return self.in_short(run) | {
             "settings": run.settings(),
             "versions": run.settings_file().get("versions") or {},
             "summary": run.summary(),
@@ -92,16 +117,14 @@ class Api:
 
     def state(self, run: Run, query: Query) -> dict[str, Any]:
         """What changes while a run goes on."""
-        lines, _ = metric_rows(run.folder)
-        many, _ = _counts(run)
-        done, _ = steps_and_reward(run.folder)
+        progress = self.runs.progress(run)
         index = self.indexing.of(run)
         return {
-            "rollouts": many,
-            "lines": lines,
+            "rollouts": _counts(run)[0],
+            "lines": progress.lines,
             "live": run.is_live(),
             "indexed": None if index is None else index.indexed(),
-            "steps_done": done,
+            "steps_done": progress.steps,
         }
 
     def rollouts(self, run: Run, query: Query) -> dict[str, Any]:
@@ -128,28 +151,6 @@ class Api:
 def metric_names() -> dict[str, Any]:
     """How the figures are put into charts."""
     return {"groups": list(GROUPS)}
-
-
-def in_short(run: Run) -> dict[str, Any]:
-    """A run in a few figures."""
-    done, reward = steps_and_reward(run.folder)
-    many, failed = _counts(run)
-    settings, summary = run.settings(), run.summary() or {}
-    last = summary.get("reward_last", reward) if run.kind == "train" else summary.get("reward")
-    return {
-        "run": run.key,
-        "name": run.name,
-        "folder": str(run.folder),
-        "kind": run.kind,
-        "env": dict(env_texts(run)),
-        "begun": run.begun(),
-        "live": run.is_live(),
-        "steps_done": done,
-        "steps": settings.get("steps") if isinstance(settings.get("steps"), int) else None,
-        "rollouts": many,
-        "failed": failed,
-        "reward_last": last,
-    }
 
 
 def metrics(run: Run, query: Query) -> dict[str, Any]:
@@ -212,8 +213,10 @@ def task(run: Run, query: Query) -> dict[str, Any]:
 def failures(run: Run, query: Query) -> dict[str, Any]:
     """The rollouts that failed, by what they failed of."""
     with run.store() as store:
-        kinds = failure_kinds(store)
+        kinds, failed = failure_kinds(store), _both(store)[1]
     return {
+        "failed": failed,
+        "looked_at": sum(kind.count for kind in kinds),
         "groups": [
             {
                 "type": kind.first.type,
@@ -225,7 +228,7 @@ def failures(run: Run, query: Query) -> dict[str, Any]:
                 "numbers": kind.numbers,
             }
             for kind in kinds
-        ]
+        ],
     }
 
 

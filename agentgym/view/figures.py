@@ -1,6 +1,8 @@
 """The figures of a run for its curves: the lines of metrics.jsonl, and how their names are put into charts."""
 
 import json
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +123,38 @@ def metric_rows(folder: Path, after: int = 0) -> tuple[int, list[dict[str, Any]]
     return len(lines), rows
 
 
-def steps_and_reward(folder: Path) -> tuple[int, float | None]:
-    """How many steps are done, and the last reward that is known."""
-    _, rows = metric_rows(folder)
-    steps = [row for row in rows if not row["held_out"]]
-    rewards = [reward for row in steps if (reward := row["figures"].get("reward")) is not None]
-    return (steps[-1]["step"] + 1 if steps else 0), (rewards[-1] if rewards else None)
+@dataclass(slots=True)
+class Progress:
+    """How far the figures of a run are; a file that has grown is read on from where it was read to."""
+
+    folder: Path
+    lines: int = 0
+    steps: int = 0
+    """Steps that are done."""
+    reward: float | None = None
+    """The last one that is known."""
+    _read: int = 0
+    _file: int = 0
+
+    def look(self) -> None:
+        """Read what was written since the last look; all of it where a resumed run has cut the file."""
+        try:
+            with (self.folder / METRICS).open("rb") as file:
+                status = os.fstat(file.fileno())
+                if (status.st_ino, True) != (self._file, status.st_size >= self._read):
+                    self.lines, self.steps, self.reward, self._read, self._file = 0, 0, None, 0, status.st_ino
+                file.seek(self._read)
+                content = file.read()
+        except FileNotFoundError:
+            return
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            self.lines += 1
+            figures = _figures(line)
+            if figures is not None and HELD_OUT not in figures:
+                self.steps = int(figures["step"]) + 1
+                self.reward = self.reward if (reward := figures.get("reward")) is None else reward
 
 
 def _figures(line: bytes) -> dict[str, Any] | None:

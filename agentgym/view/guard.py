@@ -1,6 +1,7 @@
 """The guard in front of the page: who may ask, and what a browser may do with the answers."""
 
 import secrets
+from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
@@ -28,12 +29,13 @@ HEADERS = {
 class Guard:
     """Lets GET requests through that name this server as their host and bring its token; all others are refused.
 
-    `hosts` are the names it answers to, without the port; None for any, where it listens on more than this machine.
+    `hosts` are the names it answers to, without the port. `numbers` lets it answer to every address of numbers too,
+    which no other site can have as its name.
     `token` None lets every request in.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, hosts: frozenset[str] | None) -> None:
-        self.app, self.token, self.hosts = app, token, hosts
+    def __init__(self, app: ASGIApp, *, token: str | None, hosts: frozenset[str], numbers: bool = False) -> None:
+        self.app, self.token, self.hosts, self.numbers = app, token, hosts, numbers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,7 +73,15 @@ class Guard:
         name = given.lower()
         if (colon := name.rfind(":")) > name.rfind("]"):
             name = name[:colon]
-        return self.hosts is None or name in self.hosts
+        return name in self.hosts or (self.numbers and _is_number(name))
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _same(given: str, token: str) -> bool:

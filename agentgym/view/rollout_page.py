@@ -11,7 +11,7 @@ from agentgym.store.table import Filters, TableRow, rows_of
 from agentgym.store.vocabulary import shown_token
 from agentgym.types import Segment, Turn
 from agentgym.view.answers import Refused
-from agentgym.view.blocks import message_blocks
+from agentgym.view.blocks import Colours, message_blocks
 from agentgym.view.timeline import timeline
 
 
@@ -57,7 +57,7 @@ def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[
     """All about one rollout but its tokens."""
     found = stored(store, number)
     played, failure = found.rollout, found.rollout.failure
-    spans, exact = timeline(played)
+    (spans, exact), colours = timeline(played), Colours()
     return {
         "number": number,
         "phase": found.phase,
@@ -84,7 +84,7 @@ def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[
         "logprob_gap": found.logprob_gap,
         "task_fields": store.task(played.group_id),
         "segments": [
-            _segment(segment, advantages, gaps)
+            _segment(segment, advantages, gaps, colours)
             for segment, advantages, gaps in zip(played.segments, found.advantages, found.turn_gaps, strict=True)
         ],
         "timeline": spans,
@@ -93,7 +93,9 @@ def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[
     }
 
 
-def _segment(segment: Segment, advantages: tuple[float, ...] | None, gaps: tuple[float, ...] | None) -> dict[str, Any]:
+def _segment(
+    segment: Segment, advantages: tuple[float, ...] | None, gaps: tuple[float, ...] | None, colours: Colours
+) -> dict[str, Any]:
     return {
         "index": segment.index,
         "parent": segment.parent,
@@ -104,15 +106,15 @@ def _segment(segment: Segment, advantages: tuple[float, ...] | None, gaps: tuple
         "tokens": len(segment.token_ids),
         "sampled": int(segment.sampled.sum()),
         "tools": list(segment.tools),
-        "opening": [message_blocks(message) for message in segment.prompt_messages],
+        "opening": [message_blocks(message, colours) for message in segment.prompt_messages],
         "turns": [
-            _turn(turn, advantages[place] if advantages else None, gaps[place] if gaps else None)
+            _turn(turn, advantages[place] if advantages else None, gaps[place] if gaps else None, colours)
             for place, turn in enumerate(segment.turns)
         ],
     }
 
 
-def _turn(turn: Turn, advantage: float | None, gap: float | None) -> dict[str, Any]:
+def _turn(turn: Turn, advantage: float | None, gap: float | None, colours: Colours) -> dict[str, Any]:
     return {
         "number": turn.number,
         "start": turn.start,
@@ -124,8 +126,8 @@ def _turn(turn: Turn, advantage: float | None, gap: float | None) -> dict[str, A
         "reward": turn.reward,
         "advantage": advantage,
         "gap": gap,
-        "message": message_blocks(turn.message),
-        "answers": [message_blocks(message) for message in turn.env_messages],
+        "message": message_blocks(turn.message, colours),
+        "answers": [message_blocks(message, colours) for message in turn.env_messages],
     }
 
 

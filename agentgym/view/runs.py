@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from agentgym.run.settings import SETTINGS
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE, StoreError
 from agentgym.view.answers import Refused
+from agentgym.view.figures import Progress
 
 LOOK_AGAIN_S = 2.0
 """Seconds after which new runs are looked for."""
@@ -25,6 +26,8 @@ DEEPEST = 6
 """Folders below one that was named in which runs are looked for."""
 STILL_S = 120.0
 """A run whose process cannot be seen from here is taken to run for so long after it has written something."""
+NO_RUNS = ("node_modules", "site-packages", "__pycache__")
+"""Folders that are not looked into."""
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -67,8 +70,8 @@ class Run:
         return _runs(process) or self._wrote_lately()
 
     def _wrote_lately(self) -> bool:
-        files = (self.folder / name for name in (METRICS, FILE, f"{FILE}-wal"))
-        return any(time.time() - path.stat().st_mtime < STILL_S for path in files if path.exists())
+        found = [path.stat() for name in (METRICS, FILE, f"{FILE}-wal") if (path := self.folder / name).exists()]
+        return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # a reader makes an empty -wal
 
     def begun(self) -> float | None:
         """When its settings were written, in seconds since 1970; None where it has none."""
@@ -108,24 +111,35 @@ class Runs:
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = [folder.resolve() for folder in folders]
         self._found: dict[str, Run] = {}
-        self._looked = -LOOK_AGAIN_S
+        self._progress: dict[Path, Progress] = {}
+        self._look_at = 0.0
         self._lock = threading.Lock()
 
     def all(self) -> list[Run]:
         """Every run, in the order of their folders' names."""
         with self._lock:
-            if time.monotonic() - self._looked >= LOOK_AGAIN_S:
+            if (now := time.monotonic()) >= self._look_at:
                 found = [folder for named in self.folders for folder in _folders(named)]
                 self._found = {run.key: run for run in map(run_of, dict.fromkeys(found))}
-                self._looked = time.monotonic()
+                took = time.monotonic() - now
+                self._look_at = now + max(LOOK_AGAIN_S, 20 * took)  # a large tree is not all that is looked at
             return list(self._found.values())
 
     def get(self, key: str) -> Run:
         """The run of that address; Refused where there is none."""
-        for run in self.all():
-            if run.key == key:
-                return run
+        with self._lock:
+            run = self._found.get(key)
+        run = run or next((run for run in self.all() if run.key == key), None)
+        if run is not None:
+            return run
         raise Refused(f"there is no run {key!r} here; the list of runs shows those that there are", 404)
+
+    def progress(self, run: Run) -> Progress:
+        """How far the figures of a run are, as of now."""
+        with self._lock:
+            found = self._progress.setdefault(run.folder, Progress(run.folder))
+            found.look()
+            return replace(found)
 
 
 def run_of(folder: Path) -> Run:
@@ -152,7 +166,7 @@ def _folders(named: Path, depth: int = 0) -> Iterator[Path]:
     except OSError:
         return
     for path in below:
-        if not path.name.startswith("."):
+        if not path.name.startswith(".") and path.name not in NO_RUNS:
             yield from _folders(path, depth + 1)
 
 

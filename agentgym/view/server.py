@@ -1,8 +1,9 @@
 """The server of the page: its routes, its files, and how it is run until it is stopped."""
 
-import mimetypes
+import logging
 from collections.abc import Callable
-from importlib.resources import files
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,12 +18,24 @@ from agentgym.view.guard import Guard
 from agentgym.view.runs import Runs
 from agentgym.view.search.indexing import Indexing
 
-KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parent / "page"
+"""The folder of what the browser loads."""
+KINDS = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+}
 """The types of the page's files, which are not left to the machine's tables."""
 
 
-def application(runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str] | None) -> ASGIApp:
-    """The server as an ASGI application, behind its guard."""
+def application(
+    runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str], numbers: bool = False
+) -> ASGIApp:
+    """The server as an ASGI application, behind its guard, which says who is answered."""
     api = Api(runs, indexing)
     routes = [
         Route("/api/runs", _answering(lambda request: api.all_runs())),
@@ -34,20 +47,22 @@ def application(runs: Runs, indexing: Indexing, *, token: str | None, hosts: fro
         Route("/api/{rest:path}", _answering(_unknown)),
         Route("/{path:path}", page_file),
     ]
-    return Guard(Starlette(routes=routes), token=token, hosts=hosts)
+    return Guard(Starlette(routes=routes), token=token, hosts=hosts, numbers=numbers)
 
 
 def page_file(request: Request) -> Response:
-    """A file of the page; 404 for what is none, also where the path leads out of the folder."""
-    parts = (request.path_params["path"] or "index.html").split("/")
-    if any(part in ("", ".", "..") or part.startswith(".") or "\\" in part or "\0" in part for part in parts):
+    """A file of the page; 404 for every path that is not the name of one."""
+    name = request.path_params["path"] or "index.html"
+    if (file := page_files().get(name)) is None:
         return _missing()
-    file = files("agentgym.view").joinpath("page", *parts)
-    if not file.is_file():
-        return _missing()
-    ending = "." + parts[-1].rpartition(".")[2]
-    kind = KINDS.get(ending) or mimetypes.guess_type(parts[-1])[0] or "application/octet-stream"
-    return Response(file.read_bytes(), media_type=kind, headers={"Cache-Control": "no-cache"})
+    return Response(file.read_bytes(), media_type=KINDS[file.suffix], headers={"Cache-Control": "no-cache"})
+
+
+@cache
+def page_files() -> dict[str, Path]:
+    """The files of the page by their paths in its folder, looked for once."""
+    found = (path for path in PAGE.rglob("*") if path.suffix in KINDS and path.is_file())
+    return {path.relative_to(PAGE).as_posix(): path for path in found}
 
 
 def _missing() -> Response:
@@ -62,6 +77,12 @@ def _answering(give: Callable[[Request], Any]) -> Callable[[Request], Response]:
             return answer(give(request))
         except Refused as error:
             return refusal(error)
+        except OSError as error:
+            return refusal(Refused(f"{error.filename}: it cannot be read ({error.strerror})", 409))
+        except Exception as error:
+            log.exception("%s", request.url.path)
+            said = f"the viewer failed ({type(error).__name__}: {error}); its terminal has the traceback"
+            return refusal(Refused(said, 500))
 
     return respond
 

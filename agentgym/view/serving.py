@@ -1,5 +1,6 @@
 """The running of the server: a port of its own, until it is stopped."""
 
+import errno
 import socket
 from collections.abc import Callable
 
@@ -8,22 +9,29 @@ from agentgym.errors import AgentGymError
 
 def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that listens; AgentGymError, which says what to do, where the address is not to be had."""
+    if not 0 <= port <= 65535:
+        raise AgentGymError(f"--port: must be from 0 to 65535, got {port}; 0 takes a free one")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        made = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError, OverflowError) as error:
-        raise AgentGymError(f"--host: {host!r} is no address of this machine ({error}); leave it out") from None
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise AgentGymError(f"--host: {host} is no address of this machine ({error}); leave it out") from None
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(128)
-    except (OSError, OverflowError) as error:
-        made.close()
-        raise AgentGymError(
-            f"--port: {host}:{port} cannot be listened on ({error}); leave --port out, and a free one is taken"
-        ) from None
-    return made
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise _refused(host, port, error) from None
+    return listening
+
+
+def _refused(host: str, port: int, error: OSError) -> AgentGymError:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return AgentGymError(f"--host: {host} is no address of this machine; leave it out")
+    if error.errno == errno.EADDRINUSE:
+        return AgentGymError(f"--port: {port} is taken by another process; name another one, or leave it out")
+    return AgentGymError(f"--port: {port} cannot be listened on ({error.strerror}); name another one, or leave it out")
 
 
 def address_of(listening: socket.socket, host: str, token: str | None) -> str:

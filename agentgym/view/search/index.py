@@ -2,7 +2,6 @@
 
 import re
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -147,8 +146,3 @@ def _connected(path: Path) -> sqlite3.Connection:
         index.close()
         raise
     return index
-
-
-def spare_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A folder for indexes of runs whose own folder cannot be written; it goes when the viewer ends."""
-    return tempfile.TemporaryDirectory(prefix="agentgym-view-")

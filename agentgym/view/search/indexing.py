@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import Self
 
 from agentgym.view.answers import Refused
 from agentgym.view.runs import Run
-from agentgym.view.search.index import SearchIndex, spare_folder
+from agentgym.view.search.index import SearchIndex
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,10 @@ class Indexing:
         self._lock = threading.Lock()
         self._wake, self._advanced = threading.Event(), threading.Condition()
         self._stopped = False
-        self._spare = spare_folder()
         self._thread = threading.Thread(target=self._run, name="agentgym-search", daemon=True)
 
     def __enter__(self) -> Self:
+        self._spare = tempfile.TemporaryDirectory(prefix="agentgym-view-")
         self._thread.start()
         return self
 
