@@ -4,10 +4,10 @@
 import { current, link, go } from "./core/address.js";
 import { get, Refused } from "./core/api.js";
 import { byId, fill } from "./core/dom.js";
-import { bindAlways, clearPageKeys, listen, showHelp } from "./core/keyboard.js";
+import { bindAlways, clearPageKeys, listen, showHelp } from "./frame/keyboard.js";
 import { follow } from "./core/live.js";
-import { empty, frame, showLive } from "./core/shell.js";
-import { switchTheme } from "./core/theme.js";
+import { empty, frame, showLive } from "./frame/shell.js";
+import { switchTheme } from "./frame/theme.js";
 import { show as compare } from "./pages/compare.js";
 import { show as curves } from "./pages/curves.js";
 import { show as failures } from "./pages/failures.js";

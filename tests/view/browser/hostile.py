@@ -90,7 +90,7 @@ def rollouts() -> tuple[Rollout, ...]:
 
 def write_hostile(folder: Path) -> Path:
     """Write the run to the folder."""
-    task = Task(id=SCRIPT, prompt=EVERYTHING.replace("\ud800", ""))  # type: ignore[arg-type]
+    task = Task(id=SCRIPT, prompt=EVERYTHING.replace("\ud800", ""))
     with RolloutWriter(folder, token_bytes=token_bytes) as writer:
         writer.add([Group(group_id=SCRIPT, rollouts=rollouts(), task=task)], step=0)
         made = Trained(

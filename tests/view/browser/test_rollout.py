@@ -7,11 +7,12 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from agentgym.store.reader import RolloutStore, StoredRollout
+from agentgym.types import SegmentKind
 from tests.view.browser.conftest import Made, Routes
 from tests.view.browser.viewer import Watched
 
 
-def with_kind(store: RolloutStore, kind: str, least: int = 1) -> StoredRollout:
+def with_kind(store: RolloutStore, kind: SegmentKind, least: int = 1) -> StoredRollout:
     """A rollout that was trained on and has such segments."""
     kinds = ((one, [segment.kind for segment in one.rollout.segments]) for one in store.find(phase="train"))
     return next(one for one, found in kinds if found.count(kind) >= least and one.advantages[0] is not None)
@@ -54,7 +55,7 @@ def test_a_rollout_with_forks_shows_the_tree_and_folds_what_the_forks_repeat(
 
 @pytest.mark.parametrize("kind", ["compaction", "fork"])
 def test_the_coloured_tokens_are_those_that_were_trained_on(
-    viewer: Watched, routes: Routes, made: Made, kind: str
+    viewer: Watched, routes: Routes, made: Made, kind: SegmentKind
 ) -> None:
     folder, route = (made.compaction, routes.compaction) if kind == "compaction" else (made.tree, routes.tree)
     with RolloutStore(folder) as store:

@@ -5,8 +5,8 @@ import { go, link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { fill, h } from "../core/dom.js";
 import { count, difference, duration, figure, reward } from "../core/format.js";
-import { bind } from "../core/keyboard.js";
-import { empty, title } from "../core/shell.js";
+import { bind } from "../frame/keyboard.js";
+import { empty, title } from "../frame/shell.js";
 import { messageItem, turnFacts } from "../rollout/messages.js";
 import { failure } from "../rollout/outcome.js";
 

@@ -7,7 +7,7 @@ import { fill, h } from "../core/dom.js";
 import { figure } from "../core/format.js";
 import { follow } from "../core/live.js";
 import { metrics } from "../core/metrics.js";
-import { empty, frame, showLive, title } from "../core/shell.js";
+import { empty, frame, showLive, title } from "../frame/shell.js";
 import { Board } from "../charts/board.js";
 import { Chart } from "../charts/chart.js";
 import { plan } from "../charts/plan.js";

@@ -4,9 +4,9 @@
 import { link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { fill, h } from "../core/dom.js";
-import { many } from "../core/format.js";
-import { bind } from "../core/keyboard.js";
-import { empty, title } from "../core/shell.js";
+import { count, many } from "../core/format.js";
+import { bind } from "../frame/keyboard.js";
+import { empty, title } from "../frame/shell.js";
 
 /** @typedef {{type: string, where: string|null, message: string, traceback: string, count: number, steps: [number, number], numbers: number[]}} FailureGroup */
 
@@ -14,8 +14,8 @@ import { empty, title } from "../core/shell.js";
 export async function show(page) {
   title("failures", page.run.name);
   const draw = async () => {
-    const { groups } = await get(["runs", page.run.run, "failures"], {}, page.signal);
-    if (!page.signal.aborted) drawn(page, groups);
+    const found = await get(["runs", page.run.run, "failures"], {}, page.signal);
+    if (!page.signal.aborted) drawn(page, found);
   };
   await draw();
   page.onChange((state, before) => before && state.rollouts !== before.rollouts && draw());
@@ -24,14 +24,14 @@ export async function show(page) {
 
 /**
  * @param {import("../app.js").Page} page
- * @param {FailureGroup[]} groups
+ * @param {{groups: FailureGroup[], failed: number, looked_at: number}} found
  */
-function drawn(page, groups) {
+function drawn(page, { groups, failed, looked_at }) {
   const opened = new Set([...page.main.querySelectorAll("details[open]")].map((one) => one.getAttribute("data-key")));
   if (!groups.length) return fill(page.main, h("h1", null, "Failures"), empty("No rollout of this run failed.", "Tools that failed are answers that the model read: filter the rollouts by tool errors to see them."));
-  const total = groups.reduce((sum, group) => sum + group.count, 0);
+  const latest = looked_at < failed ? ` Only the latest ${count(looked_at)} of them are grouped here.` : "";
   fill(page.main, h("h1", null, "Failures"),
-    h("p", { class: "hint" }, `${many(total, "rollout")} failed in ${many(groups.length, "way")}. They have no reward, count for no baseline and are not trained on.`),
+    h("p", { class: "hint" }, `${many(failed, "rollout")} failed in ${many(groups.length, "way")}.${latest} They have no reward, count for no baseline and are not trained on.`),
     groups.map((group, place) => item(page.run.run, group, opened.size ? opened.has(key(group)) : place === 0)));
 }
 

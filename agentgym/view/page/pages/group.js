@@ -5,8 +5,8 @@ import { go, link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { fill, h, s } from "../core/dom.js";
 import { count, difference, duration, many, reward, setting } from "../core/format.js";
-import { bind } from "../core/keyboard.js";
-import { empty, title } from "../core/shell.js";
+import { bind } from "../frame/keyboard.js";
+import { empty, title } from "../frame/shell.js";
 import { linear, ticks } from "../charts/scale.js";
 
 /** @typedef {import("../core/contract.js").RolloutLine} RolloutLine */

@@ -5,8 +5,8 @@ import { keep } from "../core/address.js";
 import { get } from "../core/api.js";
 import { byId, fill, h } from "../core/dom.js";
 import { figure, many, setting } from "../core/format.js";
-import { bind } from "../core/keyboard.js";
-import { empty, title } from "../core/shell.js";
+import { bind } from "../frame/keyboard.js";
+import { empty, title } from "../frame/shell.js";
 
 /** @typedef {import("../core/contract.js").Run} Run */
 

@@ -5,8 +5,8 @@ import { go, link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { fill, h, s } from "../core/dom.js";
 import { figure, many, reward } from "../core/format.js";
-import { bind } from "../core/keyboard.js";
-import { title } from "../core/shell.js";
+import { bind } from "../frame/keyboard.js";
+import { title } from "../frame/shell.js";
 import { extent, linear, ticks } from "../charts/scale.js";
 import { task as taskFields } from "./group.js";
 

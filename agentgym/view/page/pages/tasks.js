@@ -5,8 +5,8 @@ import { go, keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { byId, fill, h } from "../core/dom.js";
 import { count, difference, many, reward } from "../core/format.js";
-import { bind } from "../core/keyboard.js";
-import { empty, title } from "../core/shell.js";
+import { bind } from "../frame/keyboard.js";
+import { empty, title } from "../frame/shell.js";
 
 /** @typedef {{task: string, env: string, attempts: number, failed: number, first_step: number, last_step: number, reward_first: number|null, reward_last: number|null, reward_mean: number|null}} TaskLine */
 

@@ -4,7 +4,7 @@
 import { link } from "../core/address.js";
 import { h } from "../core/dom.js";
 import { count, duration, reward } from "../core/format.js";
-import { icon } from "../core/icons.js";
+import { icon } from "../frame/icons.js";
 import { marked } from "./search_text.js";
 
 /** @typedef {import("../core/contract.js").RolloutLine} RolloutLine */

@@ -4,7 +4,7 @@
 import { link } from "../core/address.js";
 import { h } from "../core/dom.js";
 import { difference, figure, many, reward, setting } from "../core/format.js";
-import { icon } from "../core/icons.js";
+import { icon } from "../frame/icons.js";
 
 /** @typedef {import("../core/contract.js").Rollout} Rollout */
 

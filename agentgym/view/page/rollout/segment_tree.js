@@ -3,7 +3,7 @@
 
 import { h } from "../core/dom.js";
 import { count } from "../core/format.js";
-import { icon } from "../core/icons.js";
+import { icon } from "../frame/icons.js";
 
 /** @typedef {import("../core/contract.js").Segment} Segment */
 

@@ -1,7 +1,7 @@
 // @ts-check
 /** Keys: those of every page, those of the page that is open, and the help that lists both. */
 
-import { h } from "./dom.js";
+import { h } from "../core/dom.js";
 
 /** @typedef {{what: string, run: () => void}} Key */
 

@@ -1,14 +1,14 @@
 // @ts-check
 /** The frame around every page: the way here, the pages of the run, and the switches. */
 
-import { link } from "./address.js";
-import { byId, fill, h } from "./dom.js";
+import { link } from "../core/address.js";
+import { byId, fill, h } from "../core/dom.js";
 import { icon } from "./icons.js";
 import { showHelp } from "./keyboard.js";
 import { switchTheme } from "./theme.js";
-import { spelled } from "./visible_text.js";
+import { spelled } from "../core/visible_text.js";
 
-/** @typedef {import("./contract.js").Run} Run */
+/** @typedef {import("../core/contract.js").Run} Run */
 
 const TABS = [
   { page: "curves", title: "Curves" },

@@ -1,7 +1,7 @@
 // @ts-check
 /** The way that the reader came: the table that was filtered last, so that the next rollout is the next one in it. */
 
-import { link } from "./address.js";
+import { link } from "../core/address.js";
 
 /** @typedef {{run: string, query: Record<string, any>, index: number, number: number, total: number}} Place */
 

@@ -1,7 +1,7 @@
 // @ts-check
 /** Small drawings, each 16 units wide, in the colour of the text beside them. */
 
-import { s } from "./dom.js";
+import { s } from "../core/dom.js";
 
 const PATHS = {
   theme: "M8 1.5a6.5 6.5 0 1 0 0 13V1.5Z M8 1.5a6.5 6.5 0 0 1 0 13",
