@@ -30,7 +30,7 @@ import { show as tasks } from "./pages/tasks.js";
  * @property {(changed: (state: import("./core/contract.js").State, before: import("./core/contract.js").State|null) => void) => void} onChange
  */
 
-/** @type {Record<string, {tab: string, show: (page: Page) => Promise<void>}>} */
+/** Each page; one that scrolls to a place of its own answers true. @type {Record<string, {tab: string, show: (page: Page) => Promise<void|boolean>}>} */
 const PAGES = {
   rollouts: { tab: "rollouts", show: rollouts },
   rollout: { tab: "rollouts", show: rollout },
@@ -54,15 +54,16 @@ async function open() {
   const signal = leaving.signal;
   const main = byId("main");
   main.setAttribute("aria-busy", "true");
+  let isPlaced = false;
   try {
-    await opened(main, signal);
+    isPlaced = (await opened(main, signal)) === true;
   } catch (error) {
     if (!signal.aborted) failed(main, error);
   }
   if (signal.aborted) return;
   main.removeAttribute("aria-busy");
   openedAt = location.hash;
-  window.scrollTo(0, scrolled.get(openedAt) ?? 0);
+  if (!isPlaced) window.scrollTo(0, scrolled.get(openedAt) ?? 0);
 }
 
 /**
@@ -76,11 +77,11 @@ async function opened(main, signal) {
   const id = path[0] === "compare" ? path[1] : path[0];
   if (!id) return curves({ main, path, query, signal, runs, run: /** @type {any} */ (null), onChange: () => {} });
   const page = PAGES[name];
-  if (!page) return go(link([], { runs: id }));
+  if (!page) return void go(link([], { runs: id }));
   const run = await get(["runs", id], {}, signal);
-  if (signal.aborted) return;
+  if (signal.aborted) return false;
   frame(run, page.tab);
-  await page.show({ main, path: rest, query, signal, runs, run, onChange: listener(run, signal) });
+  return page.show({ main, path: rest, query, signal, runs, run, onChange: listener(run, signal) });
 }
 
 /**

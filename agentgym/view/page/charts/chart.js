@@ -16,6 +16,8 @@ import { band, nearest, points, smoothed, thinned } from "./series.js";
 const HEIGHT = 168;
 /** With more runs than this only the pointer shows values. */
 const MOST_VALUES = 3;
+/** With more runs than this no spread is drawn: bands hide each other. */
+const MOST_BANDS = 4;
 const ROOM = { left: 46, right: 10, top: 8, bottom: 20 };
 let made = 0;
 
@@ -24,9 +26,11 @@ export class Chart {
   /**
    * @param {Board} board
    * @param {Chosen} chosen
+   * @param {string|null} [only] the one run that it draws, on the scale of all; null for all of them
    */
-  constructor(board, chosen) {
+  constructor(board, chosen, only = null) {
     this.board = board;
+    this.only = only;
     this.chosen = chosen;
     this.isSeen = false;
     this.isStale = true;
@@ -40,7 +44,8 @@ export class Chart {
     this.tip = h("div", { class: "tip", hidden: true });
     this.log = h("button", { class: "quiet log", type: "button", "aria-pressed": "false", title: "Logarithmic axis", onclick: () => this.switchLog() }, "log");
     const unit = chosen.unit ? h("span", { class: "unit" }, chosen.unit) : null;
-    const name = h("h3", { title: chosen.name }, chosen.name);
+    const run = board.runs.find((one) => one.run === only);
+    const name = h("h3", { title: chosen.name }, chosen.name, run && h("span", { class: `of-run run-${run.colour}` }, h("span", { class: "swatch" }), run.name));
     this.element = h("article", { class: "chart", "data-figure": chosen.name }, h("header", null, name, unit, this.values, this.log), this.plot, this.tip);
     this.svg = s("svg", { role: "img", height: HEIGHT, "aria-label": chosen.name });
     this.cursor = s("line", { class: "cursor", y1: ROOM.top, y2: HEIGHT - ROOM.bottom, visibility: "hidden" });
@@ -78,6 +83,7 @@ export class Chart {
     this.x = linear(this.board.domain(), [ROOM.left, width - ROOM.right]);
     this.lines = this.board.runs.flatMap((run) => this.linesOf(run));
     this.y = this.scaleY();
+    if (this.only) this.lines = this.lines.filter((line) => line.run === this.only);
     this.frame.setAttribute("width", String(width - ROOM.left - ROOM.right + 8));
     fill(this.axisLayer, this.axes(width));
     fill(this.layer, this.chosen.kind === "stack" ? this.stack() : [this.bands(), this.lines.map((line) => this.path(line))]);
@@ -119,8 +125,8 @@ export class Chart {
 
   bandsOf() {
     const wanted = this.chosen.band;
-    if (!wanted || this.board.runs.length > 4) return [];
-    return this.board.runs.map((run) => ({ colour: run.colour, series: band(run.rows, wanted.low, wanted.high, this.board.axis, wanted.around) }));
+    if (!wanted || (!this.only && this.board.runs.length > MOST_BANDS)) return [];
+    return this.board.runs.filter((run) => !this.only || run.run === this.only).map((run) => ({ colour: run.colour, series: band(run.rows, wanted.low, wanted.high, this.board.axis, wanted.around) }));
   }
 
   /** @param {number} width */
@@ -197,7 +203,7 @@ export class Chart {
   readOut(found) {
     const main = (found ?? this.lines.filter((line) => line.role !== "faint").flatMap((line) => (line.series.length ? [{ line, point: line.series[line.series.length - 1] }] : [])))
       .filter(({ line }) => line.role === "line" && this.chosen.kind !== "stack");
-    const few = this.board.runs.length > MOST_VALUES ? [] : main;
+    const few = !this.only && this.board.runs.length > MOST_VALUES ? [] : main;
     fill(this.values, few.map(({ line, point }) => h("span", { class: `value run-${line.colour}` }, figure(point.y, 3))));
     const words = main.map(({ line, point }) => `${line.name} ${figure(point.y)} at step ${point.step}`);
     if (!found) this.svg.setAttribute("aria-label", spelled(`${this.chosen.name}: ${words.join("; ") || "no values"}`));
@@ -214,7 +220,7 @@ export class Chart {
     if (!found?.length || place === null || pointer === null) return;
     const head = this.board.axis === "time" ? `step ${found[0].point.step}, ${duration(found[0].point.x)}` : `step ${found[0].point.step}`;
     const rows = found.map(({ line, point }) => h("tr", null,
-      h("th", { scope: "row", class: this.chosen.kind === "stack" ? `part-${this.chosen.figures.indexOf(line.figure)}` : `run-${line.colour}` }, h("span", { class: line.role === "dots" ? "swatch ring" : "swatch" }), this.nameOf(line)),
+      h("th", { scope: "row", class: this.chosen.kind === "stack" ? `part-${this.chosen.figures.indexOf(line.figure)}` : `run-${line.colour}` }, h("span", { class: line.role === "dots" ? "swatch ring" : "swatch" }), this.nameOf(line), point.step !== found[0].point.step && `, step ${point.step}`),
       h("td", null, figure(point.y))));
     fill(this.tip, h("div", null, head), h("table", null, h("tbody", null, rows)));
     const width = this.plot.clientWidth;

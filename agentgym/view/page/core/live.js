@@ -52,11 +52,12 @@ function differs(now, before) {
 }
 
 /**
+ * Waits so long, or until the signal.
  * @param {number} milliseconds
  * @param {AbortSignal} signal
  * @returns {Promise<void>}
  */
-function pause(milliseconds, signal) {
+export function pause(milliseconds, signal) {
   return new Promise((done) => {
     const timer = setTimeout(done, milliseconds);
     signal.addEventListener("abort", () => (clearTimeout(timer), done()), { once: true });

@@ -3,9 +3,9 @@
 
 import { keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
-import { fill, h } from "../core/dom.js";
+import { fill, h, styled } from "../core/dom.js";
 import { figure } from "../core/format.js";
-import { follow } from "../core/live.js";
+import { follow, pause } from "../core/live.js";
 import { metrics } from "../core/metrics.js";
 import { empty, frame, showLive, title } from "../frame/shell.js";
 import { Board } from "../charts/board.js";
@@ -18,6 +18,10 @@ import { runList } from "../parts/run_list.js";
 
 /** How many runs are drawn unasked. */
 const UNASKED = 4;
+/** How often the list of runs is asked for. */
+const LIST_MS = 5000;
+/** With more runs than this the charts of one figure take several lines. */
+const MOST_BESIDE = 4;
 
 /** Sections that are closed until they are opened. */
 const CLOSED = new Set(["other", "drops", "throughput"]);
@@ -34,6 +38,7 @@ export async function show({ main, query, signal, runs }) {
   const page = new CurvesPage(main, signal, runs, chosen, query);
   page.frame();
   await page.load();
+  page.watch();
 }
 
 /** The state of the page: which runs are drawn, and how. */
@@ -79,10 +84,30 @@ class CurvesPage {
   }
 
   frame() {
-    const list = runList(this.runs, this.chosen, (chosen) => this.choose(chosen));
+    this.list = h("div");
+    this.drawList();
     fill(this.main, h("div", { class: "curves" },
-      h("aside", { class: "side", "aria-label": "Runs" }, h("h1", null, "Runs"), list, this.findings),
+      h("aside", { class: "side", "aria-label": "Runs" }, h("h1", null, "Runs"), this.list, this.findings),
       h("div", { class: "content" }, this.controls(), this.charts)));
+  }
+
+  drawList() {
+    const focused = document.activeElement?.id;
+    if (this.list) fill(this.list, runList(this.runs, this.chosen, (chosen) => this.choose(chosen)));
+    if (focused?.startsWith("run-")) document.getElementById(focused)?.focus();
+  }
+
+  /** Looks again and again for runs that began and steps that were done. */
+  async watch() {
+    for (;;) {
+      await pause(LIST_MS, this.signal);
+      if (this.signal.aborted) return;
+      if (document.hidden) continue;
+      const found = await get(["runs"], {}, this.signal).catch(() => null);
+      if (!found || JSON.stringify(found.runs) === JSON.stringify(this.runs)) continue;
+      this.runs = found.runs;
+      this.drawList();
+    }
   }
 
   controls() {
@@ -95,12 +120,16 @@ class CurvesPage {
     } });
     const axis = h("select", { id: "axis", onchange: () => this.switchAxis(/** @type {"step"|"time"} */ (axis.value)) },
       h("option", { value: "step", selected: this.board.axis === "step" }, "step"), h("option", { value: "time", selected: this.board.axis === "time" }, "time"));
+    const layout = h("select", { "aria-label": "Layout", onchange: () => {
+      this.keep({ layout: layout.value });
+      this.draw();
+    } }, h("option", { value: "" }, "overlaid"), h("option", { value: "beside", selected: this.query.layout === "beside" }, "side by side"));
     const wanted = h("input", { type: "search", id: "search", placeholder: "Find a figure ( / )", "aria-label": "Find a figure", value: this.query.figures ?? "", oninput: () => {
       this.keep({ figures: wanted.value });
       this.filter();
     } });
-    return h("div", { class: "bar" }, wanted, h("label", { for: "smoothing" }, "Smoothing"), slider, value, h("label", { for: "axis" }, "Axis"), axis, this.reset,
-      h("span", { class: "hint" }, "Drag to zoom, double-click to see all, click a step for its rollouts."));
+    return h("div", { class: "bar" }, wanted, h("label", { for: "smoothing" }, "Smoothing"), slider, value, h("label", { for: "axis" }, "Axis"), axis, layout, this.reset,
+      h("span", { class: "hint" }, "Drag zooms, double-click shows all."));
   }
 
   /** @param {"step"|"time"} axis */
@@ -145,7 +174,7 @@ class CurvesPage {
   /** Draws the charts; where only points were added, those that are there are drawn again in their place. */
   draw() {
     const sections = plan(this.groups, this.board.runs.map((run) => run.rows));
-    const shape = JSON.stringify([this.board.runs.map((run) => run.run), sections.map((one) => [one.title, one.charts, one.still])]);
+    const shape = JSON.stringify([this.query.layout, this.board.runs.map((run) => run.run), sections.map((one) => [one.title, one.charts, one.still])]);
     if (shape === this.shape) this.board.redraw();
     else this.rebuild(sections);
     this.shape = shape;
@@ -172,12 +201,20 @@ class CurvesPage {
    * @param {boolean} isOpen
    */
   section(one, isOpen) {
-    const grid = h("div", { class: "grid-of-charts" }, one.charts.map((chosen) => {
-      const chart = new Chart(this.board, chosen);
-      this.board.add(chart);
-      return chart.element;
-    }));
+    const isBeside = this.query.layout === "beside" && this.board.runs.length > 1;
+    const grid = h("div", { class: isBeside ? "grid-of-charts beside" : "grid-of-charts" }, one.charts.flatMap((chosen) => (isBeside ? this.board.runs.map((run) => this.chart(chosen, run.run)) : [this.chart(chosen, null)])));
+    if (isBeside && this.board.runs.length <= MOST_BESIDE) styled(grid, { "grid-template-columns": `repeat(${this.board.runs.length}, minmax(0, 1fr))` });
     return h("details", { open: isOpen, "data-title": one.title }, h("summary", null, h("h2", null, one.title), h("span", { class: "hint" }, one.help)), grid, still(one));
+  }
+
+  /**
+   * @param {import("../charts/plan.js").Chosen} chosen
+   * @param {string|null} only
+   */
+  chart(chosen, only) {
+    const chart = new Chart(this.board, chosen, only);
+    this.board.add(chart);
+    return chart.element;
   }
 
   filter() {

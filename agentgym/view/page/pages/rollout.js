@@ -30,7 +30,9 @@ export async function show(page) {
   const rollout = await get(["runs", page.run.run, "rollouts", number], {}, page.signal);
   if (page.signal.aborted) return;
   title(rollout.rollout_id, page.run.name);
-  new RolloutPage(page, rollout).draw();
+  const shown = new RolloutPage(page, rollout);
+  shown.draw();
+  return shown.at !== null;
 }
 
 /** The state of the page: which segment is shown, and which view of it. */

@@ -2,7 +2,7 @@
 /** The conversation of one segment: what it opened with, then turn by turn what the model said and what answered it. */
 
 import { h } from "../core/dom.js";
-import { count, difference, duration, figure } from "../core/format.js";
+import { count, difference, duration, figure, many } from "../core/format.js";
 import { icon } from "../frame/icons.js";
 import { blockElements } from "./blocks.js";
 
@@ -54,7 +54,7 @@ function repeats(segment, parent) {
 }
 
 /**
- * The children by the turn that they go on from; by null where it cannot be told.
+ * The children by the turn that they began after: turns are numbered over the whole rollout. By null where they have none.
  * @param {Segment} segment
  * @param {Segment[]} children
  * @returns {Map<Turn|null, Segment[]>}
@@ -63,15 +63,15 @@ function placed(segment, children) {
   /** @type {Map<Turn|null, Segment[]>} */
   const found = new Map();
   for (const child of children) {
-    let left = child.kind === "fork" ? repeats(child, segment) - segment.opening.length : -1;
-    const turn = left < 1 ? null : (segment.turns.find((one) => (left -= 1 + one.answers.length) <= 0) ?? null);
+    const first = child.turns[0]?.number ?? -1;
+    const turn = segment.turns.findLast((one) => one.number < first) ?? null;
     found.set(turn, [...(found.get(turn) ?? []), child]);
   }
   return found;
 }
 
 /** @type {Record<string, string>} */
-const KINDS = { compaction: "goes on after a compaction", fork: "forks here", subagent: "is a sub-agent", rerender: "goes on with the chat rendered anew" };
+const KINDS = { compaction: "goes on after a compaction", fork: "forks here", subagent: "is a sub-agent that was asked here", rerender: "goes on with the chat rendered anew" };
 
 /**
  * @param {Segment} child
@@ -102,7 +102,7 @@ function way(words, segment, view, ways, at) {
  */
 function head(segment, ways) {
   const from = segment.parent === null ? null : [" of ", way(`segment ${segment.parent}`, segment.parent, "messages", ways)];
-  const facts = [`${count(segment.turns.length)} turns`, `${count(segment.tokens)} tokens, ${count(segment.sampled)} of them sampled`];
+  const facts = [many(segment.turns.length, "turn"), `${count(segment.tokens)} tokens, ${count(segment.sampled)} of them sampled`];
   if (segment.role) facts.push(`role ${segment.role}`);
   if (segment.model) facts.push(`by ${segment.model}`);
   if (!segment.trained) facts.push("not trained");

@@ -2,7 +2,7 @@
 /** The segments of a rollout as a tree: which stretch of context each goes on from. */
 
 import { h } from "../core/dom.js";
-import { count } from "../core/format.js";
+import { count, many } from "../core/format.js";
 import { icon } from "../frame/icons.js";
 
 /** @typedef {import("../core/contract.js").Segment} Segment */
@@ -45,6 +45,6 @@ function entry(segment, isChosen, href, open) {
     event.preventDefault();
     open(segment.index);
   } },
-  icon(segment.kind), h("span", { class: "kind" }, `${segment.index} ${segment.kind}`), h("span", { class: "size" }, `${segment.turns.length} turns · ${count(segment.sampled)}/${count(segment.tokens)}`),
+  icon(segment.kind), h("span", { class: "kind" }, `${segment.index} ${segment.kind}`), h("span", { class: "size" }, `${many(segment.turns.length, "turn")} · ${count(segment.sampled)}/${count(segment.tokens)}`),
   notes && h("span", { class: "notes" }, notes));
 }
