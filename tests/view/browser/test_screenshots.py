@@ -29,9 +29,9 @@ def forked(made: Made) -> int:
 
 
 def summarised(made: Made) -> int:
-    """A rollout of a group with a signal, which went on after a compaction."""
+    """A rollout of an early group with a signal, which went on after a compaction and was solved."""
     with RolloutStore(made.compaction) as store:
-        trained = [one for one in store.find(phase="train", order="best") if one.advantages[0]]
+        trained = [one for one in store.find(phase="train", step=1) if one.advantages[0] and one.rollout.reward == 1]
     return next(one.number for one in trained if len(one.rollout.segments) > 1 and any(one.advantages[0] or ()))
 
 
@@ -40,7 +40,11 @@ def rollout(page: Page, routes: Routes, made: Made) -> str:
 
 
 def tokens(page: Page, routes: Routes, made: Made) -> str:
-    return f"#/{routes.compaction}/rollout/{summarised(made)}?view=tokens&colour=logprob"
+    return f"#/{routes.compaction}/rollout/{summarised(made)}?view=tokens"
+
+
+def colours(page: Page, routes: Routes, made: Made) -> str:
+    return f"{tokens(page, routes, made)}&colour=logprob"
 
 
 def times(page: Page, routes: Routes, made: Made) -> str:
@@ -75,12 +79,13 @@ PICTURES = {
     "rollouts": rollouts,
     "rollout": rollout,
     "tokens": tokens,
+    "colours": colours,
     "times": times,
     "group": group,
     "compare": compare,
     "settings": settings,
 }
-DARK = ("tokens", "curves")
+DARK = ("colours", "curves")
 """Pages that are shown in dark as well."""
 NAMES = [*PICTURES, *(f"{name}-dark" for name in DARK)]
 
@@ -96,9 +101,9 @@ def point(page: Page, name: str) -> None:
         plot.hover(position={"x": box["width"] * 0.42, "y": 70})
     elif name == "rollouts":
         expect(page.get_by_text("cannot be searched yet")).to_have_count(0, timeout=60_000)
-    elif name == "tokens":
+    elif name == "colours":
         expect(page.locator(".tokens .trained").first).to_be_visible()
-        page.locator(".tokens .trained").nth(2).hover()
+        page.locator(".tokens .lp-2, .tokens .lp-3, .tokens .lp-4, .tokens .lp-5, .tokens .lp-6").last.hover()
 
 
 @pytest.mark.parametrize("name", NAMES)

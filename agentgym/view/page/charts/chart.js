@@ -221,10 +221,21 @@ export class Chart {
     const head = this.board.axis === "time" ? `step ${found[0].point.step}, ${duration(found[0].point.x)}` : `step ${found[0].point.step}`;
     const rows = found.map(({ line, point }) => h("tr", null,
       h("th", { scope: "row", class: this.chosen.kind === "stack" ? `part-${this.chosen.figures.indexOf(line.figure)}` : `run-${line.colour}` }, h("span", { class: line.role === "dots" ? "swatch ring" : "swatch" }), this.nameOf(line), point.step !== found[0].point.step && `, step ${point.step}`),
-      h("td", null, figure(point.y))));
+      h("td", null, figure(point.y)), this.raw(line, point)));
     fill(this.tip, h("div", null, head), h("table", null, h("tbody", null, rows)));
     const width = this.plot.clientWidth;
     styled(this.tip, place > width / 2 ? { right: `${width - Math.min(place, pointer) + 12}px`, left: "auto" } : { left: `${Math.max(place, pointer) + 12}px`, right: "auto" });
+  }
+
+  /**
+   * The value before smoothing.
+   * @param {Line} line
+   * @param {Point} point
+   */
+  raw(line, point) {
+    const own = this.lines.find((one) => one.role === "faint" && one.run === line.run);
+    const value = line.role === "line" && own ? nearest(own.series, point.x) : undefined;
+    return h("td", { class: "raw", title: "without smoothing" }, value && figure(value.y));
   }
 
   /** @param {Line} line */
