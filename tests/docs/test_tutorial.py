@@ -85,7 +85,7 @@ def test_the_env_that_it_shows_is_the_one_that_is_made() -> None:
 
 
 def test_the_finding_that_it_shows_is_in_the_tests_of_check() -> None:
-    finding = PAGE.partition("`return 1.0`, and it says:\n\n```\n")[2].partition("```")[0].splitlines()
+    finding = PAGE.partition("`return 1.0`, and it says:\n\n```text\n")[2].partition("```")[0].splitlines()
     tests = (ROOT / "tests/cli/test_check.py").read_text()
     assert len(finding) == 3
     assert [line for line in finding if line not in tests] == []
