@@ -24,6 +24,7 @@ EXTRAS = {
     "openenv": "openenv",
     "verifiers": "verifiers",
     "datasets": "trl",
+    "matplotlib": "report",
 }
 """The extra that brings each package, by the name that is imported."""
 

@@ -26,6 +26,7 @@ ORDER = [
     "rollouts",
     "scheduling bridges",
     "evals run exports",
+    "report",
     "testing env_checks pytest_plugin cli",
 ]
 """The rooms of the library, lowest first; those of one line may import each other, without circles."""

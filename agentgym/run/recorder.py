@@ -79,7 +79,7 @@ class Recorder:
             return
         (self.log.folder / SUMMARY).write_text(json.dumps(strict(summary), allow_nan=False, indent=2) + "\n")
         if not write_plot(self.log.folder, self.log.rows, self.log.held_out_rewards):
-            self.log.say(f"No {PLOT}: matplotlib is not installed.")
+            self.log.say(f"No {PLOT}: matplotlib is not installed; pip install 'agentgym[report]'")
 
     def flush(self) -> None:
         """Return when all that was kept so far outlives a power cut; it blocks."""

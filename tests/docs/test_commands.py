@@ -3,7 +3,6 @@
 import importlib
 import re
 import shlex
-import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -52,7 +51,6 @@ def kept(reader: Path) -> Path:
     assert cli.main(["train", "my_env:Pointers", "--recipe", "pointers", *small, "--out", "runs/pointers/TIME"]) == 0
     words = "eval my_env:Pointers --model tiny --n 4 --max-tokens 40 --out runs/eval-pointers/first"
     assert cli.main(words.split()) == 0
-    shutil.copytree(ROOT / "envs", reader / "envs", ignore=shutil.ignore_patterns("__pycache__"))
     return reader
 
 
