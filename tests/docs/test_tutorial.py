@@ -14,6 +14,8 @@ from tests.docs.blocks import DOCS, ROOT, blocks_of
 PAGE = (DOCS / "tutorial.md").read_text()
 SMALL = "--steps 2 --prompts 2 --group-size 4"
 """What makes the run short; the page's own is run by the slow test."""
+NEXT = 6
+"""The lines behind a run that say where to look."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dic
         if one.command.startswith("agentgym train"):
             summary = json.loads(done.stdout)
             time = str(summary["out"]).rpartition("/")[2]
-            *said, _, _, _, _ = done.stderr.splitlines()
-            output = "\n".join([*said, done.stdout.strip(), *done.stderr.splitlines()[-4:]])
+            said = done.stderr.splitlines()
+            output = "\n".join([*said[:-NEXT], done.stdout.strip(), *said[-NEXT:]])
         else:
             output = f"{done.stdout}{done.stderr}".strip("\n")
         wanted = one.pattern(steps).replace("TIME", time)

@@ -104,7 +104,7 @@ async def _shared(
         model,
         config,
         tokenizer=tokenizer,
-        progress=lambda said: progress(f"server: {said[:40]}"),
+        progress=lambda said: progress(f"server: {said[:80]}"),
         trainers=trainers_of(run.train.device) if trainer.on_gpu else (),
     )
     if config.urls or trainer.world == 1:
