@@ -25,6 +25,8 @@ EXTRAS = {
     "verifiers": "verifiers",
     "datasets": "trl",
     "matplotlib": "report",
+    "starlette": "view",
+    "uvicorn": "view",
 }
 """The extra that brings each package, by the name that is imported."""
 

@@ -5,6 +5,7 @@ With them, task groups that give their own cancellation back: without it no limi
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -120,15 +121,39 @@ _host_work: dict[asyncio.AbstractEventLoop, list[list[TimeLimit]]] = {}
 _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 
 
+class HeldTime:
+    """Counts the seconds that were spent off the clock."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+_counted: ContextVar[HeldTime | None] = ContextVar("counted", default=None)
+
+
+@contextmanager
+def held_time() -> Iterator[HeldTime]:
+    """Count the seconds that this block and its tasks spend `off_the_clock`; one within it counts apart."""
+    token = _counted.set(held := HeldTime())
+    try:
+        yield held
+    finally:
+        _counted.reset(token)
+
+
 @contextmanager
 def off_the_clock() -> Iterator[None]:
     """Pause all enclosing time limits for this block."""
-    held = _limits.get()
+    held, counted, began = _limits.get(), _counted.get(), time.perf_counter()
     for limit in held:
         limit.pause()
     try:
         yield
     finally:
+        if counted is not None:
+            counted.seconds += time.perf_counter() - began
         for limit in held:
             limit.resume()
 

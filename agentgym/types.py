@@ -100,10 +100,13 @@ class Turn:
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """The env's answer, also where the rollout ended with it, then the instruction of a summary; an answer that was
-    carried over stands in the next segment's `prompt_messages`."""
+    """The env's answer, the last too, then the instruction of a summary; one carried over opens the next segment."""
     seconds: float = 0.0
     """The time from asking the engine to its answer."""
+    waited: float = 0.0
+    """The part of `seconds` that passed in front of the engine: at the shut gate, or for a place at an endpoint."""
+    asked_at: float | None = None
+    """When the engine was asked, in seconds from the rollout's begin; None where that is not known."""
     env_seconds: float = 0.0
     """The time from the turn's message to the env's answer, forks and sub-agents included; 0 without an answer."""
     reward: float = 0.0

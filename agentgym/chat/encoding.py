@@ -16,6 +16,9 @@ _KNOWN = 4096
 _PROBES = (" a b", "1\n", "\n\nx", "é ", "A.", "\t", "user\n")
 
 
+_LONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
 class SpecialTokenSplitter:
     """Encodes a text exactly as the tokenizer does; short pieces between special tokens are encoded once.
 
@@ -82,6 +85,7 @@ class Decoder:
         from tokenizers.decoders import ByteLevel
 
         self.backend = backend
+        self.added = {*backend.get_added_tokens_decoder()}
         self.table = _Bytes(backend) if isinstance(backend.decoder, ByteLevel) else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -90,6 +94,29 @@ class Decoder:
             return b"".join(map(self.table.__getitem__, token_ids)).decode(errors="replace")
         text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
         return text
+
+    def pieces(self, token_ids: Sequence[int]) -> dict[int, bytes]:
+        """Return the bytes of each id, part of a character for some; an id that there is not is left out."""
+        if self.table is not None:
+            return {token_id: self.table[token_id] for token_id in token_ids if self._token(token_id) is not None}
+        found = {token_id: self._piece(token_id) for token_id in token_ids}
+        return {token_id: piece for token_id, piece in found.items() if piece is not None}
+
+    def _token(self, token_id: int) -> str | None:
+        token: str | None = self.backend.id_to_token(token_id)
+        return token
+
+    def _piece(self, token_id: int) -> bytes | None:
+        """Return the bytes of an id of a vocabulary of texts, in which a single byte is <0xAB>, and a space \u2581."""
+        token = self._token(token_id)
+        if token is None:
+            return None
+        if byte := _LONE_BYTE.fullmatch(token):
+            return bytes([int(byte.group(1), 16)])
+        if token_id in self.added or "\u2581" not in token:
+            text: str = token if token_id in self.added else self.backend.decode([token_id], skip_special_tokens=False)
+            return text.encode()
+        return token.replace("\u2581", " ").encode()
 
 
 class _Bytes(dict[int, bytes]):

@@ -128,6 +128,10 @@ class HuggingFaceTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._decoder.decode(token_ids)
 
+    def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
+        """Return the bytes of each id, part of a character for some; an id that there is not is left out."""
+        return self._decoder.pieces(token_ids)
+
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         if self._quick and (message := plain_hermes(text, tools)) is not None:
             return message

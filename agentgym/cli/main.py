@@ -31,6 +31,7 @@ from agentgym.cli.output import RefusedWords, forget_stdout, say
 from agentgym.cli.report import report
 from agentgym.cli.sandbox import build
 from agentgym.cli.show import show
+from agentgym.cli.view import view
 from agentgym.errors import AgentGymError
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
@@ -73,6 +74,7 @@ COMMANDS: Mapping[str, Any] = {
     "serve": serve,
     "show": show,
     "train": train,
+    "view": view,
 }
 
 

@@ -107,6 +107,10 @@ class ByteTokenizer:
             read = b"".join([_BYTES.get(i) or bytes([i % 256]) for i in token_ids])
         return read.decode(errors="replace")
 
+    def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
+        """Return the byte, or the mark, of each id."""
+        return {i: _BYTES.get(i) or bytes([i % 256]) for i in token_ids}
+
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         return parse_hermes(text)
 

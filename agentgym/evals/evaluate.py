@@ -11,6 +11,7 @@ from typing import Any, get_args
 from agentgym.asking.named import check_models
 from agentgym.boxes import Boxes
 from agentgym.engines.base import Engine
+from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env, Split
 from agentgym.environments.registry import find_env
 from agentgym.environments.resources import open_resources
@@ -94,6 +95,8 @@ async def evaluate(
         left = [(task, number) for task in chosen for number in range(k) if _id(task, number) not in ended]
         if left:
             engine = await stack.enter_async_context(open_engine(model))
+            if kept is not None:
+                kept.name_tokens(bytes_by_model(engine, named))
             if boxes is None:
                 boxes = await stack.enter_async_context(open_boxes(cls, min(concurrency, len(left))))
             await stack.enter_async_context(open_resources(cls))

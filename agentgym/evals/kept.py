@@ -18,6 +18,7 @@ from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import packed, task_fields, unpacked
 from agentgym.store.schema import FILE
+from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Group, Rollout, Sampling, Task
 
@@ -62,6 +63,10 @@ class KeptRollouts:
         self.folder, self._store = folder, store
         self.played = played
         """Rollouts that an earlier process played, by their ids."""
+
+    def name_tokens(self, token_bytes: TokenBytes) -> None:
+        """Keep the bytes of each token id that occurs in the rollouts from now on."""
+        self._store.vocabulary.token_bytes = token_bytes
 
     def add(self, task: Task, rollouts: Sequence[Rollout]) -> None:
         """Return when rollouts of a task are on disk together, so that they outlive the process; it blocks."""

@@ -7,6 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ async def _write(
             raise ValueError("run: it has no rollout as is asked for")
         async with open_resources(env) as resources:
             scorer = _Scorer(env, models, resources, asyncio.Semaphore(concurrency))
-            with RolloutWriter(part, done=1 + max(of for _, of in batches)) as writer:
+            known = partial(_bytes_kept_in, run)
+            with RolloutWriter(part, done=1 + max(of for _, of in batches), token_bytes=known) as writer:
                 for of_phase, of_step in batches:
                     found = {s.rollout.rollout_id: s.rollout for s in store.find(phase=of_phase, step=of_step)}
                     groups = await _regraded(store, scorer, list(found.values()), done)
@@ -126,6 +128,12 @@ async def _write(
     if done.failures and not done.reward.after:
         raise AgentGymError(f"all {len(done.failures)} rollouts failed; the first one: {done.failures[0]}")
     _write_settings(run, part, env)
+
+
+def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes]:
+    """Return what the run kept of its tokens; it is asked in the thread of the writer."""
+    with RolloutStore(run) as store:
+        return store.token_bytes(model, ids)
 
 
 async def _regraded(store: RolloutStore, scorer: "_Scorer", rollouts: Sequence[Rollout], done: Regraded) -> list[Group]:

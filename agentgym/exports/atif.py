@@ -179,6 +179,8 @@ def _turn_step(segment: Segment, turn: Turn, has_ids: bool) -> dict[str, Any]:
         "versions": [list(version) for version in turn.versions],
         "seconds": turn.seconds,
         "env_seconds": turn.env_seconds,
+        "waited": turn.waited,
+        "asked_at": turn.asked_at,
         "reward": turn.reward,
     }
     kept: Mapping[str, Any] = step.get("extra", {}).get(OURS, {})

@@ -317,6 +317,8 @@ def _turn(turn: _Spoken, span: tuple[int, int], number: int, without_ids: bool) 
         message=turn.message,
         env_messages=tuple(turn.answers),
         seconds=kept.get("seconds", 0.0),
+        waited=kept.get("waited", 0.0),
+        asked_at=kept.get("asked_at"),
         env_seconds=kept.get("env_seconds", 0.0),
         reward=kept.get("reward", 0.0),
         number=kept.get("number", number),

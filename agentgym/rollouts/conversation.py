@@ -20,6 +20,7 @@ from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import POLICY, OpenSegment, Speaker, is_due
 from agentgym.rollouts.step_result import read_messages
+from agentgym.time_limits import held_time
 from agentgym.types import Completion, SegmentKind, StopReason
 
 SUMMARY_SHARE = 0.1
@@ -96,13 +97,22 @@ class Conversation:
             budget = await state.take(room if max_tokens is None else min(room, max_tokens))
             if not budget:
                 return StopReason.TOKENS
-            completion, ids, message = await self._ask(budget, stop)
+            with held_time() as held:
+                completion, ids, message = await self._ask(budget, stop)
             sampled = True
         finally:
             if not sampled:
                 self._count(-counts)
         # Whatever was parsed: a malformed call was sampled too, and must be trained on.
-        segment.append(completion, ids, message, seconds=time.perf_counter() - start, number=state.answers)
+        segment.append(
+            completion,
+            ids,
+            message,
+            seconds=time.perf_counter() - start,
+            number=state.answers,
+            waited=held.seconds,
+            asked_at=start - state.began,
+        )
         state.answers += 1
         if completion.finish_reason == "length":
             return state.out_of(segment.room) or StopReason.LENGTH

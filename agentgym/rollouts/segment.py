@@ -39,6 +39,8 @@ class OpenTurn:
     versions: tuple[Version, ...]
     message: Message
     seconds: float
+    waited: float
+    asked_at: float
     number: int
     sampled_at: float
     """When it was appended, by `time.perf_counter`."""
@@ -61,6 +63,8 @@ class OpenTurn:
             message=self.message,
             env_messages=tuple(self.env_messages),
             seconds=self.seconds,
+            waited=self.waited,
+            asked_at=self.asked_at,
             env_seconds=self.env_seconds,
             reward=self.reward,
             number=self.number,
@@ -103,7 +107,17 @@ class OpenSegment:
         del self.token_ids[max(tokens, sampled) :]
         self.token_ids += [FILL] * (tokens - len(self.token_ids))
 
-    def append(self, completion: Completion, ids: list[int], message: Message, *, seconds: float, number: int) -> None:
+    def append(
+        self,
+        completion: Completion,
+        ids: list[int],
+        message: Message,
+        *,
+        seconds: float,
+        number: int,
+        waited: float = 0.0,
+        asked_at: float = 0.0,
+    ) -> None:
         """Append a sampled turn, ids and log-probabilities verbatim; `ids` are the completion's, as a list."""
         start = len(self.token_ids)
         self.token_ids += ids
@@ -114,6 +128,8 @@ class OpenSegment:
             versions=completion.versions,
             message=message,
             seconds=seconds,
+            waited=waited,
+            asked_at=asked_at,
             number=number,
             sampled_at=time.perf_counter(),
         )

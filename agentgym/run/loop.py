@@ -26,6 +26,7 @@ from typing import Any
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.engines.base import Engine, weights_engine
 from agentgym.engines.messages import refuse_in_training
+from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
 from agentgym.environments.task_boxes import open_boxes
@@ -120,6 +121,7 @@ async def _run(
         boxes = await stack.enter_async_context(open_boxes(env, run.engine.slots, named))
         await stack.enter_async_context(open_resources(env))
         models = await stack.enter_async_context(open_models(run, trainer, log.note))
+        record.name_tokens(bytes_by_model(engine, models))
         collector = Collector(env, engine, trainer, boxes, run.sampling, concurrency=run.engine.slots, models=models)
         with of_field("teacher"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))

@@ -16,6 +16,7 @@ from agentgym.run.report import Report, account
 from agentgym.samples import SampleBatch
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.training_step import trained_segments
+from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Floats, Sample
 
@@ -32,6 +33,11 @@ class Recorder:
     """None on every process but the first."""
     report: Report
     watch: Watch
+
+    def name_tokens(self, token_bytes: TokenBytes) -> None:
+        """Keep the bytes of each token id that occurs in the rollouts from now on."""
+        if self.store is not None:
+            self.store.vocabulary.token_bytes = token_bytes
 
     def collected(self, groups: Groups, *, step: int) -> None:
         """Keep the rollouts of a batch, failed ones included."""

@@ -23,6 +23,7 @@ from agentgym.store.rows import (
 )
 from agentgym.store.schema import FILE, StoreError, damaged, open_store
 from agentgym.store.suspicious import LARGE_GAP, far_ends
+from agentgym.store.vocabulary import found_among
 from agentgym.types import Floats, Rollout
 
 Order: TypeAlias = Literal["written", "latest", "worst", "best"]
@@ -118,7 +119,7 @@ class RolloutStore:
             self._connection = None
 
     def __len__(self) -> int:
-        return int(self._rows("SELECT count(*) FROM rollouts")[0][0])
+        return int(self.query("SELECT count(*) FROM rollouts")[0][0])
 
     def find(
         self,
@@ -136,15 +137,15 @@ class RolloutStore:
         `worst` and `best` leave failed ones out. An id is a rollout's (`task/0`), its task's (`task`), or its number
         in the store.
         """
-        far = self._far()
+        far = self.far_rewards()
         where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
         for number in self._numbers(where, values, order, limit):
-            rows = self._rows(
-                f"SELECT {ROLLOUT_COLUMNS}, suspicious, logprob_gap FROM rollouts WHERE number = ?", number
-            )
-            if rows:  # a run that is resumed may have cut it since
-                *row, signs, gap = rows[0]
-                yield self._readable(number, row, gap, _signs(number, signs, gap, far))
+            if (found := self._one(number, far)) is not None:  # a run that is resumed may have cut it since
+                yield found
+
+    def get(self, number: int) -> StoredRollout | None:
+        """The rollout of that number; None where there is none."""
+        return self._one(number, self.far_rewards())
 
     def summaries(
         self,
@@ -158,16 +159,16 @@ class RolloutStore:
         limit: int | None = None,
     ) -> list[RolloutSummary]:
         """One line for each rollout that `find` would give."""
-        far = self._far()
+        far = self.far_rewards()
         where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
         sql = f"SELECT number, {SUMMARY_COLUMNS}, suspicious, logprob_gap FROM rollouts"
-        rows = self._rows(f"{sql} WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?", *values, _all(limit))
+        rows = self.query(f"{sql} WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?", *values, _all(limit))
         names = [name.strip() for name in SUMMARY_COLUMNS.split(",")]
         return [
             RolloutSummary(
                 number=number,
                 **dict(zip(names, row, strict=True)),
-                suspicious=_signs(number, signs, gap, far),
+                suspicious=signs_of(number, signs, gap, far),
             )
             for number, *row, signs, gap in rows
         ]
@@ -183,41 +184,58 @@ class RolloutStore:
         ids: Sequence[str] = (),
     ) -> int:
         """How many rollouts `find` would give."""
-        where, values = _conditions(order, failed, suspicious, step, phase, ids, self._far())
-        return int(self._rows(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
+        where, values = _conditions(order, failed, suspicious, step, phase, ids, self.far_rewards())
+        return int(self.query(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
 
     def task(self, group_id: str) -> dict[str, Any] | None:
         """The fields of a group's task; None where the run did not keep it."""
-        rows = self._rows("SELECT task FROM tasks WHERE group_id = ?", stored_text(group_id))
+        rows = self.query("SELECT task FROM tasks WHERE group_id = ?", stored_text(group_id))
         return unpacked(rows[0][0]) if rows else None
+
+    def token_bytes(self, model: str, ids: Collection[int]) -> dict[int, bytes]:
+        """The bytes of those of these ids that the run kept; `model` is the segment's, "" for the policy."""
+        if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'vocabulary'"):
+            return {}
+        rows = self.query("SELECT ids, lengths, bytes FROM vocabulary WHERE model = ?", stored_text(model))
+        return found_among(rows, ids)
 
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
         """The rollouts by their numbers, which are small; a transaction that stays open would hold the writer up."""
         sql = f"SELECT number FROM rollouts WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?"
-        return [row[0] for row in self._rows(sql, *values, _all(limit))]
+        return [row[0] for row in self.query(sql, *values, _all(limit))]
 
-    def _far(self) -> set[int]:
+    def far_rewards(self) -> set[int]:
         """The rollouts whose reward is far from all others of their phase."""
         found: set[int] = set()
-        with self._one_moment():
+        with self.one_moment():
             for phase in self.phases():
                 scored = "FROM rollouts WHERE phase = ? AND reward IS NOT NULL"
                 low, high = (
-                    self._rows(f"SELECT number, reward {scored} ORDER BY reward {way} LIMIT 2", phase)
+                    self.query(f"SELECT number, reward {scored} ORDER BY reward {way} LIMIT 2", phase)
                     for way in ("", "DESC")
                 )
-                found |= far_ends(low, high, self._rows(f"SELECT count(*) {scored}", phase)[0][0])
+                found |= far_ends(low, high, self.query(f"SELECT count(*) {scored}", phase)[0][0])
         return found
 
     @contextmanager
-    def _one_moment(self) -> Iterator[None]:
+    def one_moment(self) -> Iterator[None]:
         """Let all that is read within the block be of one moment, whatever is written meanwhile."""
         connection = self._opened()
+        if connection.in_transaction:  # a block around this one has begun it
+            yield
+            return
         connection.execute("BEGIN")
         try:
             yield
         finally:
             connection.rollback()
+
+    def _one(self, number: int, far: set[int]) -> StoredRollout | None:
+        rows = self.query(f"SELECT {ROLLOUT_COLUMNS}, suspicious, logprob_gap FROM rollouts WHERE number = ?", number)
+        if not rows:
+            return None
+        *row, signs, gap = rows[0]
+        return self._readable(number, row, gap, signs_of(number, signs, gap, far))
 
     def _readable(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
         """The rollout; StoreError where its bytes are damaged."""
@@ -230,11 +248,11 @@ class RolloutStore:
 
     def phases(self) -> list[str]:
         """The names of the phases that have rollouts, in alphabetical order."""
-        return [phase for (phase,) in self._rows("SELECT DISTINCT phase FROM rollouts ORDER BY phase")]
+        return [phase for (phase,) in self.query("SELECT DISTINCT phase FROM rollouts ORDER BY phase")]
 
     def _rollout(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
         sql = f"SELECT {SEGMENT_COLUMNS}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
-        rows = self._rows(sql, number)
+        rows = self.query(sql, number)
         return StoredRollout(
             number=number,
             phase=row[0],
@@ -246,12 +264,18 @@ class RolloutStore:
             suspicious=signs,
         )
 
-    def _rows(self, sql: str, *values: object) -> list[Any]:
+    def query(self, sql: str, *values: object) -> list[Any]:
+        """The rows that a statement of the store's own tables gives; StoreError where the file is damaged."""
         connection = self._opened()
         try:
             return connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise damaged(self.path, error) from error
+
+    @property
+    def counts_tools(self) -> bool:
+        """Whether the store counts the tool calls of each rollout, as stores of version 3 do."""
+        return bool(self.query("SELECT 1 FROM pragma_table_info('rollouts') WHERE name = 'tool_calls'"))
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -299,7 +323,7 @@ def _among(column: str, values: Collection[object]) -> str:
     return f"{column} IN ({', '.join('?' * len(values))})"
 
 
-def _signs(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:
+def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:
     """The signs of a rollout, those of the writer first."""
     found = (signs or "").split()
     if gap is not None and gap > LARGE_GAP:

@@ -84,6 +84,8 @@ def segment_row(segment: Segment) -> tuple[object, ...]:
             turn.env_seconds,
             turn.reward,
             turn.number,
+            turn.waited,
+            turn.asked_at,
         ]
         for turn in segment.turns
     ]
@@ -134,7 +136,9 @@ def segment_of(row: Sequence[Any]) -> Segment:
 
 
 def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> Turn:
-    start, stop, finish_reason, versions, seconds, env_seconds, reward, number = values
+    # Stores of version 2 do not say when a turn was asked for.
+    start, stop, finish_reason, versions, seconds, env_seconds, reward, number, *when = values
+    waited, asked_at = when or (0.0, None)
     return Turn(
         start=start,
         stop=stop,
@@ -143,6 +147,8 @@ def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> T
         message=message,
         env_messages=tuple(env_messages),
         seconds=seconds,
+        waited=waited,
+        asked_at=asked_at,
         env_seconds=env_seconds,
         reward=reward,
         number=number,

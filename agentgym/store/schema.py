@@ -7,8 +7,14 @@ from pathlib import Path
 FILE = "rollouts.sqlite"
 """The store's name in a run's folder."""
 
-VERSION = 2
-"""Raised whenever a table changes; a store of another version is refused by name."""
+VERSION = 3
+"""Raised whenever a table changes; a store of an unknown version is refused by name."""
+
+READABLE = (2, 3)
+"""The versions that can be read; a writer brings an older one up to date."""
+
+ADDED = {"tool_calls": "INTEGER", "tool_errors": "INTEGER"}
+"""The columns of rollouts that version 2 has not; they are NULL for rollouts that were written before."""
 
 OPEN_SECONDS = 5.0
 """How long a writer waits for another process that holds the file."""
@@ -37,7 +43,9 @@ CREATE TABLE IF NOT EXISTS rollouts (
     seconds     REAL NOT NULL,
     detail      BLOB NOT NULL,        -- rewards, metrics, box, failed cases and traceback, compressed JSON
     suspicious  TEXT,                 -- names of what is odd about it, with spaces between; NULL for nothing
-    logprob_gap REAL                  -- largest difference of engine and trainer, nats; NULL where the policy had moved
+    logprob_gap REAL,                 -- largest difference of engine and trainer, nats; NULL where the policy had moved
+    tool_calls  INTEGER,              -- that the model made
+    tool_errors INTEGER               -- of them, those that failed
 );
 CREATE INDEX IF NOT EXISTS rollouts_by_step ON rollouts (step, phase);
 CREATE INDEX IF NOT EXISTS rollouts_by_id ON rollouts (rollout_id);
@@ -60,6 +68,12 @@ CREATE TABLE IF NOT EXISTS segments (
     advantages TEXT,                  -- one number a turn, JSON
     PRIMARY KEY (rollout, place)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS vocabulary (
+    model   TEXT NOT NULL,            -- Segment.model: "" for the policy
+    ids     BLOB NOT NULL,            -- uint32, token ids that occur here for the first time
+    lengths BLOB NOT NULL,            -- uint32, of each the number of its bytes
+    bytes   BLOB NOT NULL             -- what they stand for, one behind the other, in UTF-8
+);
 """
 
 
@@ -92,21 +106,30 @@ def damaged(path: Path, error: Exception) -> StoreError:
 def _checked(connection: sqlite3.Connection, path: Path, *, write: bool) -> sqlite3.Connection:
     """Return the connection with its version checked and, to write, its tables made."""
     found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found not in (0, VERSION):
+    if found not in (0, *READABLE):
         connection.close()
         raise StoreError(
-            f"{path}: the store has version {found}, and this agentgym reads version {VERSION}; "
+            f"{path}: the store has version {found}, and this agentgym reads versions {READABLE[0]} to {VERSION}; "
             "use the agentgym that wrote it (settings.json beside it names the version)"
         )
     if write:
         connection.execute("PRAGMA foreign_keys = ON")
         _use_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {_missing(connection)} {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
+        )
     elif found == 0:
         connection.close()
         raise StoreError(f"{path}: the store is empty: the run has not written a rollout yet")
     return connection
+
+
+def _missing(connection: sqlite3.Connection) -> str:
+    """The statements that add the columns which a store of an earlier version has not."""
+    there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info('rollouts')")}
+    names = [name for name in ADDED if there and name not in there]
+    return " ".join(f"ALTER TABLE rollouts ADD COLUMN {name} {ADDED[name]};" for name in names)
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

@@ -40,3 +40,12 @@ class ToolCounts:
         """Return errors and calls of each tool that failed in more than half of at least so many calls."""
         both = {name: (errors, self.calls[name]) for name, errors in self.errors.items()}
         return {name: (errors, calls) for name, (errors, calls) in both.items() if 2 * errors > calls >= least_calls}
+
+
+def call_counts(rollout: Rollout) -> tuple[int, int]:
+    """Return how many tools the model of a rollout has called, and how many of these calls failed."""
+    calls = sum(len(message.get("tool_calls") or ()) for message in rollout.messages)
+    total = rollout.metrics.get("tool_errors")
+    if total is None:
+        total = sum(count for name, count in rollout.metrics.items() if name.startswith(PER_TOOL))
+    return calls, int(total)

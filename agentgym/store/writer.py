@@ -25,14 +25,18 @@ from agentgym.store.rows import (
 )
 from agentgym.store.schema import FILE, open_store
 from agentgym.store.suspicious import signs_of_group
+from agentgym.store.tool_counts import call_counts
 from agentgym.store.training_step import Trained
+from agentgym.store.vocabulary import TokenBytes, VocabularyWriter
 from agentgym.types import Group, Rollout, Task
 
 __all__ = ["RolloutWriter", "Trained"]
 
 log = logging.getLogger(__name__)
 
-_INSERT_ROLLOUT = f"INSERT INTO rollouts ({ROLLOUT_COLUMNS}, suspicious) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_ROLLOUT = (
+    f"INSERT INTO rollouts ({ROLLOUT_COLUMNS}, suspicious, tool_calls, tool_errors) VALUES ({', '.join('?' * 14)})"
+)
 _INSERT_SEGMENT = f"INSERT INTO segments (rollout, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -58,11 +62,13 @@ class RolloutWriter:
 
     A rollout is on disk whole or not at all. Where the disk refuses, the run goes on: `lost` counts the rollouts that
     were not written, and the first refusal is a warning. Of what an earlier run left in the folder, the rollouts of its
-    first `done` steps stay, and later ones are cut.
+    first `done` steps stay, and later ones are cut. With `token_bytes`, the bytes of each token id that occurs are kept
+    once, so that a copied store shows its tokens without the model.
     """
 
-    def __init__(self, folder: Path, *, done: int = 0) -> None:
+    def __init__(self, folder: Path, *, done: int = 0, token_bytes: TokenBytes | None = None) -> None:
         self.path = folder / FILE
+        self.vocabulary = VocabularyWriter(token_bytes)
         self.lost = 0
         self._done = done
         self._refused = False
@@ -119,6 +125,7 @@ class RolloutWriter:
         connection: sqlite3.Connection | None = None
         try:
             connection = open_store(self.path, write=True)
+            self.vocabulary.read(connection)
             self._cut_done_again(connection)
         except (sqlite3.Error, OSError, ValueError) as error:
             self._refuse(error)
@@ -151,9 +158,11 @@ class RolloutWriter:
         try:
             if begin:
                 _in_transaction(connection, work)
+                self.vocabulary.keep()
             else:
                 work(connection)
         except Exception as error:
+            self.vocabulary.drop()
             self._refuse(error)
             return False
         return True
@@ -191,6 +200,7 @@ class RolloutWriter:
             signs = signs_of_group(group)
             for rollout in group.rollouts:
                 _write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
+        self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])
 
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
         """Write the task, or say the first time that one is not written; its rollouts are written either way."""
@@ -229,7 +239,8 @@ def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Conn
 
 def _write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: _Groups, signs: Sequence[str]) -> None:
     row = rollout_row(rollout, phase=job.phase, step=job.step)
-    number = connection.execute(_INSERT_ROLLOUT, (*row, " ".join(signs) or None)).lastrowid
+    columns = (*row, " ".join(signs) or None, *call_counts(rollout))
+    number = connection.execute(_INSERT_ROLLOUT, columns).lastrowid
     connection.executemany(_INSERT_SEGMENT, [(number, *segment_row(segment)) for segment in rollout.segments])
 
 

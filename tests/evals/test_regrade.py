@@ -90,6 +90,14 @@ async def test_rewards_that_did_not_change_are_computed_again_as_they_were(tmp_p
     assert all(same(stored(tmp_path / "again")[name], rollout) for name, rollout in stored(played).items())
 
 
+async def test_what_is_kept_of_tokens_goes_along(tmp_path: Path) -> None:
+    played = await played_in(tmp_path)
+    await regrade(played, Words, tmp_path / "again")
+    with RolloutStore(played) as before, RolloutStore(tmp_path / "again") as after:
+        assert before.token_bytes("", range(300)) == after.token_bytes("", range(300))
+        assert after.token_bytes("", [ord("n"), 256]) == {ord("n"): b"n", 256: b"<|im_start|>"}
+
+
 async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import agentgym as ag
+from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.run.loop import train_policy
 from agentgym.store.reader import RolloutStore, StoredRollout
 from agentgym.store.schema import FILE
@@ -45,6 +46,18 @@ async def test_a_run_keeps_every_rollout_with_its_task_and_the_evaluations(run: 
         task = store.task(stored(folder(run))[2].rollout.group_id)
     assert task is not None
     assert task["prompt"][0]["content"].startswith("Start at key")
+
+
+async def test_a_runs_store_says_what_each_of_its_tokens_is_and_when_each_turn_was_asked_for(run: ag.RunConfig) -> None:
+    await train_policy(run)
+    tokenizer = chat_tokenizer("tiny")
+    with RolloutStore(folder(run)) as store:
+        for found in store.find():
+            for segment in found.rollout.segments:
+                ids = segment.token_ids.tolist()
+                known = store.token_bytes("", ids)
+                assert b"".join(known[token] for token in ids).decode() == tokenizer.decode(ids)
+                assert all(turn.asked_at is not None for turn in segment.turns)
 
 
 async def test_the_trainers_logprobs_and_the_advantages_stand_beside_the_rollouts(run: ag.RunConfig) -> None:

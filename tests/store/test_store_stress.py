@@ -57,7 +57,7 @@ def test_what_is_far_is_judged_by_the_rollouts_of_one_moment_while_others_are_wr
         writer.add([group(rollout("t/0"))], step=0)
         writer.flush()
         with RolloutStore(tmp_path) as store:
-            read = store._rows
+            read = store.query
 
             def read_while_others_are_written(sql: str, *values: object) -> list[Any]:
                 found = read(sql, *values)
@@ -66,7 +66,7 @@ def test_what_is_far_is_judged_by_the_rollouts_of_one_moment_while_others_are_wr
                     writer.flush()
                 return found
 
-            store._rows = read_while_others_are_written  # type: ignore[method-assign]
+            store.query = read_while_others_are_written  # type: ignore[method-assign]
             assert {of.suspicious for of in store.find()} == {()}
 
 
@@ -220,13 +220,13 @@ def test_of_ten_thousand_rollouts_a_few_are_found_by_an_index(many: Path, asked:
         assert len(store) == 10_000
         assert store._connection is not None
         plans: list[str] = []
-        rows = store._rows
+        rows = store.query
 
         def explained(sql: str, *values: object) -> list[Any]:
             plans.extend(row[3] for row in rows(f"EXPLAIN QUERY PLAN {sql}", *values))
             return rows(sql, *values)
 
-        store._rows = explained  # type: ignore[method-assign]
+        store.query = explained  # type: ignore[method-assign]
         list(store.find(**asked, limit=10))
     scans = [plan for plan in plans if plan.startswith("SCAN") and "INDEX" not in plan]
     assert scans == (["SCAN rollouts"] if asked == {"order": "latest"} else [])  # backwards, and it stops at ten

@@ -1,0 +1,145 @@
+"""What became of a run's rollouts by task, by failure and by reward, counted by SQLite."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgym.errors import Failure
+from agentgym.store.reader import RolloutStore
+from agentgym.store.rows import stored_text, unpacked
+from agentgym.store.table import Filters, conditions
+
+TASK_SORTS: Mapping[str, str] = {
+    "task": "task",
+    "attempts": "attempts",
+    "failed": "failed",
+    "first_step": "first_step",
+    "last_step": "last_step",
+    "reward_first": "reward_first",
+    "reward_last": "reward_last",
+    "reward_mean": "reward_mean",
+    "gain": "reward_last - reward_first",
+}
+"""The columns that tasks can be sorted by; gain is the last reward less the first."""
+MOST_FAILURES = 20_000
+"""The most failures that are looked at, the latest."""
+SHOWN = 50
+"""The most rollouts of one failure that are named."""
+
+
+@dataclass(slots=True)
+class FailureKind:
+    """Rollouts that failed of one thing: with one type, at one place of the user's code."""
+
+    first: Failure
+    """That of the first such rollout."""
+    count: int = 0
+    first_step: int = 0
+    last_step: int = 0
+    numbers: list[int] = field(default_factory=list)
+    """The first of them."""
+
+
+def task_rows(
+    store: RolloutStore, *, phase: str | None, sort: str, descending: bool, offset: int, limit: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """How many tasks there are, and those from `offset` on, with the mean rewards of their first and last visits."""
+    where, values = ("1", []) if phase is None else ("phase = ?", [stored_text(phase)])
+    column = TASK_SORTS[sort]
+    missing = f"{column} IS NULL, " if sort in ("reward_first", "reward_last", "reward_mean", "gain") else ""
+    sql = f"""
+        WITH visits AS (
+            SELECT group_id, step, count(*) AS attempts, sum(reward IS NULL) AS failed,
+                   avg(reward) AS mean, sum(reward) AS total
+            FROM rollouts WHERE {where} GROUP BY group_id, step
+        ), ends AS (
+            SELECT group_id, sum(attempts) AS attempts, sum(failed) AS failed, min(step) AS first_step,
+                   max(step) AS last_step, sum(total) / (sum(attempts) - sum(failed)) AS reward_mean
+            FROM visits GROUP BY group_id
+        )
+        SELECT ends.group_id AS task, ends.attempts AS attempts, ends.failed AS failed, first_step, last_step,
+               one.mean AS reward_first, two.mean AS reward_last, reward_mean
+        FROM ends JOIN visits AS one ON one.group_id = ends.group_id AND one.step = first_step
+                  JOIN visits AS two ON two.group_id = ends.group_id AND two.step = last_step
+    """
+    order = f"{missing}{column} {'DESC' if descending else ''}, task"
+    names = ("task", "attempts", "failed", "first_step", "last_step", "reward_first", "reward_last", "reward_mean")
+    with store.one_moment():
+        total = int(store.query(f"SELECT count(DISTINCT group_id) FROM rollouts WHERE {where}", *values)[0][0])
+        rows = store.query(f"SELECT * FROM ({sql}) ORDER BY {order} LIMIT ? OFFSET ?", *values, limit, offset)
+    return total, [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def visits(store: RolloutStore, task: str) -> list[dict[str, Any]]:
+    """Each time that a task was played, with the rewards and the numbers of its attempts."""
+    rows = store.query(
+        "SELECT step, phase, reward, number FROM rollouts WHERE group_id = ? ORDER BY step, phase, number",
+        stored_text(task),
+    )
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for step, phase, reward, number in rows:
+        visit = found.setdefault((step, phase), {"step": step, "phase": phase, "rewards": [], "numbers": []})
+        visit["rewards"].append(reward)
+        visit["numbers"].append(number)
+    return list(found.values())
+
+
+def failure_kinds(store: RolloutStore) -> list[FailureKind]:
+    """The latest failures by type, place and last line of their tracebacks, the most frequent first."""
+    found: dict[tuple[str, str, str], FailureKind] = {}
+    for number, step, failure in _failures(store):
+        kind = found.setdefault(_key(failure), FailureKind(failure, first_step=step))
+        kind.count += 1
+        kind.first_step, kind.last_step = min(kind.first_step, step), max(kind.last_step, step)
+        if len(kind.numbers) < SHOWN:
+            kind.numbers.append(number)
+    return sorted(found.values(), key=lambda kind: -kind.count)
+
+
+def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[list[float], list[int]]:
+    """The edges and the counts of equal bins over the rewards; nothing of both where no rollout has a reward."""
+    where, values = conditions(store, filters, store.far_rewards() if filters.suspicious else set())
+    with store.one_moment():
+        sql = f"FROM rollouts WHERE {where} AND reward IS NOT NULL"
+        low, high, number = store.query(f"SELECT min(reward), max(reward), count(*) {sql}", *values)[0]
+        if not number:
+            return [], []
+        width = (high - low) / bins or 1.0
+        place = f"min(CAST((reward - ?) / ? AS INTEGER), {bins - 1})"
+        rows = store.query(f"SELECT {place} AS bin, count(*) {sql} GROUP BY bin", low, width, *values)
+    counts = [0] * bins
+    for place, count in rows:
+        counts[place] = count
+    return [low + width * edge for edge in range(bins + 1)], counts
+
+
+def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float]:
+    """The advantage of the first trained turn of each of these rollouts, where a step has made one."""
+    rows = store.query(
+        "SELECT rollout, advantages FROM segments WHERE rollout IN (SELECT value FROM json_each(?)) "
+        "AND advantages IS NOT NULL ORDER BY rollout, place DESC",
+        json.dumps(numbers),
+    )
+    return {number: values[0] for number, text in rows if (values := json.loads(text))}
+
+
+def _failures(store: RolloutStore) -> Iterator[tuple[int, int, Failure]]:
+    """Each failed rollout's number, step and failure, from the first of the latest, read in parts."""
+    latest = "SELECT number FROM rollouts WHERE reward IS NULL ORDER BY number DESC LIMIT 1 OFFSET ?"
+    skipped = store.query(latest, MOST_FAILURES)
+    last = skipped[0][0] if skipped else 0
+    while rows := store.query(
+        "SELECT number, step, detail FROM rollouts WHERE reward IS NULL AND number > ? ORDER BY number LIMIT 1000", last
+    ):
+        for number, step, detail in rows:
+            yield number, step, Failure(**unpacked(detail)["failure"])
+        last = rows[-1][0]
+
+
+def _key(failure: Failure) -> tuple[str, str, str]:
+    """What makes failures one kind: type, place, and the last frame and the error's class of the traceback."""
+    lines = failure.traceback.rstrip().splitlines()
+    frames = [line.strip() for line in lines if line.lstrip().startswith("File ")]
+    error = lines[-1].partition(":")[0] if lines else failure.message.partition(":")[0]
+    return failure.type, failure.where, f"{frames[-1] if frames else ''} {error}"

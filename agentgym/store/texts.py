@@ -1,0 +1,70 @@
+"""The texts of stored rollouts, for searching: what was said, called and answered, without unpacking tokens."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentgym.store.reader import RolloutStore
+from agentgym.store.rows import unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTexts:
+    """The texts of one rollout, each once."""
+
+    number: int
+    mark: str
+    """Tells it from another rollout that has its number after a run was resumed."""
+    texts: tuple[str, ...]
+
+
+MARK = "phase || ' ' || step || ' ' || rollout_id || ' ' || seconds || ' ' || tokens"
+"""The mark of a rollout, as SQL."""
+
+
+def marks(store: RolloutStore, numbers: list[int]) -> dict[int, str]:
+    """The marks of those of these rollouts that there are."""
+    asked = ", ".join(map(str, numbers))
+    return dict(store.query(f"SELECT number, {MARK} FROM rollouts WHERE number IN ({asked})"))
+
+
+def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTexts]:
+    """The texts of the next rollouts behind that number, at most `limit`."""
+    sql = f"SELECT number, {MARK}, group_id, rollout_id, detail FROM rollouts WHERE number > ? ORDER BY number LIMIT ?"
+    return [
+        RolloutTexts(found, mark, tuple(_texts(store, found, [group_id, rollout_id], detail)))
+        for found, mark, group_id, rollout_id, detail in store.query(sql, number, limit)
+    ]
+
+
+def texts_of(store: RolloutStore, number: int) -> list[str]:
+    """The texts of one rollout; none where there is no such rollout."""
+    found = texts_behind(store, number - 1, 1)
+    return list(found[0].texts) if found and found[0].number == number else []
+
+
+def _texts(store: RolloutStore, number: int, names: list[str], detail: bytes) -> dict[str, None]:
+    """The texts in their order; a prompt that several segments share comes once."""
+    found = dict.fromkeys(names)
+    for (messages,) in store.query("SELECT messages FROM segments WHERE rollout = ? ORDER BY place", number):
+        said = unpacked(messages)
+        for message in (*said["prompt"], *(each for turn, answers in said["turns"] for each in (turn, *answers))):
+            found.update(dict.fromkeys(_within(message)))
+    failure = unpacked(detail)["failure"]
+    if failure is not None:
+        found.update(dict.fromkeys([failure["message"], failure["traceback"]]))
+    found.pop("", None)
+    return found
+
+
+def _within(value: Any) -> Iterator[str]:
+    """Every text in a message but the word of its role, with the names and values of calls; no bytes of an image."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            if name not in ("role", "type", "id", "tool_call_id"):
+                yield from [] if isinstance(each, str) and each.startswith("data:") else _within(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _within(each)

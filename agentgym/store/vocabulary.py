@@ -1,0 +1,126 @@
+"""The bytes of the token ids that occur in a store: a copied store shows its tokens without the model."""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from agentgym.store.rows import stored_text
+from agentgym.types import Bools, Ints, Rollout
+
+log = logging.getLogger(__name__)
+
+TokenBytes: TypeAlias = Callable[[str, Sequence[int]], Mapping[int, bytes]]
+"""Gives the bytes of token ids of a model, "" for the policy; ids that it does not know are left out."""
+LARGEST_ID = 1 << 24
+"""Ids from here on are not kept: no vocabulary is so large."""
+
+
+class VocabularyWriter:
+    """Keeps the bytes of each id the first time that it occurs; a look at 5,000 ids that are kept takes microseconds.
+
+    Where `token_bytes` fails, the run goes on without, and one warning says so.
+    """
+
+    def __init__(self, token_bytes: TokenBytes | None) -> None:
+        self.token_bytes = token_bytes
+        self._seen: dict[str, Bools] = {}
+        self._fresh: list[tuple[str, Ints]] = []
+        """Ids of the transaction that is open: it may be taken back."""
+
+    def read(self, connection: sqlite3.Connection) -> None:
+        """Take what an earlier run kept as seen."""
+        for model, ids in connection.execute("SELECT model, ids FROM vocabulary").fetchall():
+            self._mark(model, np.frombuffer(ids, "<u4").astype(np.int64))
+
+    def add(self, connection: sqlite3.Connection, rollouts: Iterable[Rollout]) -> None:
+        """Write the bytes of ids that were not seen before."""
+        if self.token_bytes is None:
+            return
+        fresh: dict[str, list[Ints]] = {}
+        for segment in (segment for rollout in rollouts for segment in rollout.segments):
+            if len(unseen := self._unseen(segment.model, segment.token_ids)):
+                self._mark(segment.model, unseen)
+                self._fresh.append((segment.model, unseen))
+                fresh.setdefault(segment.model, []).append(unseen)
+        for model, parts in fresh.items():
+            if (row := self._row(model, np.concatenate(parts))) is not None:
+                connection.execute("INSERT INTO vocabulary VALUES (?, ?, ?, ?)", (stored_text(model), *row))
+
+    def keep(self) -> None:
+        """Leave the ids of the last transaction seen: it is on disk."""
+        self._fresh.clear()
+
+    def drop(self) -> None:
+        """Forget that the ids of the last transaction were seen: it was taken back."""
+        for model, ids in self._fresh:
+            self._seen[model][ids] = False
+        self._fresh.clear()
+
+    def _row(self, model: str, fresh: Ints) -> tuple[bytes, bytes, bytes] | None:
+        if self.token_bytes is None:
+            return None
+        try:
+            found = self.token_bytes(model, fresh.tolist())
+            lengths = np.fromiter(map(len, found.values()), "<u4", len(found))
+            return np.fromiter(found, "<u4", len(found)).tobytes(), lengths.tobytes(), b"".join(found.values())
+        except Exception as error:  # a tokenizer of the user's: rollouts are worth more than the texts of their tokens
+            log.warning("the texts of tokens are not kept, and the run goes on: %s: %s", type(error).__name__, error)
+            self.token_bytes = None
+            return None
+
+    def _unseen(self, model: str, ids: Ints) -> Ints:
+        seen = self._seen.get(model)
+        if seen is None or (len(ids) and int(ids.max()) >= len(seen)):
+            ids = ids[(ids >= 0) & (ids < LARGEST_ID)]
+            seen = self._grown(model, int(ids.max(initial=-1)) + 1)
+        fresh: Ints = ids[~seen[ids]]
+        return np.unique(fresh) if len(fresh) else fresh
+
+    def _grown(self, model: str, size: int) -> Bools:
+        before = self._seen.get(model, np.zeros(0, np.bool_))
+        if size > len(before):
+            self._seen[model] = np.zeros(max(size, 2 * len(before)), np.bool_)
+            self._seen[model][: len(before)] = before
+        return self._seen.setdefault(model, before)
+
+    def _mark(self, model: str, ids: Ints) -> None:
+        self._grown(model, int(ids.max(initial=-1)) + 1)[ids] = True
+
+
+def found_among(rows: Iterable[tuple[bytes, bytes, bytes]], wanted: Collection[int]) -> dict[int, bytes]:
+    """The bytes of those of the wanted ids that stand in these rows of ids, lengths and bytes."""
+    asked = np.fromiter(wanted, np.int64, len(wanted))
+    found: dict[int, bytes] = {}
+    for packed_ids, packed_lengths, text in rows:
+        ids = np.frombuffer(packed_ids, "<u4")
+        stops = np.cumsum(np.frombuffer(packed_lengths, "<u4"))
+        for place in np.flatnonzero(np.isin(ids, asked)).tolist():
+            found[int(ids[place])] = text[int(stops[place - 1]) if place else 0 : int(stops[place])]
+    return found
+
+
+def shown_token(given: bytes) -> str:
+    """The text of one token; bytes that are no whole character in it are shown as ⟨F0 9F⟩, their hex."""
+    try:
+        return given.decode()
+    except UnicodeDecodeError:
+        return "".join(_pieces(given))
+
+
+def _pieces(given: bytes) -> Iterable[str]:
+    odd: list[str] = []
+    while given:
+        try:
+            text, bad, given = given.decode(), b"", b""
+        except UnicodeDecodeError as error:
+            text, bad, given = given[: error.start].decode(), given[error.start : error.end], given[error.end :]
+        if text and odd:
+            yield f"⟨{' '.join(odd)}⟩"
+            odd = []
+        yield text
+        odd += [f"{byte:02X}" for byte in bad]
+    if odd:
+        yield f"⟨{' '.join(odd)}⟩"

@@ -1,0 +1,46 @@
+"""Answers of the server: JSON that every browser can read, and errors as one sentence."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from agentgym.sound_json import whole_characters
+
+
+class Refused(Exception):
+    """A request that cannot be answered; the page shows the sentence."""
+
+    def __init__(self, sentence: str, status: int = 400) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def as_json(value: object) -> bytes:
+    """Encode a value as UTF-8 JSON; what no number is becomes null, and half a character U+FFFD."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a figure that is not finite
+        text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return whole_characters(text).encode()
+
+
+def finite(value: Any) -> Any:
+    """The value with None for each number that JSON has no form for."""
+    if isinstance(value, Mapping):
+        return {str(name): finite(of) for name, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def answer(value: object, status: int = 200) -> Response:
+    """A value as the answer to a request; the browser asks again each time."""
+    return Response(as_json(value), status, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def refusal(error: Refused) -> Response:
+    """The sentence that says why a request is not answered."""
+    return answer({"error": str(error)}, error.status)

@@ -1,0 +1,278 @@
+"""What the page asks of the server: each function answers one kind of address, from the folders of the runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from agentgym.run.settings import versions
+from agentgym.store.overview import (
+    TASK_SORTS,
+    failure_kinds,
+    group_advantages,
+    reward_histogram,
+    task_rows,
+    visits,
+)
+from agentgym.store.reader import RolloutStore
+from agentgym.store.table import page, rows_of
+from agentgym.store.texts import texts_of
+from agentgym.view import asked
+from agentgym.view.answers import Refused
+from agentgym.view.asked import Query
+from agentgym.view.figures import GROUPS, metric_rows
+from agentgym.view.rollout_page import env_of, rollout_page, table_row, token_window
+from agentgym.view.runs import Run, Runs, env_texts
+from agentgym.view.search.index import snippet
+from agentgym.view.search.indexing import Indexing
+
+MOST_TOKENS = 20_000
+"""The most tokens of one answer."""
+
+
+_KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
+"""The kinds of segments, of the first ones: all of them would be gone through."""
+
+
+class Api:
+    """Answers each kind of address with a value that JSON has a form for; Refused says what is wrong."""
+
+    def __init__(self, runs: Runs, indexing: Indexing) -> None:
+        self.runs, self.indexing = runs, indexing
+        self.of_runs: Mapping[str, Callable[[Run, Query], Any]] = {
+            "": self.about_run,
+            "metrics": metrics,
+            "state": self.state,
+            "rollouts": self.rollouts,
+            "groups": group,
+            "tasks": tasks,
+            "task": task,
+            "failures": failures,
+            "reward-histogram": histogram,
+        }
+        self.of_rollouts: Mapping[str, Callable[[Run, int, Query], Any]] = {"": rollout, "tokens": tokens}
+
+    def all_runs(self) -> dict[str, Any]:
+        """Every run in a few figures."""
+        return {"runs": [self.in_short(run) for run in self.runs.all()], "version": versions()["agentgym"]}
+
+    def of_run(self, key: str, what: str, query: Query) -> Any:
+        """What an address of a run asks for."""
+        if what not in self.of_runs:
+            raise Refused(f"there is no {what!r:.80} of a run; there are {', '.join(filter(None, self.of_runs))}", 404)
+        return self.of_runs[what](self.runs.get(key), query)
+
+    def of_rollout(self, key: str, number: str, what: str, query: Query) -> Any:
+        """What an address of a rollout asks for."""
+        run = self.runs.get(key)
+        if not (number.isascii() and number.isdigit()) or len(number) > 18:
+            raise Refused(f"rollout: its number is a whole one, got {number!r:.80}", 404)
+        if what not in self.of_rollouts:
+            raise Refused(f"there is no {what!r:.80} of a rollout; there is tokens", 404)
+        return self.of_rollouts[what](run, int(number), query)
+
+    def in_short(self, run: Run) -> dict[str, Any]:
+        """A run in a few figures."""
+        progress = self.runs.progress(run)
+        many, failed = _counts(run)
+        settings, summary = run.settings(), run.summary() or {}
+        last = summary.get("reward_last", progress.reward) if run.kind == "train" else summary.get("reward")
+        return {
+            "run": run.key,
+            "name": run.name,
+            "folder": str(run.folder),
+            "kind": run.kind,
+            "env": dict(env_texts(run)),
+            "begun": run.begun(),
+            "live": run.is_live(),
+            "steps_done": progress.steps,
+            "steps": settings.get("steps") if isinstance(settings.get("steps"), int) else None,
+            "rollouts": many,
+            "failed": failed,
+            "reward_last": last,
+        }
+
+    def about_run(self, run: Run, query: Query) -> dict[str, Any]:
+        """All that is known of a run but its figures and its rollouts."""
+        stops, kinds, phases, span = list[str](), list[str](), list[str](), [None, None]
+        try:
+            with run.store() as store:
+                phases = store.phases()
+                stops = [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")]
+                kinds = [kind for (kind,) in store.query(_KINDS)]
+                span = list(store.query("SELECT min(step), max(step) FROM rollouts")[0])
+        except Refused as error:
+            if error.status != 409:
+                raise
+        return self.in_short(run) | {
+            "settings": run.settings(),
+            "versions": run.settings_file().get("versions") or {},
+            "summary": run.summary(),
+            "phases": phases,
+            "envs": _envs(run),
+            "stop_reasons": stops,
+            "kinds": kinds,
+            "steps_range": span,
+            "has_search": self.indexing.of(run) is not None,
+        }
+
+    def state(self, run: Run, query: Query) -> dict[str, Any]:
+        """What changes while a run goes on."""
+        progress = self.runs.progress(run)
+        index = self.indexing.of(run)
+        return {
+            "rollouts": _counts(run)[0],
+            "lines": progress.lines,
+            "live": run.is_live(),
+            "indexed": None if index is None else index.indexed(),
+            "steps_done": progress.steps,
+        }
+
+    def rollouts(self, run: Run, query: Query) -> dict[str, Any]:
+        """A page of the table."""
+        wanted, index, found, indexed = asked.text(query, "q"), self.indexing.of(run), None, None
+        if wanted is not None:
+            if index is None:
+                raise Refused("q: this run cannot be searched here; the log of agentgym view says why", 409)
+            indexed, found = index.indexed(), index.numbers(wanted)
+        filters, (offset, limit) = asked.filters(query, found), asked.paging(query)
+        sort, descending = asked.sorting(query)
+        envs = _envs(run)
+        if len(envs) < 2 and filters.env is not None:
+            filters = _within_one_env(filters, envs)
+        with run.store() as store:
+            total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
+            shown = [table_row(row, envs) for row in rows]
+            if wanted is not None:
+                for row in shown:
+                    row["snippet"] = snippet(texts_of(store, row["number"]), wanted)
+        return {"total": total, "offset": offset, "rows": shown, "indexed": indexed}
+
+
+def metric_names() -> dict[str, Any]:
+    """How the figures are put into charts."""
+    return {"groups": list(GROUPS)}
+
+
+def metrics(run: Run, query: Query) -> dict[str, Any]:
+    """The figures of the lines behind those that the page has."""
+    lines, rows = metric_rows(run.folder, asked.whole(query, "after", 0))
+    return {"lines": lines, "rows": rows}
+
+
+def rollout(run: Run, number: int, query: Query) -> dict[str, Any]:
+    """One rollout without its tokens."""
+    with run.store() as store:
+        return rollout_page(store, number, _envs(run))
+
+
+def tokens(run: Run, number: int, query: Query) -> dict[str, Any]:
+    """Some tokens of one segment."""
+    place, start = asked.whole(query, "segment", 0), asked.whole(query, "from", 0)
+    count = asked.whole(query, "count", 4000, least=1, most=MOST_TOKENS)
+    with run.store() as store:
+        return token_window(store, number, place, start, count)
+
+
+def group(run: Run, query: Query) -> dict[str, Any]:
+    """All attempts at one task in one step."""
+    filters, envs, name = asked.filters(query), _envs(run), _task(query)
+    step = asked.maybe_whole(query, "step")
+    if step is not None:
+        filters = _replaced(filters, step_from=step, step_to=step)
+    with run.store() as store:
+        rows = rows_of(store, filters)
+        gained = group_advantages(store, [row.summary.number for row in rows])
+        fields = store.task(name)
+    rewards = [row.summary.reward for row in rows if row.summary.reward is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    spread = None if mean is None else (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
+    attempts = [table_row(row, envs) | {"advantage": gained.get(row.summary.number)} for row in rows]
+    return {"attempts": attempts, "baseline": mean, "std": spread, "task_fields": fields}
+
+
+def tasks(run: Run, query: Query) -> dict[str, Any]:
+    """A page of the tasks."""
+    offset, limit = asked.paging(query)
+    sort, descending = asked.sorting(query, TASK_SORTS, "task")
+    phase, envs = asked.text(query, "phase"), _envs(run)
+    with run.store() as store:
+        total, rows = task_rows(store, phase=phase, sort=sort, descending=descending, offset=offset, limit=limit)
+    return {"total": total, "offset": offset, "rows": [row | {"env": env_of(row["task"], envs)} for row in rows]}
+
+
+def task(run: Run, query: Query) -> dict[str, Any]:
+    """One task over the time of the training."""
+    name = _task(query)
+    with run.store() as store:
+        found, fields = visits(store, name), store.task(name)
+    if not found:
+        raise Refused(f"task: no rollout of this run has the task {name!r:.200}", 404)
+    return {"task": name, "task_fields": fields, "visits": found}
+
+
+def failures(run: Run, query: Query) -> dict[str, Any]:
+    """The rollouts that failed, by what they failed of."""
+    with run.store() as store:
+        kinds, failed = failure_kinds(store), _both(store)[1]
+    return {
+        "failed": failed,
+        "looked_at": sum(kind.count for kind in kinds),
+        "groups": [
+            {
+                "type": kind.first.type,
+                "where": kind.first.where,
+                "message": kind.first.message,
+                "traceback": kind.first.traceback,
+                "count": kind.count,
+                "steps": [kind.first_step, kind.last_step],
+                "numbers": kind.numbers,
+            }
+            for kind in kinds
+        ],
+    }
+
+
+def histogram(run: Run, query: Query) -> dict[str, Any]:
+    """How many rollouts have which reward."""
+    bins = asked.whole(query, "bins", 20, least=1, most=200)
+    with run.store() as store:
+        edges, counts = reward_histogram(store, asked.filters(query), bins)
+    return {"edges": edges, "counts": counts}
+
+
+def _task(query: Query) -> str:
+    name = asked.text(query, "task")
+    if name is None:
+        raise Refused("task: name the task")
+    return name
+
+
+def _counts(run: Run) -> tuple[int, int]:
+    """How many rollouts there are, and how many failed; none where there is no store yet."""
+    try:
+        with run.store() as store:
+            return _both(store)
+    except Refused as error:
+        if error.status != 409:
+            raise
+        return 0, 0
+
+
+def _both(store: RolloutStore) -> tuple[int, int]:
+    many = store.query("SELECT count(*) FROM rollouts")[0][0]
+    return int(many), int(store.query("SELECT count(*) FROM rollouts WHERE reward IS NULL")[0][0])
+
+
+def _envs(run: Run) -> list[str]:
+    return list(env_texts(run))
+
+
+def _within_one_env(filters: Any, envs: list[str]) -> Any:
+    """The only env is no condition; another one has no rollout here."""
+    if filters.env in envs:
+        return _replaced(filters, env=None)
+    return _replaced(filters, env=None, among=[])
+
+
+def _replaced(filters: Any, **changes: Any) -> Any:
+    return replace(filters, **changes)

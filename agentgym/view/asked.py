@@ -1,0 +1,99 @@
+"""The parameters of requests: read from the query of an address, with a sentence for each that is wrong."""
+
+import math
+from collections.abc import Mapping
+
+from agentgym.field_checks import nearest
+from agentgym.store.reader import LARGEST
+from agentgym.store.table import SORTS, Filters
+from agentgym.view.answers import Refused
+
+MOST_ROWS = 1000
+"""The most rows of one answer."""
+Query = Mapping[str, str]
+
+
+def text(query: Query, name: str) -> str | None:
+    """The text of a parameter; None where it is not given, or empty."""
+    return query.get(name) or None
+
+
+def whole(query: Query, name: str, otherwise: int, *, least: int = 0, most: int = LARGEST) -> int:
+    """A whole number between `least` and `most`; Refused for anything else."""
+    given = text(query, name)
+    return otherwise if given is None else _whole(name, given, least, most)
+
+
+def maybe_whole(query: Query, name: str) -> int | None:
+    """A whole number; None where it is not given."""
+    given = text(query, name)
+    return None if given is None else _whole(name, given, -LARGEST, LARGEST)
+
+
+def maybe_number(query: Query, name: str) -> float | None:
+    """A finite number; None where it is not given."""
+    given = text(query, name)
+    if given is None:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise Refused(f"{name}: must be a number, got {given!r:.80}")
+    return value
+
+
+def flag(query: Query, name: str) -> bool:
+    """Whether a parameter is 1; Refused for anything but 0, 1 and nothing."""
+    given = query.get(name, "")
+    if given not in ("", "0", "1"):
+        raise Refused(f"{name}: must be 0 or 1, got {given!r:.80}")
+    return given == "1"
+
+
+def one_of(query: Query, name: str, choices: Mapping[str, object] | tuple[str, ...], otherwise: str) -> str:
+    """One of these words; Refused, with the nearest one, for another."""
+    given = query.get(name) or otherwise
+    if given not in choices:
+        raise Refused(f"{name}: there is no {given!r:.80}; {nearest(given[:80], list(choices))}")
+    return given
+
+
+def filters(query: Query, among: list[int] | None = None) -> Filters:
+    """The conditions on rollouts that an address has."""
+    return Filters(
+        phase=text(query, "phase"),
+        env=text(query, "env"),
+        task=text(query, "task"),
+        stop=text(query, "stop"),
+        step_from=maybe_whole(query, "step_from"),
+        step_to=maybe_whole(query, "step_to"),
+        reward_from=maybe_number(query, "reward_from"),
+        reward_to=maybe_number(query, "reward_to"),
+        failed=flag(query, "failed"),
+        suspicious=flag(query, "suspicious"),
+        tool_errors=flag(query, "tool_errors"),
+        among=among,
+    )
+
+
+def paging(query: Query) -> tuple[int, int]:
+    """Where a page begins, and its most rows."""
+    return whole(query, "offset", 0), whole(query, "limit", 200, least=1, most=MOST_ROWS)
+
+
+def sorting(query: Query, columns: Mapping[str, str] = SORTS, otherwise: str = "number") -> tuple[str, bool]:
+    """The column that is sorted by, and whether the largest comes first."""
+    descending = one_of(query, "order", ("asc", "desc"), "asc") == "desc"
+    return one_of(query, "sort", columns, otherwise), descending
+
+
+def _whole(name: str, given: str, least: int, most: int) -> int:
+    try:
+        value = int(given[:40])
+    except ValueError:
+        raise Refused(f"{name}: must be a whole number, got {given!r:.80}") from None
+    if not least <= value <= most:
+        raise Refused(f"{name}: must be from {least} to {most}, got {value}")
+    return value

@@ -1,0 +1,197 @@
+"""Messages as blocks that the page shows: text, code with its colours, diffs, tool calls and their results."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Block = dict[str, Any]
+LARGEST_CODE = 20_000
+"""Characters of the longest code that is coloured; longer code is shown plain."""
+MOST_COLOURED = 150_000
+"""Characters of code that are coloured in one rollout, which takes a third of a second; the rest is shown plain."""
+_FENCE = re.compile(r"^(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^\1[ \t]*$\n?|\Z)", re.M | re.S)
+_HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.M)
+_CODE_OF = {"code": "python", "script": "bash", "cmd": "bash", "command": "bash", "sql": "sql", "query": "sql"}
+_OLD_AND_NEW = (("old", "new"), ("old_str", "new_str"), ("old_string", "new_string"), ("old_text", "new_text"))
+
+
+@dataclass(slots=True)
+class Colours:
+    """Colours code as long as there is something left of what one answer may take."""
+
+    left: int = MOST_COLOURED
+
+    def of(self, text: str, language: str) -> list[tuple[str, str]]:
+        """The text in pieces, each with the short name of its colour."""
+        if not language or len(text) > min(self.left, LARGEST_CODE):
+            return [("", text)]
+        self.left -= len(text)
+        return spans(text, language)
+
+
+def message_blocks(message: Any, colours: Colours | None = None) -> dict[str, Any]:
+    """A message as its role and its blocks; what no message is comes as its JSON."""
+    if not isinstance(message, Mapping):
+        return {"role": "(no message)", "blocks": [_text(_shown(message))]}
+    colours = colours or Colours()
+    role, blocks = _shown(message.get("role")) or "(no role)", list[Block]()
+    if thinking := _shown(message.get("reasoning_content")):
+        blocks.append({"kind": "thinking", "text": thinking})
+    blocks += _tool_result(message, colours) if role == "tool" else content_blocks(message.get("content"), colours)
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list | tuple) else [] if calls is None else [calls]:
+        blocks += call_blocks(call, colours)
+    return {"role": role, "blocks": blocks}
+
+
+def content_blocks(content: Any, colours: Colours) -> list[Block]:
+    """The blocks of a content, text or a list of parts."""
+    if not isinstance(content, list | tuple):
+        return list(text_blocks(_shown(content), colours))
+    found = list[Block]()
+    for part in content:
+        found += _part_blocks(part, colours)
+    return found
+
+
+def text_blocks(text: str, colours: Colours) -> Iterator[Block]:
+    """Text, and the code and the diffs that stand between fences in it."""
+    end = 0
+    for fence in _FENCE.finditer(text):
+        if text[end : fence.start()].strip():
+            yield _text(text[end : fence.start()])
+        yield code_block(fence.group(3), fence.group(2), colours)
+        end = fence.end()
+    rest = text[end:]
+    if rest.strip() or (rest and not end):
+        yield diff_block(rest) if _HUNK.search(rest) else _text(rest)
+
+
+def code_block(text: str, language: str, colours: Colours) -> Block:
+    """Code with its colours; a diff where it is one."""
+    if language in ("diff", "patch") or (not language and _HUNK.search(text)):
+        return diff_block(text)
+    return {"kind": "code", "language": language, "text": text, "spans": colours.of(text, language)}
+
+
+def diff_block(text: str) -> Block:
+    """A unified diff as marked lines."""
+    return {"kind": "diff", "lines": [_diff_line(line) for line in text.splitlines()]}
+
+
+def call_blocks(call: Any, colours: Colours) -> list[Block]:
+    """A tool call, then the code among its arguments, and the change where they are an old and a new text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return [{"kind": "call", "name": "", "arguments": _shown(call), "id": ""}]
+    given = function.get("arguments")
+    shown = given if isinstance(given, str) else _pretty({} if given is None else given)
+    block = {"kind": "call", "name": _shown(function.get("name")), "arguments": shown, "id": _shown(call.get("id"))}
+    return [block, *_within_arguments(given, colours)] if isinstance(given, Mapping) else [block]
+
+
+def spans(text: str, language: str) -> list[tuple[str, str]]:
+    """The text in pieces, each with the short name of its colour; one piece where the language is not known."""
+    from pygments.lexers import get_lexer_by_name
+    from pygments.token import STANDARD_TYPES
+    from pygments.util import ClassNotFound
+
+    try:
+        lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return [("", text)]
+    found: list[tuple[str, str]] = []
+    for kind, piece in lexer.get_tokens(text):
+        name = STANDARD_TYPES.get(kind, "")
+        if found and found[-1][0] == name:
+            found[-1] = (name, found[-1][1] + piece)
+        else:
+            found.append((name, piece))
+    same = "".join(piece for _, piece in found) == text  # a lexer may drop what it cannot read
+    return found if same else [("", text)]
+
+
+def _within_arguments(given: Mapping[str, Any], colours: Colours) -> Iterator[Block]:
+    for old, new in _OLD_AND_NEW:
+        if isinstance(given.get(old), str) and isinstance(given.get(new), str):
+            yield {"kind": "diff", "lines": _changes(given[old], given[new])}
+            return
+    for name, value in given.items():
+        if isinstance(value, str) and (name in _CODE_OF or "\n" in value):
+            language = _CODE_OF.get(name) or _language_of(given)
+            yield code_block(value, language, colours)
+
+
+def _language_of(given: Mapping[str, Any]) -> str:
+    """The language of the file that a call names; "" where it names none that is known."""
+    from pygments.lexers import find_lexer_class_for_filename
+
+    path = next((given[name] for name in ("path", "file", "file_path", "filename") if name in given), None)
+    if not isinstance(path, str) or "\0" in path:
+        return ""
+    lexer = find_lexer_class_for_filename(path[-200:])
+    return lexer.aliases[0] if lexer is not None and lexer.aliases else ""
+
+
+def _changes(old: str, new: str) -> list[tuple[str, str]]:
+    if len(old) + len(new) > LARGEST_CODE:
+        return [("-", line) for line in old.splitlines()] + [("+", line) for line in new.splitlines()]
+    lines = difflib.ndiff(old.splitlines(), new.splitlines())
+    return [(line[0], line[2:]) for line in lines if line[:1] in "-+ "]
+
+
+def _diff_line(line: str) -> tuple[str, str]:
+    mark = line[:1]
+    return (mark, line[1:]) if mark in ("+", "-") else ("@", line) if mark == "@" else (" ", line.removeprefix(" "))
+
+
+def _tool_result(message: Mapping[str, Any], colours: Colours) -> list[Block]:
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else [content]
+    texts = [part for part in parts if not _is_image(part)]
+    said = "".join(_part_text(part) for part in texts)
+    result = {
+        "kind": "result",
+        "name": _shown(message.get("name")),
+        "text": said,
+        "is_error": said.startswith(("Error", "error:", "Traceback ")),
+    }
+    images = [block for part in parts if _is_image(part) for block in _part_blocks(part, colours)]
+    return [result, *images]
+
+
+def _part_text(part: Any) -> str:
+    return _shown(part.get("text")) if isinstance(part, Mapping) and "text" in part else _shown(part)
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
+
+
+def _part_blocks(part: Any, colours: Colours) -> Sequence[Block]:
+    if not _is_image(part):
+        return list(text_blocks(_part_text(part), colours))
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, Mapping) else url
+    address = url if isinstance(url, str) and re.match(r"data:image/(png|jpeg|gif|webp);base64,", url) else None
+    mime = address[5:].partition(";")[0] if address else _shown(part.get("mime") or part.get("media_type")) or "image"
+    return [{"kind": "image", "mime": mime, "data_url": address}]
+
+
+def _text(text: str) -> Block:
+    return {"kind": "text", "text": text}
+
+
+def _shown(value: object) -> str:
+    """Text as it is, None as "", any other value as JSON."""
+    return "" if value is None else value if isinstance(value, str) else _pretty(value)
+
+
+def _pretty(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=2)
+    except (ValueError, TypeError, RecursionError):
+        return repr(value)

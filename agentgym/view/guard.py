@@ -1,0 +1,102 @@
+"""The guard in front of the page: who may ask, and what a browser may do with the answers."""
+
+import secrets
+from ipaddress import ip_address
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "agentgym-view"
+"""The beginning of the name of the cookie that holds the token; behind it is the port, as cookies know none."""
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
+"""The names by which this machine is asked."""
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Guard:
+    """Lets GET requests through that name this server as their host and bring its token; all others are refused.
+
+    `hosts` are the names it answers to, without the port. `numbers` lets it answer to every address of numbers too,
+    which no other site can have as its name.
+    `token` None lets every request in.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, hosts: frozenset[str], numbers: bool = False) -> None:
+        self.app, self.token, self.hosts, self.numbers = app, token, hosts, numbers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
+        refused = self._refusal(request)
+        app: ASGIApp = self.app if refused is None else refused
+        await app(scope, receive, _with_headers(send))
+
+    def _refusal(self, request: Request) -> Response | None:
+        if not self._is_host(request.headers.get("host", "")):
+            return _no("This server does not answer to that host name; open the address that it printed.")
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("Only GET is answered.\n", 405, headers={"Allow": "GET, HEAD"})
+        if self.token is None:
+            return None
+        cookie = f"{COOKIE}-{request.url.port or 80}"
+        if _same(request.query_params.get("token", ""), self.token):
+            return self._welcome(request, cookie)
+        if not _same(request.cookies.get(cookie, ""), self.token):
+            return _no("The token is missing or of another server; open the whole address that this one printed.")
+        return None
+
+    def _welcome(self, request: Request, cookie: str) -> Response:
+        """Keep the token in a cookie, and go to the same address without it."""
+        kept = [(name, value) for name, value in parse_qsl(request.url.query) if name != "token"]
+        # A path that begins with two slashes would be another host's.
+        path = "/" + request.url.path.lstrip("/\\")
+        answer = RedirectResponse(f"{path}?{urlencode(kept)}" if kept else path, 303)
+        answer.set_cookie(cookie, str(self.token), httponly=True, samesite="strict", path="/")
+        return answer
+
+    def _is_host(self, given: str) -> bool:
+        name = given.lower()
+        if (colon := name.rfind(":")) > name.rfind("]"):
+            name = name[:colon]
+        return name in self.hosts or (self.numbers and _is_number(name))
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _same(given: str, token: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+def _no(sentence: str) -> Response:
+    return PlainTextResponse(f"{sentence}\n", 403)
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            named = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *named]}
+        await send(message)
+
+    return sending

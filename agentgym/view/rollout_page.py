@@ -1,0 +1,212 @@
+"""One rollout as the page shows it: its outcome, its segments with their turns, and its neighbours."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agentgym.store.reader import RolloutStore, StoredRollout
+from agentgym.store.suspicious import SIGNS
+from agentgym.store.table import Filters, TableRow, rows_of
+from agentgym.store.vocabulary import shown_token
+from agentgym.types import Segment, Turn
+from agentgym.view.answers import Refused
+from agentgym.view.blocks import Colours, message_blocks
+from agentgym.view.timeline import timeline
+
+
+def table_row(row: TableRow, envs: Sequence[str]) -> dict[str, Any]:
+    """A line of the table."""
+    found = row.summary
+    return {
+        "number": found.number,
+        "phase": found.phase,
+        "step": found.step,
+        "env": env_of(found.group_id, envs),
+        "task": found.group_id,
+        "rollout_id": found.rollout_id,
+        "reward": found.reward,
+        "stop_reason": found.stop_reason,
+        "failure": found.failure,
+        "turns": found.turns,
+        "tokens": found.tokens,
+        "seconds": found.seconds,
+        "tool_calls": row.tool_calls,
+        "tool_errors": row.tool_errors,
+        "suspicious": list(found.suspicious),
+        "snippet": None,
+    }
+
+
+def env_of(group_id: str, envs: Sequence[str]) -> str | None:
+    """The env of a task: the only one, or the member of the mixture whose name the task's id begins with."""
+    if len(envs) < 2:
+        return envs[0] if envs else None
+    name = group_id.partition("/")[0]
+    return name if name in envs else None
+
+
+def stored(store: RolloutStore, number: int) -> StoredRollout:
+    """The rollout of that number; Refused where there is none."""
+    if (found := store.get(number)) is not None:
+        return found
+    raise Refused(f"there is no rollout {number} in this run; a run that was resumed may have cut it", 404)
+
+
+def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[str, Any]:
+    """All about one rollout but its tokens."""
+    found = stored(store, number)
+    played, failure = found.rollout, found.rollout.failure
+    (spans, exact), colours = timeline(played), Colours()
+    return {
+        "number": number,
+        "phase": found.phase,
+        "step": found.step,
+        "env": env_of(played.group_id, envs),
+        "rollout_id": played.rollout_id,
+        "task": played.group_id,
+        "reward": played.reward,
+        "rewards": dict(played.rewards),
+        "role_rewards": dict(played.role_rewards),
+        "metrics": dict(played.metrics),
+        "stop_reason": played.stop_reason,
+        "failure": None
+        if failure is None
+        else {
+            "type": failure.type,
+            "message": failure.message,
+            "traceback": failure.traceback,
+            "where": failure.where,
+        },
+        "box": played.box,
+        "failed_cases": dict(played.failed_cases),
+        "suspicious": [{"name": name, "why": SIGNS.get(name, "")} for name in found.suspicious],
+        "logprob_gap": found.logprob_gap,
+        "task_fields": store.task(played.group_id),
+        "segments": [
+            _segment(segment, advantages, gaps, colours)
+            for segment, advantages, gaps in zip(played.segments, found.advantages, found.turn_gaps, strict=True)
+        ],
+        "timeline": spans,
+        "exact": exact,
+        "neighbours": _neighbours(store, found),
+    }
+
+
+def _segment(
+    segment: Segment, advantages: tuple[float, ...] | None, gaps: tuple[float, ...] | None, colours: Colours
+) -> dict[str, Any]:
+    return {
+        "index": segment.index,
+        "parent": segment.parent,
+        "kind": segment.kind,
+        "role": segment.role,
+        "model": segment.model,
+        "trained": segment.trained,
+        "tokens": len(segment.token_ids),
+        "sampled": int(segment.sampled.sum()),
+        "tools": list(segment.tools),
+        "opening": [message_blocks(message, colours) for message in segment.prompt_messages],
+        "turns": [
+            _turn(turn, advantages[place] if advantages else None, gaps[place] if gaps else None, colours)
+            for place, turn in enumerate(segment.turns)
+        ],
+    }
+
+
+def _turn(turn: Turn, advantage: float | None, gap: float | None, colours: Colours) -> dict[str, Any]:
+    return {
+        "number": turn.number,
+        "start": turn.start,
+        "stop": turn.stop,
+        "finish_reason": turn.finish_reason,
+        "versions": [list(version) for version in turn.versions],
+        "seconds": turn.seconds,
+        "env_seconds": turn.env_seconds,
+        "reward": turn.reward,
+        "advantage": advantage,
+        "gap": gap,
+        "message": message_blocks(turn.message, colours),
+        "answers": [message_blocks(message, colours) for message in turn.env_messages],
+    }
+
+
+def _neighbours(store: RolloutStore, found: StoredRollout) -> dict[str, Any]:
+    before = store.query("SELECT max(number) FROM rollouts WHERE number < ?", found.number)[0][0]
+    behind = store.query("SELECT min(number) FROM rollouts WHERE number > ?", found.number)[0][0]
+    filters = Filters(phase=found.phase, task=found.rollout.group_id, step_from=found.step, step_to=found.step)
+    return {
+        "previous": before,
+        "next": behind,
+        "group": [row.summary.number for row in rows_of(store, filters)],
+    }
+
+
+def token_window(store: RolloutStore, number: int, place: int, start: int, count: int) -> dict[str, Any]:
+    """The tokens of a segment from `start` on, each with what is known of it."""
+    found = stored(store, number)
+    if place >= len(found.rollout.segments):
+        raise Refused(f"segment: rollout {number} has {len(found.rollout.segments)} segments, got {place}", 404)
+    segment = found.rollout.segments[place]
+    total = len(segment.token_ids)
+    start = min(start, total)
+    window = slice(start, min(start + count, total))
+    ids = segment.token_ids[window].tolist()
+    sampled = segment.sampled[window]
+    known = store.token_bytes(segment.model, set(ids))
+    trained, ratios = _trained_window(found, place, window)
+    turns, versions, advantages = _by_turn(segment, found.advantages[place], window)
+    logprobs = [float(value) if there else None for value, there in zip(segment.logprobs[window], sampled, strict=True)]
+    return {
+        "total": total,
+        "from": start,
+        "texts": [shown_token(known[token]) if token in known else f"#{token}" for token in ids],
+        "ids": ids,
+        "sampled": sampled.astype(int).tolist(),
+        "trained": trained,
+        "logprobs": [None if value is None else round(value, 5) for value in logprobs],
+        "ratios": ratios,
+        "advantages": advantages,
+        "versions": versions,
+        "turns": turns,
+        "named": bool(known),
+    }
+
+
+def _trained_window(found: StoredRollout, place: int, window: slice) -> tuple[list[int], list[float | None]]:
+    """Whether each token was trained on, and the ratio of the trainer's probability to the engine's."""
+    segment, scored = found.rollout.segments[place], found.trainer_logprobs[place]
+    was = found.advantages[place] is not None
+    sampled = segment.sampled[window]
+    trained = (sampled if was else np.zeros_like(sampled)).astype(int).tolist()
+    ratios: list[float | None] = [None] * len(sampled)
+    if scored is not None:
+        skipped = int(segment.sampled[: window.start].sum())
+        places = np.flatnonzero(sampled)
+        here = scored[skipped : skipped + len(places)] - segment.logprobs[window][places]
+        for at, value in zip(places.tolist(), np.exp(np.clip(here, -60, 60)).tolist(), strict=True):
+            ratios[at] = round(value, 5)
+    return trained, ratios
+
+
+def _by_turn(
+    segment: Segment, advantages: tuple[float, ...] | None, window: slice
+) -> tuple[list[int | None], list[int | None], list[float | None]]:
+    """The turn, the policy version and the advantage of each token that was sampled."""
+    size = window.stop - window.start
+    turns: list[int | None] = [None] * size
+    versions: list[int | None] = [None] * size
+    gained: list[float | None] = [None] * size
+    for place, turn in enumerate(segment.turns):
+        first, last = max(turn.start, window.start), min(turn.stop, window.stop)
+        if first >= last:
+            continue
+        here = slice(first - window.start, last - window.start)
+        turns[here] = [turn.number] * (last - first)
+        if advantages:
+            gained[here] = [advantages[place]] * (last - first)
+        for version in turn.versions:
+            begin = max(turn.start + version.start, window.start)
+            if begin < last:
+                versions[begin - window.start : last - window.start] = [version.version] * (last - begin)
+    return turns, versions, gained

@@ -1,0 +1,204 @@
+"""The runs that the page offers: found below the folders that were named, each under a short name for its address."""
+
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from agentgym.run.folder_lock import LOCK
+from agentgym.run.log import METRICS
+from agentgym.run.recorder import SUMMARY
+from agentgym.run.settings import SETTINGS
+from agentgym.store.reader import RolloutStore
+from agentgym.store.schema import FILE, StoreError
+from agentgym.view.answers import Refused
+from agentgym.view.figures import Progress
+
+LOOK_AGAIN_S = 2.0
+"""Seconds after which new runs are looked for."""
+DEEPEST = 6
+"""Folders below one that was named in which runs are looked for."""
+STILL_S = 120.0
+"""A run whose process cannot be seen from here is taken to run for so long after it has written something."""
+NO_RUNS = ("node_modules", "site-packages", "__pycache__")
+"""Folders that are not looked into."""
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One folder of a run or of an evaluation."""
+
+    key: str
+    """Its name in addresses: the folder's name and a hash of its whole path."""
+    folder: Path
+    name: str
+
+    @property
+    def kind(self) -> Literal["train", "eval"]:
+        """Whether it was trained or played alone."""
+        return "train" if "settings" in self.settings_file() else "eval"
+
+    def settings_file(self) -> dict[str, Any]:
+        """What settings.json holds; nothing where it cannot be read."""
+        return _read(self.folder / SETTINGS)
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its dotted name."""
+        content = self.settings_file()
+        kept = content.get("settings")
+        if isinstance(kept, dict):
+            return kept
+        return {name: value for name, value in content.items() if name not in ("versions", "envs")}
+
+    def summary(self) -> dict[str, Any] | None:
+        """The scores at the end; None before."""
+        return _read(self.folder / SUMMARY) or None
+
+    def is_live(self) -> bool:
+        """Whether a process holds the folder; on another machine, whether it has written within the last minutes."""
+        try:
+            process = int((self.folder / LOCK).read_text())
+        except (OSError, ValueError):
+            return False
+        return _runs(process) or self._wrote_lately()
+
+    def _wrote_lately(self) -> bool:
+        found = [path.stat() for name in (METRICS, FILE, f"{FILE}-wal") if (path := self.folder / name).exists()]
+        return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # a reader makes an empty -wal
+
+    def begun(self) -> float | None:
+        """When its settings were written, in seconds since 1970; None where it has none."""
+        for name in (SETTINGS, FILE):
+            if (path := self.folder / name).exists():
+                return path.stat().st_mtime
+        return None
+
+    def store(self) -> RolloutStore:
+        """Its rollouts; Refused where the store is not there yet, or cannot be read."""
+        return _Readable(self.folder)
+
+
+class _Readable(RolloutStore):
+    """A store whose refusals are answers."""
+
+    def __enter__(self) -> "_Readable":
+        try:
+            return super().__enter__()
+        except FileNotFoundError:
+            raise Refused(
+                f"{self.path.parent} holds no rollouts yet; look again when it has written some", 409
+            ) from None
+        except StoreError as error:
+            raise Refused(str(error), 409) from None
+
+    def query(self, sql: str, *values: object) -> list[Any]:
+        try:
+            return super().query(sql, *values)
+        except StoreError as error:
+            raise Refused(str(error), 409) from None
+
+
+class Runs:
+    """Finds the runs below the folders that were named, those that begin later too."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = [folder.resolve() for folder in folders]
+        self._found: dict[str, Run] = {}
+        self._progress: dict[Path, Progress] = {}
+        self._look_at = 0.0
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Run]:
+        """Every run, in the order of their folders' names."""
+        with self._lock:
+            if (now := time.monotonic()) >= self._look_at:
+                found = [folder for named in self.folders for folder in _folders(named)]
+                self._found = {run.key: run for run in map(run_of, dict.fromkeys(found))}
+                took = time.monotonic() - now
+                self._look_at = now + max(LOOK_AGAIN_S, 20 * took)  # a large tree is not all that is looked at
+            return list(self._found.values())
+
+    def get(self, key: str) -> Run:
+        """The run of that address; Refused where there is none."""
+        with self._lock:
+            run = self._found.get(key)
+        run = run or next((run for run in self.all() if run.key == key), None)
+        if run is not None:
+            return run
+        raise Refused(f"there is no run {key!r} here; the list of runs shows those that there are", 404)
+
+    def progress(self, run: Run) -> Progress:
+        """How far the figures of a run are, as of now."""
+        with self._lock:
+            found = self._progress.setdefault(run.folder, Progress(run.folder))
+            found.look()
+            return replace(found)
+
+
+def run_of(folder: Path) -> Run:
+    """The run in a folder, with its key and its name."""
+    parts = [part for part in folder.parts[-2:] if part != folder.anchor]
+    name = "/".join(parts) if re.fullmatch(r"[\d-]+", folder.name) else folder.name
+    slug = _ODD.sub("-", folder.name).strip("-.") or "run"
+    return Run(f"{slug[:60]}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:6]}", folder, name)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether the folder is a run's or an evaluation's."""
+    return (folder / FILE).is_file() or ((folder / SETTINGS).is_file() and (folder / METRICS).is_file())
+
+
+def _folders(named: Path, depth: int = 0) -> Iterator[Path]:
+    if holds_run(named):
+        yield named
+        return
+    if depth >= DEEPEST:
+        return
+    try:
+        below = sorted(path for path in named.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        return
+    for path in below:
+        if not path.name.startswith(".") and path.name not in NO_RUNS:
+            yield from _folders(path, depth + 1)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def env_texts(run: Run) -> Mapping[str, str]:
+    """What each env of the run was, in words, by its name."""
+    envs = run.settings_file().get("envs")
+    if not isinstance(envs, dict):
+        return {}
+    return {str(name): _env_text(of) for name, of in envs.items()}
+
+
+def _env_text(of: object) -> str:
+    if not isinstance(of, Mapping):
+        return str(of)
+    digest = str(of.get("sha256") or "")[:12]
+    parts = [of.get("where"), of.get("version") and f"version {of['version']}", digest and f"sha256 {digest}"]
+    return ", ".join(str(part) for part in parts if part)

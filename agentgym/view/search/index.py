@@ -1,0 +1,148 @@
+"""Full-text search: an index of the viewer's own, which never holds the store up and says how far it is."""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agentgym.store.texts import RolloutTexts, marks, texts_behind
+from agentgym.view.runs import Run
+
+INDEX = "search-index.sqlite"
+"""The file of the index, beside the store where the folder can be written."""
+VERSION = 1
+BATCH = 25
+"""Rollouts that are read and indexed at a time."""
+BUSY_S = 5.0
+_ALONE = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2190-\u2bff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+    "\uf900-\ufaff\U0001f000-\U0001faff\U00020000-\U0003ffff]"
+)
+"""Characters that are words of their own: scripts without spaces, and emoji."""
+_TERM = re.compile(r'"([^"]*)"?|(\S+)')
+_TABLES = f"""
+PRAGMA user_version = {VERSION};
+CREATE TABLE IF NOT EXISTS indexed (number INTEGER PRIMARY KEY, mark TEXT NOT NULL);
+CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5(
+    text, content='', tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co So'"
+);
+"""
+
+
+class SearchIndex:
+    """The index of one run, which is read and written from any thread, and by several viewers at once."""
+
+    def __init__(self, run: Run, spare: Path) -> None:
+        self.run = run
+        self.path = _place(run, spare)
+
+    def indexed(self) -> int:
+        """How many rollouts can be found."""
+        with self._opened() as index:
+            return int(index.execute("SELECT count(*) FROM indexed").fetchone()[0])
+
+    def numbers(self, asked: str) -> list[int]:
+        """The rollouts in which all words and "phrases" of a text stand; every text may be asked for."""
+        wanted = match(asked)
+        if not wanted:
+            return []
+        with self._opened() as index:
+            rows = index.execute("SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rowid", (wanted,))
+            return [number for (number,) in rows]
+
+    def advance(self) -> bool:
+        """Index the next rollouts of the store; whether there may be more.
+
+        An index of rollouts that a resumed run has cut since is begun anew. The store is read in short parts.
+        """
+        with self._opened() as index:
+            last = index.execute("SELECT number, mark FROM indexed ORDER BY number DESC LIMIT 1").fetchone()
+            with self.run.store() as store:
+                if last is not None and marks(store, [last[0]]).get(last[0]) != last[1]:
+                    _clear(index)
+                    last = None
+                found = texts_behind(store, last[0] if last is not None else 0, BATCH)
+            return _add(index, found) == BATCH
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """A connection; a file that is no index, or of another version, is made anew."""
+        index = _connected(self.path)
+        try:
+            yield index
+        finally:
+            index.close()
+
+
+def match(asked: str) -> str:
+    """A text as a query of FTS5: each word and each "phrase" quoted, so that none is read as an operator."""
+    terms = (quoted or word for quoted, word in _TERM.findall(asked))
+    return " ".join(f'"{_spaced(term)}"' for term in terms if term.strip())
+
+
+def snippet(texts: list[str], asked: str, around: int = 60) -> str | None:
+    """What stands around the first of the words asked for that is found; None where none is found as it is written."""
+    for quoted, word in _TERM.findall(asked):
+        term = (quoted or word).strip('"').casefold()
+        for text in texts if term else ():
+            at = text.casefold().find(term)
+            if at >= 0:
+                start, stop = max(0, at - around), at + len(term) + around
+                piece = " ".join(text[start:stop].split())
+                return f"{'…' if start else ''}{piece}{'…' if stop < len(text) else ''}"
+    return None
+
+
+def _spaced(text: str) -> str:
+    """The text as it is indexed and asked for: without what SQLite cannot hold, and with words apart."""
+    sound = text.replace("\0", " ").replace('"', " ").encode("utf-8", "replace").decode()
+    return sound if sound.isascii() else _ALONE.sub(r" \g<0> ", sound)
+
+
+def _add(index: sqlite3.Connection, found: list[RolloutTexts]) -> int:
+    index.execute("BEGIN IMMEDIATE")
+    try:
+        last = index.execute("SELECT max(number) FROM indexed").fetchone()[0] or 0
+        fresh = [one for one in found if one.number > last]  # another viewer may have been here
+        index.executemany("INSERT INTO indexed VALUES (?, ?)", [(one.number, one.mark) for one in fresh])
+        rows = [(one.number, "\n".join(map(_spaced, one.texts))) for one in fresh]
+        index.executemany("INSERT INTO texts (rowid, text) VALUES (?, ?)", rows)
+        index.execute("COMMIT")
+    except BaseException:
+        index.execute("ROLLBACK")
+        raise
+    return len(found)
+
+
+def _clear(index: sqlite3.Connection) -> None:
+    index.executescript(f"BEGIN IMMEDIATE; DELETE FROM indexed; DROP TABLE texts; {_TABLES} COMMIT;")
+
+
+def _place(run: Run, spare: Path) -> Path:
+    """The file of the index: in the run's folder, else in the spare one."""
+    path = run.folder / INDEX
+    for _ in range(2):
+        try:
+            _connected(path).close()
+            return path
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                with suppress(OSError):  # it is ours alone, and made again from the store
+                    path.unlink()
+    return spare / f"{run.key}.sqlite"
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    index = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    try:
+        if index.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            index.execute("PRAGMA journal_mode = WAL")
+            index.executescript(
+                f"BEGIN IMMEDIATE; DROP TABLE IF EXISTS indexed; DROP TABLE IF EXISTS texts; {_TABLES} COMMIT;"
+            )
+        index.execute("PRAGMA synchronous = OFF")  # it can be made again
+    except BaseException:
+        index.close()
+        raise
+    return index

@@ -1,0 +1,101 @@
+"""The server of the page: its routes, its files, and how it is run until it is stopped."""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from agentgym.view.answers import Refused, answer, refusal
+from agentgym.view.api import Api, metric_names
+from agentgym.view.guard import Guard
+from agentgym.view.runs import Runs
+from agentgym.view.search.indexing import Indexing
+
+log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parent / "page"
+"""The folder of what the browser loads."""
+KINDS = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+}
+"""The types of the page's files, which are not left to the machine's tables."""
+
+
+def application(
+    runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str], numbers: bool = False
+) -> ASGIApp:
+    """The server as an ASGI application, behind its guard, which says who is answered."""
+    api = Api(runs, indexing)
+    routes = [
+        Route("/api/runs", _answering(lambda request: api.all_runs())),
+        Route("/api/metrics-names", _answering(lambda request: metric_names())),
+        Route("/api/runs/{run}", _answering(lambda request: _of_run(api, request))),
+        Route("/api/runs/{run}/rollouts/{number}", _answering(lambda request: _of_rollout(api, request))),
+        Route("/api/runs/{run}/rollouts/{number}/{what}", _answering(lambda request: _of_rollout(api, request))),
+        Route("/api/runs/{run}/{what}", _answering(lambda request: _of_run(api, request))),
+        Route("/api/{rest:path}", _answering(_unknown)),
+        Route("/{path:path}", page_file),
+    ]
+    return Guard(Starlette(routes=routes), token=token, hosts=hosts, numbers=numbers)
+
+
+def page_file(request: Request) -> Response:
+    """A file of the page; 404 for every path that is not the name of one."""
+    name = request.path_params["path"] or "index.html"
+    if (file := page_files().get(name)) is None:
+        return _missing()
+    return Response(file.read_bytes(), media_type=KINDS[file.suffix], headers={"Cache-Control": "no-cache"})
+
+
+@cache
+def page_files() -> dict[str, Path]:
+    """The files of the page by their paths in its folder, looked for once."""
+    found = (path for path in PAGE.rglob("*") if path.suffix in KINDS and path.is_file())
+    return {path.relative_to(PAGE).as_posix(): path for path in found}
+
+
+def _missing() -> Response:
+    return PlainTextResponse("There is no such page; open / for the list of runs.\n", 404)
+
+
+def _answering(give: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """A route that gives JSON, in a thread: the event loop waits for no disk."""
+
+    def respond(request: Request) -> Response:
+        try:
+            return answer(give(request))
+        except Refused as error:
+            return refusal(error)
+        except OSError as error:
+            return refusal(Refused(f"{error.filename}: it cannot be read ({error.strerror})", 409))
+        except Exception as error:
+            log.exception("%s", request.url.path)
+            said = f"the viewer failed ({type(error).__name__}: {error}); its terminal has the traceback"
+            return refusal(Refused(said, 500))
+
+    return respond
+
+
+def _of_run(api: Api, request: Request) -> Any:
+    given = request.path_params
+    return api.of_run(given["run"], given.get("what", ""), request.query_params)
+
+
+def _of_rollout(api: Api, request: Request) -> Any:
+    given = request.path_params
+    return api.of_rollout(given["run"], given["number"], given.get("what", ""), request.query_params)
+
+
+def _unknown(request: Request) -> Any:
+    raise Refused("there is no such address", 404)

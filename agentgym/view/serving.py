@@ -1,0 +1,67 @@
+"""The running of the server: a port of its own, until it is stopped."""
+
+import errno
+import socket
+from collections.abc import Callable
+
+from agentgym.errors import AgentGymError
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens; AgentGymError, which says what to do, where the address is not to be had."""
+    if not 0 <= port <= 65535:
+        raise AgentGymError(f"--port: must be from 0 to 65535, got {port}; 0 takes a free one")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise AgentGymError(f"--host: {host} is no address of this machine ({error}); leave it out") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise _refused(host, port, error) from None
+    return listening
+
+
+def _refused(host: str, port: int, error: OSError) -> AgentGymError:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return AgentGymError(f"--host: {host} is no address of this machine; leave it out")
+    if error.errno == errno.EADDRINUSE:
+        return AgentGymError(f"--port: {port} is taken by another process; name another one, or leave it out")
+    return AgentGymError(f"--port: {port} cannot be listened on ({error.strerror}); name another one, or leave it out")
+
+
+def address_of(listening: socket.socket, host: str, token: str | None) -> str:
+    """The address to open in a browser, with the token."""
+    port = listening.getsockname()[1]
+    named = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{named}:{port}/" + ("" if token is None else f"?token={token}")
+
+
+def serve(app: object, listening: socket.socket, *, ready: Callable[[], None]) -> None:
+    """Answer requests until Ctrl-C or SIGTERM; `ready` is called once the server answers."""
+    import uvicorn
+
+    class Server(uvicorn.Server):  # type: ignore[misc]
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            ready()
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+        ws="none",
+    )
+    try:
+        Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listening.close()

@@ -1,0 +1,165 @@
+"""The vocabulary of a store: the bytes of each token id that occurs, kept once, and shown without the model."""
+
+import re
+import shutil
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgym.store.reader import RolloutStore
+from agentgym.store.schema import FILE, TABLES
+from agentgym.store.vocabulary import shown_token
+from agentgym.store.writer import RolloutWriter
+from agentgym.types import Rollout, Segment
+from tests.store.test_store import group, rollout, same
+
+
+class Names:
+    """Token bytes, and what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, model: str, ids: Sequence[int]) -> Mapping[int, bytes]:
+        self.asked += ids
+        return {token: f"{model}{token}".encode() for token in ids if token != 13}
+
+
+def spoken(name: str, ids: Sequence[int], model: str = "") -> Rollout:
+    """A rollout of one segment of these ids, none of them sampled."""
+    made = Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=np.array(ids),
+        sampled=np.zeros(len(ids), np.bool_),
+        logprobs=np.zeros(len(ids), np.float32),
+        turns=(),
+        model=model,
+        trained=not model,
+    )
+    return rollout(name, segments=(made,))
+
+
+def test_a_copied_store_names_its_tokens_without_the_model(tmp_path: Path) -> None:
+    (run := tmp_path / "run").mkdir()
+    with RolloutWriter(run, token_bytes=Names()) as writer:
+        writer.add([group(spoken("a/0", [5, 70_000, 5, 13]))], step=0)
+        writer.add([group(spoken("b/0", [5, 6], model="judge"))], step=0)
+    shutil.copytree(run, tmp_path / "copy")
+    with RolloutStore(tmp_path / "copy") as store:
+        assert store.token_bytes("", {5, 70_000, 13, 99}) == {5: b"5", 70_000: b"70000"}
+        assert store.token_bytes("judge", [5, 6]) == {5: b"judge5", 6: b"judge6"}
+        assert store.token_bytes("stranger", [5]) == {}
+
+
+def test_an_id_is_asked_for_once_also_by_a_run_that_is_resumed(tmp_path: Path) -> None:
+    names = Names()
+    with RolloutWriter(tmp_path, token_bytes=names) as writer:
+        writer.add([group(spoken("a/0", [1, 2, 2]), spoken("a/1", [2, 3])), group(spoken("b/0", [3, 1]))], step=0)
+        writer.add([group(spoken("c/0", [1, 4, 13]))], step=0)
+        writer.add([group(spoken("d/0", [13]))], step=0)
+    assert names.asked == [1, 2, 3, 4, 13]
+    again = Names()
+    with RolloutWriter(tmp_path, done=1, token_bytes=again) as writer:
+        writer.add([group(spoken("e/0", [1, 2, 900_000]))], step=1)
+    assert again.asked == [900_000]
+    with RolloutStore(tmp_path) as store:
+        assert sorted(store.token_bytes("", range(10))) == [1, 2, 3, 4]
+
+
+def test_the_bytes_of_rollouts_that_could_not_be_written_are_kept_with_the_next_ones(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
+        writer.flush()
+        with sqlite3.connect(tmp_path / FILE) as other:
+            other.execute("CREATE TRIGGER full BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+        writer.add([group(spoken("a/0", [1, 2]))], step=0)
+        writer.flush()
+        with sqlite3.connect(tmp_path / FILE) as other:
+            other.execute("DROP TRIGGER full")
+        writer.add([group(spoken("b/0", [2, 3]))], step=0)
+    assert writer.lost == 1
+    with RolloutStore(tmp_path) as store:
+        assert sorted(store.token_bytes("", range(10))) == [2, 3]
+
+
+def test_a_tokenizer_that_fails_costs_no_rollout_and_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(model: str, ids: Sequence[int]) -> Mapping[int, bytes]:
+        raise KeyError("no such id")
+
+    played = [spoken("a/0", [1]), spoken("b/0", [2], model="judge"), spoken("c/0", [3])]
+    with RolloutWriter(tmp_path, token_bytes=fails) as writer:
+        writer.add([group(one) for one in played], step=0)
+        writer.add([group(spoken("d/0", [4]))], step=0)
+    assert writer.lost == 0
+    assert [record.message for record in caplog.records] == [
+        "the texts of tokens are not kept, and the run goes on: KeyError: 'no such id'"
+    ]
+    with RolloutStore(tmp_path) as store:
+        assert len(store) == 4
+
+
+def test_ids_that_no_vocabulary_has_take_no_memory(tmp_path: Path) -> None:
+    names = Names()
+    with RolloutWriter(tmp_path, token_bytes=names) as writer:
+        writer.add([group(spoken("a/0", [7, 2**32 - 1]))], step=0)
+        writer.add([group(spoken("b/0", [7, 2**32 - 1]))], step=0)
+    assert (writer.lost, names.asked) == (0, [7])
+
+
+def test_a_store_of_version_2_is_read_and_a_writer_brings_it_up_to_date(tmp_path: Path) -> None:
+    played = rollout("a/0")
+    with sqlite3.connect(tmp_path / FILE) as old:
+        old.executescript(re.sub("--.*", "", TABLES))  # SQLite drops no column in front of a comment
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(played)], step=0)
+    with sqlite3.connect(tmp_path / FILE) as old:
+        old.executescript(
+            "DROP TABLE vocabulary; ALTER TABLE rollouts DROP COLUMN tool_calls; "
+            "ALTER TABLE rollouts DROP COLUMN tool_errors; PRAGMA user_version = 2;"
+        )
+    with RolloutStore(tmp_path) as store:
+        (found,) = store.find()
+        assert same(found.rollout, played)
+        assert not store.counts_tools
+        assert store.token_bytes("", [1]) == {}
+    with RolloutWriter(tmp_path, done=1, token_bytes=Names()) as writer:
+        writer.add([group(spoken("b/0", [1]))], step=1)
+    assert writer.lost == 0
+    with RolloutStore(tmp_path) as store:
+        assert [found.rollout.rollout_id for found in store.find()] == ["a/0", "b/0"]
+        assert store.counts_tools
+        assert store.token_bytes("", [1]) == {1: b"1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (b" hello", " hello"),
+        ("é中😀".encode(), "é中😀"),
+        (b"\xf0\x9f", "⟨F0 9F⟩"),
+        (b"\x98\x80!", "⟨98 80⟩!"),
+        (b"a\xe4\xb8", "a⟨E4 B8⟩"),
+        (b"\xad\xe4\xb8\xad\xe6", "⟨AD⟩中⟨E6⟩"),
+        (b"\xed\xa0\x80", "⟨ED A0 80⟩"),
+        (b"\x00\x1b[31m", "\x00\x1b[31m"),
+        (b"", ""),
+    ],
+)
+def test_bytes_that_are_no_whole_character_are_shown_as_their_hex(given: bytes, shown: str) -> None:
+    assert shown_token(given) == shown
+
+
+@given(st.binary(max_size=12))
+def test_every_byte_of_a_token_is_shown(given: bytes) -> None:
+    shown, read = shown_token(given), b""
+    for place, part in enumerate(shown.replace("⟩", "⟨").split("⟨")):
+        read += bytes.fromhex(part) if place % 2 else part.encode()
+    assert read == given or "⟨".encode() in given or "⟩".encode() in given

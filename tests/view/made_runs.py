@@ -1,0 +1,111 @@
+"""Runs for the tests of the viewer: folders as a run leaves them, written by the real writer."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.testclient import TestClient
+
+from agentgym.messages import Message
+from agentgym.store.writer import RolloutWriter, Trained
+from agentgym.types import Group, Rollout, Segment, Turn, Version
+from agentgym.view.runs import Runs
+from agentgym.view.search.indexing import Indexing
+from agentgym.view.server import application
+from tests.store.test_store import group, rollout
+
+HOSTS = frozenset(["127.0.0.1", "localhost"])
+HOSTILE = "<script>alert(1)</script> \x1b[31m\u202e \ud800 \0 ``` \"'&"
+"""Text that must stay text."""
+
+
+def token_bytes(model: str, ids: Sequence[int]) -> Mapping[int, bytes]:
+    return {token: f"<{token}>".encode() for token in ids}
+
+
+def make_run(
+    folder: Path, *, steps: int = 3, env: Sequence[str] = ("Chase",), recipe: str = "chase_grpo", said: str = "said"
+) -> Path:
+    """A finished run of `steps` steps: in each a group of three rollouts, one failed, and a held-out evaluation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    envs = {name: {"where": f"envs.{name}:{name}", "version": "1", "sha256": "ab" * 32} for name in env}
+    settings = {"versions": {"python": "3.11"}, "envs": envs, "settings": {"recipe": recipe, "steps": steps}}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    rows: list[dict[str, Any]] = [{"step": 0, "eval/reward": 0.25, "eval/rollouts": 1.0, "eval/failed": 0.0}]
+    with RolloutWriter(folder, token_bytes=token_bytes) as writer:
+        for step in range(steps):
+            writer.add([group(*attempts(step, said))], step=step)
+            names = [f"task{step}/{place}" for place in (0, 2)]
+            writer.add_step([trained(name) for name in names], step=step)
+            rows.append({"step": step, "reward": step / 2, "reward/std": None, "time/step": 1.5, "time/train": 0.5})
+        writer.add([group(rollout("held/0", 1.0))], phase="eval_after", step=steps)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def attempts(step: int, said: str) -> list[Rollout]:
+    """Three rollouts of one task: two rewards, and a failure."""
+    made = [rollout(f"task{step}/{place}", reward) for place, reward in enumerate((1.0, None, 0.25 * step))]
+    return [*made[:2], replace(made[2], segments=(talk(said),))]
+
+
+def talk(said: str) -> Segment:
+    """A segment of two turns with a system message, an answer of a tool and a last word."""
+    sampled = np.array([False, True, True, False, True])
+    times = [(0.5, 0.125, 1.0, 0.25), (2.0, 0.0, 0.5, 0.0)]
+    turns = tuple(
+        Turn(
+            start=start,
+            stop=stop,
+            finish_reason="stop",
+            versions=(Version(0, 3), Version(1, 4)) if stop - start > 1 else (Version(0, 4),),
+            message=Message(role="assistant", content=said),
+            env_messages=(Message(role="tool", content=said, name="bash"),) if number == 0 else (),
+            asked_at=asked_at,
+            waited=waited,
+            seconds=seconds,
+            env_seconds=env_seconds,
+            number=number,
+        )
+        for number, ((start, stop), (asked_at, waited, seconds, env_seconds)) in enumerate(
+            zip([(1, 3), (4, 5)], times, strict=True)
+        )
+    )
+    return Segment(
+        index=0,
+        parent=None,
+        kind="root",
+        token_ids=np.array([10, 11, 12, 13, 14]),
+        sampled=sampled,
+        logprobs=np.where(sampled, np.float32(-0.5), np.float32(0)),
+        turns=turns,
+        prompt_messages=(Message(role="system", content=said),),
+    )
+
+
+def trained(name: str) -> Trained:
+    """What a step computes for each rollout of `make_run` that has a reward: log-probabilities and two advantages."""
+    many = 3 if name.endswith("/2") else 6
+    return Trained(
+        rollout_id=name, segment=0, logprobs=np.full(many, -0.25, np.float32), advantages=[0.5, -0.5], gap=0.25
+    )
+
+
+def add_rollouts(folder: Path, names: Sequence[str], *, step: int, done: int | None = None) -> None:
+    """Write more rollouts, as a run does that goes on, or that is resumed where `done` steps are done."""
+    with RolloutWriter(folder, done=step if done is None else done) as writer:
+        writer.add([Group(group_id=name.partition("/")[0], rollouts=(rollout(name),)) for name in names], step=step)
+
+
+@contextmanager
+def client(*folders: Path, token: str | None = None) -> Iterator[TestClient]:
+    """A client of a server on these folders; `client.indexing` is that of the server."""
+    with Indexing() as indexing:
+        app = application(Runs(list(folders)), indexing, token=token, hosts=HOSTS)
+        made = TestClient(app, base_url="http://127.0.0.1:8765", follow_redirects=False)
+        made.indexing = indexing  # type: ignore[attr-defined]
+        yield made

@@ -1,0 +1,374 @@
+"""The addresses of the viewer: what they answer agrees with the run's folder, and every query is answered."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from agentgym.run.folder_lock import hold_folder
+from agentgym.store.reader import RolloutStore
+from agentgym.store.schema import FILE
+from agentgym.view.runs import Runs
+from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "mine", said=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def asked(run: Path) -> Iterator[TestClient]:
+    with client(run.parent) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def base(run: Path) -> str:
+    (found,) = Runs([run]).all()
+    return f"/api/runs/{found.key}"
+
+
+def get(asked: TestClient, address: str, **query: object) -> Any:
+    answer = asked.get(address, params={name: str(value) for name, value in query.items()})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    return answer.json()
+
+
+def test_every_run_below_a_folder_is_offered_with_its_figures(asked: TestClient, run: Path) -> None:
+    (found,) = get(asked, "/api/runs")["runs"]
+    assert found["name"] == "mine"
+    assert found["folder"] == str(run)
+    assert (found["kind"], found["live"], found["steps_done"], found["steps"]) == ("train", False, 3, 3)
+    assert (found["rollouts"], found["failed"], found["reward_last"]) == (10, 3, 1.0)
+    assert found["env"] == {"Chase": "envs.Chase:Chase, version 1, sha256 abababababab"}
+
+
+def test_a_run_says_its_settings_and_what_can_be_filtered_by(asked: TestClient, base: str) -> None:
+    found = get(asked, base)
+    assert found["settings"] == {"recipe": "chase_grpo", "steps": 3}
+    assert found["versions"] == {"python": "3.11"}
+    assert (found["phases"], found["envs"], found["kinds"]) == (["eval_after", "train"], ["Chase"], ["root"])
+    assert (found["stop_reasons"], found["steps_range"]) == (["answer", "error"], [0, 3])
+    assert found["has_search"] is True
+    assert found["summary"] is None
+
+
+def test_figures_come_line_by_line_with_the_time_of_the_steps(asked: TestClient, base: str, run: Path) -> None:
+    found = get(asked, f"{base}/metrics")
+    assert found["lines"] == 4
+    assert [row["held_out"] for row in found["rows"]] == [True, False, False, False]
+    assert [row["time"] for row in found["rows"]] == [0.0, 1.5, 3.0, 4.5]
+    assert found["rows"][1]["figures"] == {"reward": 0.0, "reward/std": None, "time/step": 1.5, "time/train": 0.5}
+    assert get(asked, f"{base}/metrics", after=3)["rows"] == found["rows"][3:]
+    assert get(asked, f"{base}/metrics", after=4)["rows"] == []
+
+
+def test_a_line_that_is_still_being_written_is_left_for_the_next_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    with (run / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 3, "reward": 0.5}\nno json\n{"step": 4, "rew')
+    with client(run) as asked:
+        (found,) = get(asked, "/api/runs")["runs"]
+        metrics = get(asked, f"/api/runs/{found['run']}/metrics", after=4)
+    assert (found["steps_done"], found["reward_last"]) == (4, 0.5)
+    assert metrics["lines"] == 6
+    assert [row["step"] for row in metrics["rows"]] == [3]
+
+
+def test_a_page_of_the_table_has_the_rows_that_are_asked_for(asked: TestClient, base: str) -> None:
+    found = get(asked, f"{base}/rollouts", phase="train", sort="reward", order="desc", limit=3)
+    assert (found["total"], found["offset"], found["indexed"]) == (9, 0, None)
+    assert [row["reward"] for row in found["rows"]] == [1.0, 1.0, 1.0]
+    assert [row["number"] for row in found["rows"]] == [7, 4, 1]
+    row = found["rows"][0]
+    assert row["env"] == "Chase"
+    assert (row["task"], row["rollout_id"], row["step"], row["turns"], row["tokens"]) == ("task2", "task2/0", 2, 2, 6)
+    assert (row["tool_calls"], row["tool_errors"], row["failure"], row["snippet"]) == (0, 0, None, None)
+    failed = get(asked, f"{base}/rollouts", failed=1)
+    assert {row["reward"] for row in failed["rows"]} == {None}
+    assert get(asked, f"{base}/rollouts", env="Chase")["total"] == 10
+    assert get(asked, f"{base}/rollouts", env="Nim")["total"] == 0
+
+
+def test_the_env_of_a_mixture_is_the_one_that_the_tasks_name_begins_with(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine", env=["task0", "task1"])
+    add_rollouts(run, ["task0/1", "task1/7"], step=5)
+    with client(run) as asked:
+        base = f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}"
+        rows = get(asked, f"{base}/rollouts", limit=1000)["rows"]
+    assert {row["task"]: row["env"] for row in rows} == {
+        "task0": "task0",
+        "task1": "task1",
+        "task2": None,
+        "held": None,
+    }
+
+
+def test_a_rollout_comes_whole_with_its_neighbours(asked: TestClient, base: str, run: Path) -> None:
+    found = get(asked, f"{base}/rollouts/6")
+    with RolloutStore(run) as store:
+        stored = store.get(6)
+    assert stored is not None
+    assert (found["rollout_id"], found["reward"], found["rewards"]) == ("task1/2", 0.25, {"right": 0.25})
+    assert found["neighbours"] == {"previous": 5, "next": 7, "group": [4, 5, 6]}
+    assert found["task_fields"] == {"id": "task1", "prompt": [{"role": "user", "content": "Go."}]}
+    (segment,) = found["segments"]
+    assert (segment["tokens"], segment["sampled"], segment["trained"]) == (5, 3, True)
+    assert [turn["advantage"] for turn in segment["turns"]] == [0.5, -0.5]
+    assert [turn["gap"] for turn in segment["turns"]] == [0.25, 0.25]
+    assert segment["turns"][0]["versions"] == [[0, 3], [1, 4]]
+    assert found["exact"] is True
+    first, last = get(asked, f"{base}/rollouts/1"), get(asked, f"{base}/rollouts/10")
+    assert first["neighbours"]["previous"] is None
+    assert last["neighbours"]["next"] is None
+
+
+def test_a_failed_rollout_says_where_and_how(asked: TestClient, base: str) -> None:
+    found = get(asked, f"{base}/rollouts/2")
+    assert found["failure"] == {
+        "type": "EnvError",
+        "message": "KeyError: 'x'",
+        "traceback": "Traceback ..\n",
+        "where": "reward 'right'",
+    }
+    failures = get(asked, f"{base}/failures")
+    assert (failures["failed"], failures["looked_at"]) == (3, 3)
+    (kind,) = failures["groups"]
+    assert (kind["count"], kind["steps"], kind["numbers"]) == (3, [0, 2], [2, 5, 8])
+    assert kind["traceback"] == "Traceback ..\n"
+
+
+def test_text_from_models_and_tools_comes_as_text_of_whole_characters(asked: TestClient, base: str) -> None:
+    (segment,) = get(asked, f"{base}/rollouts/6")["segments"]
+    (opening,) = segment["opening"]
+    shown = "".join(block.get("text", "") for block in opening["blocks"])
+    assert "<script>alert(1)</script> \x1b[31m\u202e \ufffd \0" in shown
+    (answer,) = segment["turns"][0]["answers"]
+    assert answer["blocks"][0]["text"] == HOSTILE.replace("\ud800", "\ufffd")
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 4000), (0, 2), (1, 3), (3, 1), (4, 9), (5, 1), (99, 5)])
+def test_tokens_agree_with_the_store_in_every_window(
+    asked: TestClient, base: str, run: Path, start: int, count: int
+) -> None:
+    whole: dict[str, list[Any]] = {
+        "ids": [10, 11, 12, 13, 14],
+        "texts": ["<10>", "<11>", "<12>", "<13>", "<14>"],
+        "sampled": [0, 1, 1, 0, 1],
+        "trained": [0, 1, 1, 0, 1],
+        "logprobs": [None, -0.5, -0.5, None, -0.5],
+        "ratios": [None, 1.28403, 1.28403, None, 1.28403],
+        "advantages": [None, 0.5, 0.5, None, -0.5],
+        "versions": [None, 3, 4, None, 4],
+        "turns": [None, 0, 0, None, 1],
+    }
+    found = get(asked, f"{base}/rollouts/3/tokens", **{"from": start, "count": count})
+    assert (found["total"], found["from"], found["named"]) == (5, min(start, 5), start < 5)
+    assert {name: found[name] for name in whole} == {name: of[start : start + count] for name, of in whole.items()}
+
+
+def test_tokens_that_were_not_trained_on_say_so(asked: TestClient, base: str) -> None:
+    found = get(asked, f"{base}/rollouts/10/tokens")
+    assert sum(found["sampled"]) == 6
+    assert set(found["trained"]) == {0}
+    assert set(found["ratios"]) == set(found["advantages"]) == {None}
+
+
+def test_a_group_has_its_attempts_and_their_baseline(asked: TestClient, base: str) -> None:
+    found = get(asked, f"{base}/groups", task="task2", step=2, phase="train")
+    assert [row["number"] for row in found["attempts"]] == [7, 8, 9]
+    assert [row["advantage"] for row in found["attempts"]] == [0.5, None, 0.5]
+    assert found["baseline"] == pytest.approx(0.75)
+    assert found["std"] == pytest.approx(0.25)
+    assert found["task_fields"]["id"] == "task2"
+    assert get(asked, f"{base}/groups", task="task2", step=1)["attempts"] == []
+
+
+def test_tasks_are_listed_and_each_has_its_visits(asked: TestClient, base: str) -> None:
+    found = get(asked, f"{base}/tasks", phase="train", sort="reward_mean", order="desc")
+    assert [row["task"] for row in found["rows"]] == ["task2", "task1", "task0"]
+    assert found["rows"][0]["env"] == "Chase"
+    one = get(asked, f"{base}/task", task="task1")
+    assert one["visits"] == [{"step": 1, "phase": "train", "rewards": [1.0, None, 0.25], "numbers": [4, 5, 6]}]
+
+
+def test_a_histogram_and_the_names_of_figures_are_had(asked: TestClient, base: str) -> None:
+    found = get(asked, f"{base}/reward-histogram", bins=4)
+    assert sum(found["counts"]) == 7
+    groups = get(asked, "/api/metrics-names")["groups"]
+    titles = [group["title"] for group in groups]
+    assert {"reward", "held-out", "length", "entropy", "mismatch", "staleness", "drops"} <= set(titles)
+    assert all({"title", "names", "unit", "help"} == set(group) for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "sentence"),
+    [
+        ("/api/runs/nix", 404, "there is no run 'nix' here"),
+        ("{base}/nix", 404, "there are metrics, state"),
+        ("{base}/rollouts/99", 404, "there is no rollout 99"),
+        ("{base}/rollouts/x", 404, "its number is a whole one"),
+        ("{base}/rollouts/1/nix", 404, "there is tokens"),
+        ("{base}/rollouts/1/tokens?segment=1", 404, "has 1 segments"),
+        ("{base}/rollouts?sort=rewart", 400, "did you mean 'reward'"),
+        ("{base}/rollouts?step_from=1.5", 400, "step_from: must be a whole number"),
+        ("{base}/rollouts?reward_to=nan", 400, "reward_to: must be a number"),
+        ("{base}/rollouts?failed=yes", 400, "failed: must be 0 or 1"),
+        ("{base}/rollouts?limit=1001", 400, "limit: must be from 1 to 1000"),
+        ("{base}/rollouts?offset=-1", 400, "offset: must be from 0"),
+        ("{base}/groups", 400, "task: name the task"),
+        ("{base}/task?task=nix", 404, "has the task 'nix'"),
+        ("/api/nix", 404, "no such address"),
+        ("/api/runs/", 404, "no such address"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_said_in_a_sentence(
+    asked: TestClient, base: str, address: str, status: int, sentence: str
+) -> None:
+    answer = asked.get(address.format(base=base))
+    assert answer.status_code == status
+    assert sentence in answer.json()["error"]
+
+
+NAMES = ["phase", "env", "task", "stop", "step_from", "step_to", "reward_from", "reward_to", "failed", "suspicious"]
+NAMES += ["tool_errors", "q", "sort", "order", "offset", "limit", "segment", "from", "count", "bins", "after", "step"]
+VALUES = st.text(max_size=12) | st.integers().map(str) | st.floats().map(str) | st.sampled_from(["0", "1", "desc"])
+PLACES = ["", "/metrics", "/state", "/rollouts", "/rollouts/3", "/rollouts/3/tokens", "/groups", "/tasks", "/task"]
+PLACES += ["/failures", "/reward-histogram"]
+
+
+@settings(max_examples=250, deadline=None)
+@given(place=st.sampled_from(PLACES), query=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
+def test_every_query_has_an_answer_or_a_sentence(
+    asked: TestClient, base: str, place: str, query: dict[str, str]
+) -> None:
+    sound = {name: value.encode("utf-8", "replace").decode() for name, value in query.items()}
+    answer = asked.get(f"{base}{place}", params=sound)
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        assert set(answer.json()) == {"error"}
+
+
+def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    with (run / "metrics.jsonl").open("a") as lines:
+        lines.write(json.dumps({"step": 3, "reward": math.nan, "loss": math.inf}) + "\n")
+    with client(run) as asked:
+        base = f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}"
+        assert get(asked, f"{base}/metrics", after=4)["rows"][0]["figures"] == {"reward": None, "loss": None}
+
+
+def test_a_run_that_begins_after_the_viewer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentgym.view.runs.LOOK_AGAIN_S", 0.0)
+    with client(tmp_path) as asked:
+        assert get(asked, "/api/runs")["runs"] == []
+        make_run(tmp_path / "recipe" / "20260801-101500")
+        (found,) = get(asked, "/api/runs")["runs"]
+    assert found["name"] == "recipe/20260801-101500"
+
+
+def test_a_run_without_rollouts_yet_is_shown_by_its_figures(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    for path in run.glob(f"{FILE}*"):
+        path.unlink()
+    with client(run) as asked:
+        (found,) = get(asked, "/api/runs")["runs"]
+        base = f"/api/runs/{found['run']}"
+        assert (found["rollouts"], found["reward_last"]) == (0, 1.0)
+        assert get(asked, base)["phases"] == []
+        answer = asked.get(f"{base}/rollouts")
+    assert answer.status_code == 409
+    assert "holds no rollouts yet" in answer.json()["error"]
+
+
+def test_a_damaged_store_is_a_sentence_and_other_runs_are_shown(tmp_path: Path) -> None:
+    good, bad = make_run(tmp_path / "good"), make_run(tmp_path / "bad")
+    (bad / FILE).write_bytes(b"no store at all" * 1000)
+    with client(tmp_path) as asked:
+        runs = {run["name"]: run for run in get(asked, "/api/runs")["runs"]}
+        answer = asked.get(f"/api/runs/{runs['bad']['run']}/rollouts")
+        assert get(asked, f"/api/runs/{runs['good']['run']}/rollouts")["total"] == 10
+    assert good.exists()
+    assert answer.status_code == 409
+    assert ".recover" in answer.json()["error"]
+
+
+def test_what_fails_in_the_viewer_is_a_sentence_and_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(tmp_path / "mine")
+    with client(run) as asked:
+        (found,) = get(asked, "/api/runs")["runs"]
+        (run / "metrics.jsonl").unlink()
+        (run / "metrics.jsonl").mkdir()
+        unreadable = asked.get(f"/api/runs/{found['run']}/metrics")
+        monkeypatch.setattr("agentgym.view.api.task_rows", lambda *args, **named: 1 / 0)
+        broken = asked.get(f"/api/runs/{found['run']}/tasks")
+    assert unreadable.status_code == 409
+    assert "metrics.jsonl: it cannot be read" in unreadable.json()["error"]
+    assert broken.status_code == 500
+    assert "ZeroDivisionError" in broken.json()["error"]
+    assert "Traceback" in caplog.text
+
+
+def test_figures_are_read_on_from_where_they_were_and_anew_where_they_were_cut(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    path = run / "metrics.jsonl"
+    before = path.read_bytes()
+    with client(run) as asked:
+        base = f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}"
+        assert get(asked, f"{base}/state")["lines"] == 4
+        with path.open("a") as file:
+            file.write('{"step": 3, "reward": 0.75}\n{"step": 4,')
+        assert get(asked, f"{base}/state")["steps_done"] == 4
+        with path.open("a") as file:
+            file.write(' "reward": null}\n')
+        found = get(asked, f"{base}/state")
+        assert (found["lines"], found["steps_done"]) == (6, 5)
+        assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 0.75
+        (run / "fresh").write_bytes(before[: before.index(b"\n") + 1])
+        (run / "fresh").replace(path)  # as a run that is resumed does
+        found = get(asked, f"{base}/state")
+    assert (found["lines"], found["steps_done"]) == (1, 0)
+
+
+def test_a_run_is_live_while_a_process_holds_its_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    with client(run) as asked:
+        with hold_folder(run):
+            assert get(asked, "/api/runs")["runs"][0]["live"] is True
+        assert get(asked, "/api/runs")["runs"][0]["live"] is False
+
+
+def test_a_run_whose_process_was_killed_is_not_live(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    killed = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (run / ".lock").write_bytes(killed.stdout)
+    for path in run.iterdir():
+        os.utime(path, (0, 0))
+    with client(run) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["live"] is False
+
+
+def test_an_evaluation_is_offered_with_its_score(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    (run / "metrics.jsonl").unlink()
+    (run / "settings.json").write_text('{"env": "envs.chase.env:Chase", "model": "tiny", "versions": {}, "envs": {}}')
+    (run / "summary.json").write_text('{"reward": 0.5}')
+    with client(run) as asked:
+        (found,) = get(asked, "/api/runs")["runs"]
+        about = get(asked, f"/api/runs/{found['run']}")
+    assert (found["kind"], found["reward_last"], found["steps"]) == ("eval", 0.5, None)
+    assert about["settings"] == {"env": "envs.chase.env:Chase", "model": "tiny"}
+    assert about["summary"] == {"reward": 0.5}

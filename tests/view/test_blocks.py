@@ -1,0 +1,117 @@
+"""Messages as blocks: nothing of a text is lost, and whatever a message holds has a form."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgym.view.answers import as_json
+from agentgym.view.blocks import MOST_COLOURED, Colours, call_blocks, content_blocks, message_blocks, spans, text_blocks
+from tests.view.made_runs import HOSTILE
+
+CODE = 'def f(x):\n    """Say."""\n    return x + 1  # one\n'
+
+
+def test_text_and_code_between_fences_are_blocks_in_their_order() -> None:
+    found = list(text_blocks(f"Look:\n```python\n{CODE}```\nand\n~~~\nplain\n~~~\n", Colours()))
+    assert [block["kind"] for block in found] == ["text", "code", "text", "code"]
+    assert (found[1]["language"], found[1]["text"]) == ("python", CODE)
+    assert ("k", "def") in found[1]["spans"]
+    assert found[3]["spans"] == [("", "plain\n")]
+
+
+def test_a_fence_that_is_not_closed_holds_the_rest() -> None:
+    (found,) = text_blocks("```sh\nls -l\n", Colours())
+    assert (found["kind"], found["text"]) == ("code", "ls -l\n")
+
+
+@given(
+    st.text() | st.sampled_from([CODE, HOSTILE, "a\r\nb\x0c", "\n\n  x", "'''"]),
+    st.sampled_from(["python", "bash", "json", "html", "nix", ""]),
+)
+def test_coloured_code_is_the_code(text: str, language: str) -> None:
+    assert "".join(piece for _, piece in spans(text, language)) == text
+
+
+def test_of_very_much_code_the_first_part_is_coloured_and_all_of_it_shown() -> None:
+    code = "x = 1\n" * 2000
+    blocks = message_blocks({"role": "user", "content": f"```python\n{code}```\n" * 20})["blocks"]
+    assert [block["text"] for block in blocks] == [code] * 20
+    coloured = [len(block["spans"]) > 1 for block in blocks]
+    assert coloured == [True] * (MOST_COLOURED // len(code)) + [False] * (20 - MOST_COLOURED // len(code))
+
+
+DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@ def f\n same\n-old\n+new\n"
+
+
+@pytest.mark.parametrize("text", [f"```diff\n{DIFF}```", f"```\n{DIFF}```", DIFF])
+def test_a_unified_diff_is_shown_as_one(text: str) -> None:
+    (found,) = text_blocks(text, Colours())
+    assert found["kind"] == "diff"
+    assert found["lines"][2:] == [("@", "@@ -1,2 +1,2 @@ def f"), (" ", "same"), ("-", "old"), ("+", "new")]
+
+
+def call(arguments: Any, name: str = "edit") -> list[dict[str, Any]]:
+    return call_blocks(
+        {"id": "call1", "type": "function", "function": {"name": name, "arguments": arguments}}, Colours()
+    )
+
+
+def test_a_call_shows_its_arguments_and_the_code_among_them() -> None:
+    made, code = call({"code": CODE}, "python")
+    assert made == {"kind": "call", "name": "python", "arguments": made["arguments"], "id": "call1"}
+    assert made["arguments"].startswith('{\n  "code": "def f')
+    assert (code["kind"], code["language"], code["text"]) == ("code", "python", CODE)
+    _, code = call({"path": "a/b.rs", "content": "fn f() {}\n// end\n"}, "write")
+    assert (code["kind"], code["language"]) == ("code", "rust")
+
+
+@pytest.mark.parametrize("names", [("old", "new"), ("old_str", "new_str"), ("old_string", "new_string")])
+def test_an_edit_is_shown_as_its_change(names: tuple[str, str]) -> None:
+    _, change = call({"path": "x.py", names[0]: "same\nold\n", names[1]: "same\nnew\nmore\n"})
+    assert change["lines"] == [(" ", "same"), ("-", "old"), ("+", "new"), ("+", "more")]
+
+
+def test_a_call_that_is_no_json_keeps_the_models_text() -> None:
+    assert call('{"cmd": oops')[0]["arguments"] == '{"cmd": oops'
+    assert call(None)[0]["arguments"] == "{}"
+
+
+def test_the_answer_of_a_tool_and_the_thoughts_of_a_model_are_blocks_of_their_own() -> None:
+    found = message_blocks({"role": "tool", "name": "bash", "content": HOSTILE})
+    assert found["blocks"] == [{"kind": "result", "name": "bash", "text": HOSTILE, "is_error": False}]
+    found = message_blocks({"role": "assistant", "reasoning_content": "hm", "content": "so"})
+    assert found["blocks"] == [{"kind": "thinking", "text": "hm"}, {"kind": "text", "text": "so"}]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("data:image/png;base64,AAAA", "data:image/png;base64,AAAA"),
+        ("data:image/svg+xml;base64,AAAA", None),
+        ("data:text/html,<script>", None),
+        ("https://evil.example/x.png", None),
+        ("javascript:alert(1)", None),
+        (7, None),
+    ],
+)
+def test_an_image_is_shown_only_from_its_own_bytes_and_never_as_svg(url: Any, shown: str | None) -> None:
+    (found,) = content_blocks([{"type": "image_url", "image_url": {"url": url}}], Colours())
+    assert (found["kind"], found["data_url"]) == ("image", shown)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=9), below, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["role", "content", "reasoning_content", "tool_calls", "name", "type", "text", "image_url"])
+
+
+@given(st.dictionaries(FIELDS, ANYTHING, max_size=6) | ANYTHING)
+def test_whatever_a_message_holds_has_a_form(message: Any) -> None:
+    found = message_blocks(message)
+    assert set(found) == {"role", "blocks"}
+    assert all("kind" in block for block in found["blocks"])
+    as_json(found)

@@ -1,0 +1,213 @@
+"""Full-text search: every text may be asked for, and the index follows the store without holding it up."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from agentgym.store.schema import FILE
+from agentgym.store.writer import RolloutWriter
+from agentgym.view.runs import Run, Runs, run_of
+from agentgym.view.search.index import INDEX, SearchIndex, snippet
+from agentgym.view.search.indexing import Indexing
+from tests.store.test_store import group, rollout, segment
+from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
+
+SAID = {
+    "a/0": "Look for the hay stack, don't stop; foo_bar(x) == 'needle in it'",
+    "b/0": "The NEEDLE stands alone. Straße, café",
+    "c/0": "中文分词 is 你好世界, and 東京タワー; สวัสดีครับ",
+    "d/0": "done 😀👍🏽 → ok ✓",
+    "e/0": HOSTILE,
+    "f/0": "hay hay hay NEAR AND OR NOT needle* text: - ^ {x}",
+}
+
+
+def written(folder: Path, said: dict[str, str] = SAID) -> Run:
+    with RolloutWriter(folder) as writer:
+        for name, text in said.items():
+            made = segment([(2, 4), (5, 9)], length=12, text=text)
+            writer.add([group(rollout(name, segments=(made,)))], step=0)
+    return run_of(folder.resolve())
+
+
+def indexed(run: Run, spare: Path) -> SearchIndex:
+    index = SearchIndex(run, spare)
+    while index.advance():
+        pass
+    return index
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
+    folder = tmp_path_factory.mktemp("run")
+    return indexed(written(folder), folder)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("needle", "abf"),
+        ("hay needle", "af"),
+        ('"hay stack"', "a"),
+        ('"hay needle"', ""),
+        ('"needle in', "a"),
+        ("don't", "a"),
+        ("foo_bar(x)", "a"),
+        ("== 'needle", "abf"),
+        ("cafe STRASSE", ""),
+        ("cafe Straße", "b"),
+        ("你好", "c"),
+        ("好你", ""),
+        ("分词 東京", "c"),
+        ("สวัสดี", "c"),
+        ("😀", "d"),
+        ("👍🏽", "d"),
+        ("✓ →", "d"),
+        ("script alert(1)", "e"),
+        ("b/0", "b"),
+        ("text: needle*", "f"),
+        ("NOT needle", "f"),
+        ("a OR b", ""),
+        ("hay NEAR", "f"),
+        ("((", ""),
+        ('"', ""),
+        ("nee", ""),
+    ],
+)
+def test_words_and_phrases_are_found_where_all_of_them_stand(index: SearchIndex, asked: str, found: str) -> None:
+    assert "".join("abcdef"[number - 1] for number in index.numbers(asked)) == found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(st.characters(), max_size=20) | st.text(st.sampled_from(list("\"'()*:^-+{}\0 aN\ud800😀中")), max_size=20)
+)
+def test_every_text_may_be_asked_for(index: SearchIndex, asked: str) -> None:
+    assert set(index.numbers(asked)) <= {1, 2, 3, 4, 5, 6}
+
+
+@settings(max_examples=40, deadline=None)
+@given(said=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30))
+def test_every_word_that_was_said_is_found(tmp_path_factory: pytest.TempPathFactory, said: str) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    index = indexed(written(folder, {"a/0": said}), folder)
+    for word in said.split():
+        if any(character.isalnum() for character in word):
+            assert index.numbers(word.replace('"', "")) == [1], word
+
+
+def get(asked: TestClient, address: str, **query: object) -> Any:
+    answer = asked.get(address, params={name: str(value) for name, value in query.items()})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[TestClient, str, Run]]:
+    run = run_of(make_run(tmp_path / "mine", said="a needle in the hay"))
+    with client(tmp_path) as asked:
+        yield asked, f"/api/runs/{run.key}", run
+
+
+def test_a_search_is_a_filter_with_a_piece_of_the_text(served: tuple[TestClient, str, Run]) -> None:
+    asked, base, run = served
+    asked.indexing.wait_for(run, 10)  # type: ignore[attr-defined]
+    found = get(asked, f"{base}/rollouts", q="needle", step_from=1)
+    assert (found["total"], found["indexed"]) == (2, 10)
+    assert [row["rollout_id"] for row in found["rows"]] == ["task1/2", "task2/2"]
+    assert found["rows"][0]["snippet"] == "a needle in the hay"
+    assert get(asked, f"{base}/state")["indexed"] == 10
+    assert get(asked, f"{base}/rollouts", q="needle", failed=1)["total"] == 0
+
+
+def test_rollouts_that_are_written_later_are_found_too(served: tuple[TestClient, str, Run]) -> None:
+    asked, base, run = served
+    asked.indexing.wait_for(run, 10)  # type: ignore[attr-defined]
+    add_rollouts(run.folder, ["fresh/0"], step=9)
+    assert asked.indexing.wait_for(run, 11) == 11  # type: ignore[attr-defined]
+    assert get(asked, f"{base}/rollouts", q="fresh")["total"] == 1
+
+
+def test_what_a_resumed_run_has_cut_is_found_no_more(tmp_path: Path) -> None:
+    run = written(tmp_path, {f"old{n}/0": "before" for n in range(3)})
+    add_rollouts(tmp_path, ["late/0", "late/1"], step=1)
+    index = indexed(run, tmp_path)
+    assert index.numbers("late") == [4, 5]
+    add_rollouts(tmp_path, ["again/0", "again/1"], step=1, done=1)  # with the numbers of those that were cut
+    while index.advance():
+        pass
+    assert index.numbers("late") == []
+    assert index.numbers("again") == [4, 5]
+    assert index.numbers("before") == [1, 2, 3]
+
+
+def test_an_index_is_gone_on_with_by_the_next_viewer_and_by_two_at_once(tmp_path: Path) -> None:
+    run = written(tmp_path, {f"t{n}/0": "word" for n in range(60)})
+    first, second = SearchIndex(run, tmp_path), SearchIndex(run, tmp_path)
+    assert first.advance()
+    assert second.indexed() == 25
+    with Indexing() as one, Indexing() as other:
+        assert one.wait_for(run, 60) == other.wait_for(run, 60) == 60
+    assert len(first.numbers("word")) == 60
+
+
+@pytest.mark.parametrize("content", [b"no index" * 999, b"", b"SQLite format 3\0" + b"\xff" * 4096])
+def test_an_index_that_is_damaged_is_made_again(tmp_path: Path, content: bytes) -> None:
+    run = written(tmp_path)
+    (tmp_path / INDEX).write_bytes(content)
+    assert indexed(run, tmp_path).numbers("needle") == [1, 2, 6]
+
+
+def test_where_the_folder_cannot_be_written_the_index_is_in_a_spare_one(tmp_path: Path) -> None:
+    folder, spare = tmp_path / "run", tmp_path / "spare"
+    folder.mkdir()
+    spare.mkdir()
+    run = written(folder)
+    (folder / INDEX).mkdir()  # nobody, root neither, can make a file of that name
+    assert indexed(run, spare).numbers("needle") == [1, 2, 6]
+    assert [path.suffix for path in spare.iterdir() if path.suffix == ".sqlite"] == [".sqlite"]
+
+
+def test_indexing_writes_nothing_to_the_store(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as holder:  # whoever wanted to write would have to wait
+        holder.execute("BEGIN IMMEDIATE")
+        assert indexed(run, tmp_path).indexed() == len(SAID)
+        holder.rollback()
+
+
+def test_a_run_without_a_store_is_indexed_once_it_has_one(tmp_path: Path) -> None:
+    run = run_of(tmp_path.resolve())
+    with Indexing() as indexing:
+        assert indexing.of(run) is not None
+        written(tmp_path)
+        assert indexing.wait_for(run, len(SAID)) == len(SAID)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "shown"),
+    [
+        ("a needle", "Needle", "a needle"),
+        ("x " * 100 + "needle\n\n in" + " y" * 100, '"needle"', "… x x x"),
+        ("nothing", "needle", None),
+        ("İstanbul needle", "needle", "İstanbul needle"),
+        ("any", '"" ', None),
+    ],
+)
+def test_a_piece_of_the_text_stands_around_what_was_asked_for(text: str, asked: str, shown: str | None) -> None:
+    found = snippet([text], asked)
+    assert found == shown or (found is not None and shown is not None and "needle in" in found and len(found) < 140)
+
+
+def test_a_key_names_the_folder_of_the_run_whatever_else_is_there(tmp_path: Path) -> None:
+    made = [make_run(tmp_path / name / "run 1/é", steps=1) for name in ("a", "b")]
+    keys = [run.key for run in Runs([tmp_path]).all()]
+    assert keys == [Runs([folder]).all()[0].key for folder in made]
+    assert len(set(keys)) == 2
+    assert all(key.isascii() for key in keys)

@@ -1,0 +1,153 @@
+"""`agentgym view` as a process: what it prints, what it refuses, and how it ends."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import pytest
+
+from agentgym.cli import main as cli
+from agentgym.store.reader import RolloutStore
+from agentgym.store.writer import RolloutWriter
+from agentgym.view.runs import run_of
+from tests.store.test_store import group, rollout
+from tests.view.made_runs import make_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def viewer(*args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A viewer that answers, and the address that it printed."""
+    command = [sys.executable, "-m", "agentgym", "view", *map(str, args), "--no-browser"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def opened(address: str) -> str:
+    """What a browser that keeps cookies and follows redirects gets."""
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+    with browser.open(address) as answer:
+        return str(answer.read().decode())
+
+
+def test_it_prints_its_address_and_answers_whoever_opens_it_and_nobody_else(tmp_path: Path) -> None:
+    make_run(tmp_path / "mine")
+    with viewer(tmp_path) as (_, address):
+        assert address.startswith("http://127.0.0.1:")
+        assert "<!doctype html>" in opened(address)
+        place, _, token = address.partition("?")
+        assert json.loads(opened(f"{place}api/runs?{token}"))["runs"][0]["name"] == "mine"
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            opened(f"{place}api/runs")
+        port = int(place.split(":")[2].rstrip("/"))
+        with pytest.raises(ConnectionRefusedError):  # it listens on this machine's own address alone
+            socket.create_connection(("127.0.0.2", port))
+
+
+@pytest.mark.parametrize("path", ["/../guard.py", "/..%2fguard.py", "/%2e%2e/guard.py", "/page/../../server.py"])
+def test_a_path_as_it_is_leads_nowhere(tmp_path: Path, path: str) -> None:
+    with viewer(tmp_path, "--no-token") as (_, address):
+        asked = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"))
+        asked.request("GET", path)
+        answer = asked.getresponse()
+        assert (answer.status, b"import" in answer.read()) == (404, False)
+        asked.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it_without_a_word(tmp_path: Path, number: signal.Signals) -> None:
+    make_run(tmp_path / "mine")
+    with viewer(tmp_path, "--no-token") as (process, address):
+        assert "mine" in opened(f"{address}api/runs")
+        process.send_signal(number)
+        out, err = process.communicate()
+    assert (process.returncode, out, err) == (0 if number == signal.SIGINT else -number, "", "")
+
+
+def test_a_run_that_begins_later_is_shown_while_it_writes(tmp_path: Path) -> None:
+    with viewer(tmp_path, "--no-token") as (_, address), RolloutWriter(tmp_path / "mine") as writer:
+        key = run_of((tmp_path / "mine").resolve()).key
+        while key not in opened(f"{address}api/runs"):  # new runs are looked for every two seconds
+            pass
+        for number in range(5):
+            writer.add([group(rollout(f"a{number}/0"))], step=number)
+            writer.flush()
+            assert json.loads(opened(f"{address}api/runs/{key}/rollouts"))["total"] == number + 1
+
+
+def test_a_folder_without_runs_is_said_and_served(tmp_path: Path) -> None:
+    with viewer(tmp_path, "--no-token") as (process, address):
+        assert json.loads(opened(f"{address}api/runs"))["runs"] == []
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert said == f"agentgym: no run in {tmp_path} yet; the page shows those that begin there\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["missing"], "runs: there is no folder missing; name the folder of a run"),
+        ([], "runs: name the folder of a run, or one that has runs below it"),
+        ([".", "--port", "-1"], "--port: must be from 0 to 65535, got -1"),
+        ([".", "--port", "99999"], "--port: must be from 0 to 65535, got 99999"),
+        ([".", "--host", "203.0.113.7"], "--host: 203.0.113.7 is no address of this machine"),
+        ([".", "--host", "no.such.host.invalid"], "--host: no.such.host.invalid is no address of this machine"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_sentence(
+    args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["view", *args]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["view", ".", "--port", str(port)]) == 1
+    assert f"--port: {port} is taken" in capsys.readouterr().err
+
+
+def test_without_its_packages_one_line_says_what_to_install(tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['starlette'] = None; from agentgym.cli.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", hide, "view", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "agentgym: starlette is not installed: pip install 'agentgym[view]'\n"
+
+
+def test_a_reader_that_stays_never_blocks_the_writer(tmp_path: Path) -> None:
+    """The longest read that there can be is open all the time; what is written meanwhile is on disk, none is lost."""
+    make_run(tmp_path)
+    with RolloutStore(tmp_path) as reader, reader.one_moment():
+        before = len(reader)
+        with RolloutWriter(tmp_path, done=9) as writer:
+            for number in range(50):
+                writer.add([group(rollout(f"more{number}/0"))], step=9)
+                writer.flush()
+                with RolloutStore(tmp_path) as other:
+                    assert len(other) == before + number + 1
+        assert writer.lost == 0
+        assert len(reader) == before  # it still sees the moment at which it began
