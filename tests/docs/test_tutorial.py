@@ -2,6 +2,10 @@
 
 import json
 import re
+import shlex
+import signal
+import urllib.parse
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +52,9 @@ def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dic
     time = "TIME"
     for one in shown():
         command = one.command.replace("agentgym train hello", train).replace("TIME", time)
+        if one.command.startswith("agentgym view"):
+            assert re.fullmatch(one.pattern(steps), served(folder, installed, command))
+            continue
         done = installed.run("bash", "-c", command, cwd=folder, typed=one.typed)
         assert done.returncode == 0, done.stdout + done.stderr[-3000:]
         if one.command.startswith("agentgym train"):
@@ -62,15 +69,34 @@ def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dic
     return summary
 
 
+def served(folder: Path, installed: Installed, command: str) -> str:
+    """Start the command, ask for the page at the address that it prints, end it by Ctrl-C; return what it printed."""
+    with installed.start(*shlex.split(command), cwd=folder) as serving:
+        assert serving.stdout is not None
+        address = serving.stdout.readline().strip()
+        try:
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(address) as answer:
+                assert b"<title>agentgym" in answer.read()
+            with browser.open(urllib.parse.urljoin(address, "/api/runs")) as answer:
+                assert len(json.load(answer)["runs"]) == 1
+        finally:
+            serving.send_signal(signal.SIGINT)
+        assert serving.stdout.read() == ""
+    assert serving.returncode in (0, 130)
+    return address
+
+
 def test_its_commands_are_those_of_a_whole_way() -> None:
     words = [one.command.split()[:2] for one in shown()]
     named = [second for first, second in words if first == "agentgym"]
-    assert named == ["new", "check", "play", "train", "show", "eval"]
+    assert named == ["new", "check", "play", "train", "show", "eval", "view", "report"]
 
 
 def test_its_commands_print_what_is_shown(tmp_path: Path, installed: Installed) -> None:
     summary = follow(tmp_path, installed, train=f"agentgym train hello {SMALL}", steps=2)
     assert summary["optimizer_steps"] is not None
+    assert "</html>" in (tmp_path / "report/report.html").read_text()
 
 
 @pytest.mark.slow
