@@ -124,6 +124,13 @@ def test_a_run_without_a_finished_step_is_reported(tmp_path: Path, capsys: pytes
     assert "No rollout failed." in page.text
 
 
+def test_runs_of_many_steps_and_of_a_single_one_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", [step / 40 for step in range(40)])
+    write_run(tmp_path / "b", [0.5], seed=1, lr=1e-3)
+    reported(capsys, tmp_path)
+    assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
+
+
 def test_what_differs_is_marked_and_the_rest_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", [0.1], lr=2e-3)
     write_run(tmp_path / "b", [0.1], lr=1e-3)
