@@ -15,7 +15,7 @@ SPREAD := -n $(JOBS) --dist loadfile
 # Seeds of the chaos test in `make proofs`.
 SEEDS ?= 0 7 11
 
-.PHONY: help setup quickstart lint check test docs test-slow proofs mutants sglang test-sglang peers test-peers clean
+.PHONY: help setup quickstart lint check test docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
 	@echo "make test         install what development needs, then run the tests (JOBS=4, or ARGS='tests/chat -x')"
@@ -23,6 +23,7 @@ help:
 	@echo "make check        lint, then the tests: before every commit"
 	@echo "make docs         build the documentation site into site/; a warning is an error"
 	@echo "make test-slow    the tests that take more time, most of them in Docker"
+	@echo "make test-browser the page of agentgym view in chromium (make screenshots writes the pictures of the docs)"
 	@echo "make proofs       the slow tests, then the longest claims at their full size, chaos with each of SEEDS='0 7 11'"
 	@echo "make mutants      put small faults into the code, and show those that no test notices"
 	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
@@ -73,6 +74,13 @@ proofs: test-slow
 docs: $(VENV)/dev
 	$(PY) -m mkdocs --quiet build --strict
 	@echo "site/index.html is the documentation site"
+
+# The page of `agentgym view` in Debian's chromium; without one the tests say that they are skipped.
+test-browser: $(VENV)/dev
+	$(PY) -m pytest -q -m browser $(if $(strip $(ARGS)),$(ARGS),tests/view/browser)
+
+screenshots: $(VENV)/dev
+	AGENTGYM_SCREENSHOTS=docs/screenshots $(PY) -m pytest -q -m browser tests/view/browser/test_screenshots.py $(ARGS)
 
 mutants: $(VENV)/dev
 	$(PY) tests/mutants.py $(ARGS)

@@ -58,6 +58,12 @@ def test_every_module_of_the_checkout_is_in_the_wheel(wheel: Path) -> None:
     assert modules <= set(zipfile.ZipFile(wheel).namelist())
 
 
+def test_the_wheel_has_every_file_that_the_viewers_page_loads(wheel: Path) -> None:
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "agentgym/view/page").rglob("*") if path.is_file()}
+    assert "agentgym/view/page/index.html" in page
+    assert page <= set(zipfile.ZipFile(wheel).namelist())
+
+
 def test_every_file_of_the_gallery_is_in_the_wheel(wheel: Path) -> None:
     files = [path for path in (ROOT / "envs").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {f"agentgym/_gallery/{path.relative_to(ROOT).as_posix()}" for path in files} <= set(

@@ -30,7 +30,7 @@ SHOWN = 50
 
 @dataclass(slots=True)
 class FailureKind:
-    """Rollouts that failed of one thing: with one type, at one place of the user's code."""
+    """Counts rollouts that failed of one thing: with one type, at one place of the user's code."""
 
     first: Failure
     """That of the first such rollout."""
@@ -44,7 +44,7 @@ class FailureKind:
 def task_rows(
     store: RolloutStore, *, phase: str | None, sort: str, descending: bool, offset: int, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """How many tasks there are, and those from `offset` on, with the mean rewards of their first and last visits."""
+    """Return the number of tasks, and those from `offset` on, with the mean rewards of their first and last visits."""
     where, values = ("1", []) if phase is None else ("phase = ?", [stored_text(phase)])
     column = TASK_SORTS[sort]
     missing = f"{column} IS NULL, " if sort in ("reward_first", "reward_last", "reward_mean", "gain") else ""
@@ -72,7 +72,7 @@ def task_rows(
 
 
 def visits(store: RolloutStore, task: str) -> list[dict[str, Any]]:
-    """Each time that a task was played, with the rewards and the numbers of its attempts."""
+    """Return each time that a task was played, with the rewards and the numbers of its attempts."""
     rows = store.query(
         "SELECT step, phase, reward, number FROM rollouts WHERE group_id = ? ORDER BY step, phase, number",
         stored_text(task),
@@ -86,7 +86,7 @@ def visits(store: RolloutStore, task: str) -> list[dict[str, Any]]:
 
 
 def failure_kinds(store: RolloutStore) -> list[FailureKind]:
-    """The latest failures by type, place and last line of their tracebacks, the most frequent first."""
+    """Return the latest failures by type, place and last line of their tracebacks, the most frequent first."""
     found: dict[tuple[str, str, str], FailureKind] = {}
     for number, step, failure in _failures(store):
         kind = found.setdefault(_key(failure), FailureKind(failure, first_step=step))
@@ -98,7 +98,7 @@ def failure_kinds(store: RolloutStore) -> list[FailureKind]:
 
 
 def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[list[float], list[int]]:
-    """The edges and the counts of equal bins over the rewards; nothing of both where no rollout has a reward."""
+    """Return the edges and the counts of equal bins over the rewards; nothing of both where no rollout has a reward."""
     where, values = conditions(store, filters, store.far_rewards() if filters.suspicious else set())
     with store.one_moment():
         sql = f"FROM rollouts WHERE {where} AND reward IS NOT NULL"
@@ -115,7 +115,7 @@ def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[
 
 
 def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float]:
-    """The advantage of the first trained turn of each of these rollouts, where a step has made one."""
+    """Return the advantage of the first trained turn of each of these rollouts, where a step has made one."""
     rows = store.query(
         "SELECT rollout, advantages FROM segments WHERE rollout IN (SELECT value FROM json_each(?)) "
         "AND advantages IS NOT NULL ORDER BY rollout, place DESC",

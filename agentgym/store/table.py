@@ -25,7 +25,7 @@ SORTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Conditions on rollouts, all of which must hold; None and False ask for nothing."""
+    """Names conditions on rollouts, all of which must hold; None and False ask for nothing."""
 
     phase: str | None = None
     env: str | None = None
@@ -46,7 +46,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """One line of the table."""
+    """Holds one line of the table."""
 
     summary: RolloutSummary
     tool_calls: int | None
@@ -63,7 +63,7 @@ def page(
     offset: int = 0,
     limit: int = 200,
 ) -> tuple[int, list[TableRow]]:
-    """How many rollouts meet the filters, and those from `offset` on; rollouts without a value stand at the end."""
+    """Return how many rollouts meet the filters, and those from `offset` on; those without a value stand at the end."""
     with store.one_moment():
         far = store.far_rewards()
         where, values = conditions(store, filters, far)
@@ -75,17 +75,17 @@ def page(
 
 
 def rows_of(store: RolloutStore, filters: Filters) -> list[TableRow]:
-    """All rollouts that meet the filters, in the order of writing."""
+    """Return all rollouts that meet the filters, in the order of writing."""
     return page(store, filters, limit=LARGEST)[1]
 
 
 def counts(store: RolloutStore) -> str:
-    """The columns of tool calls and of those that failed; NULL in a store that has none."""
+    """Return the columns of tool calls and of those that failed; NULL in a store that has none."""
     return "tool_calls, tool_errors" if store.counts_tools else "NULL AS tool_calls, NULL AS tool_errors"
 
 
 def conditions(store: RolloutStore, filters: Filters, far: set[int]) -> tuple[str, list[object]]:
-    """The conditions as SQL, and its values."""
+    """Return the conditions as SQL, and its values."""
     where, values = ["1"], list[object]()
 
     def add(condition: str, *given: object) -> None:

@@ -10,7 +10,7 @@ from agentgym.store.rows import unpacked
 
 @dataclass(frozen=True, slots=True)
 class RolloutTexts:
-    """The texts of one rollout, each once."""
+    """Holds the texts of one rollout, each once."""
 
     number: int
     mark: str
@@ -23,13 +23,13 @@ MARK = "phase || ' ' || step || ' ' || rollout_id || ' ' || seconds || ' ' || to
 
 
 def marks(store: RolloutStore, numbers: list[int]) -> dict[int, str]:
-    """The marks of those of these rollouts that there are."""
+    """Return the marks of those of these rollouts that there are."""
     asked = ", ".join(map(str, numbers))
     return dict(store.query(f"SELECT number, {MARK} FROM rollouts WHERE number IN ({asked})"))
 
 
 def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTexts]:
-    """The texts of the next rollouts behind that number, at most `limit`."""
+    """Return the texts of the next rollouts behind that number, at most `limit`."""
     sql = f"SELECT number, {MARK}, group_id, rollout_id, detail FROM rollouts WHERE number > ? ORDER BY number LIMIT ?"
     return [
         RolloutTexts(found, mark, tuple(_texts(store, found, [group_id, rollout_id], detail)))
@@ -38,7 +38,7 @@ def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTe
 
 
 def texts_of(store: RolloutStore, number: int) -> list[str]:
-    """The texts of one rollout; none where there is no such rollout."""
+    """Return the texts of one rollout; none where there is no such rollout."""
     found = texts_behind(store, number - 1, 1)
     return list(found[0].texts) if found and found[0].number == number else []
 

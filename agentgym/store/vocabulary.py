@@ -91,7 +91,7 @@ class VocabularyWriter:
 
 
 def found_among(rows: Iterable[tuple[bytes, bytes, bytes]], wanted: Collection[int]) -> dict[int, bytes]:
-    """The bytes of those of the wanted ids that stand in these rows of ids, lengths and bytes."""
+    """Return the bytes of those of the wanted ids that stand in these rows of ids, lengths and bytes."""
     asked = np.fromiter(wanted, np.int64, len(wanted))
     found: dict[int, bytes] = {}
     for packed_ids, packed_lengths, text in rows:
@@ -103,7 +103,7 @@ def found_among(rows: Iterable[tuple[bytes, bytes, bytes]], wanted: Collection[i
 
 
 def shown_token(given: bytes) -> str:
-    """The text of one token; bytes that are no whole character in it are shown as ⟨F0 9F⟩, their hex."""
+    """Return the text of one token; bytes that are no whole character in it are shown as ⟨F0 9F⟩, their hex."""
     try:
         return given.decode()
     except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from agentgym.sound_json import whole_characters
 
 
 class Refused(Exception):
-    """A request that cannot be answered; the page shows the sentence."""
+    """Says why a request cannot be answered; the page shows the sentence."""
 
     def __init__(self, sentence: str, status: int = 400) -> None:
         super().__init__(sentence)
@@ -28,7 +28,7 @@ def as_json(value: object) -> bytes:
 
 
 def finite(value: Any) -> Any:
-    """The value with None for each number that JSON has no form for."""
+    """Return the value with None for each number that JSON has no form for."""
     if isinstance(value, Mapping):
         return {str(name): finite(of) for name, of in value.items()}
     if isinstance(value, list | tuple):
@@ -37,10 +37,10 @@ def finite(value: Any) -> Any:
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """A value as the answer to a request; the browser asks again each time."""
+    """Return a value as the answer to a request; the browser asks again each time."""
     return Response(as_json(value), status, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 def refusal(error: Refused) -> Response:
-    """The sentence that says why a request is not answered."""
+    """Return the sentence that says why a request is not answered."""
     return answer({"error": str(error)}, error.status)

@@ -27,8 +27,6 @@ from agentgym.view.search.indexing import Indexing
 
 MOST_TOKENS = 20_000
 """The most tokens of one answer."""
-
-
 _KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
 """The kinds of segments, of the first ones: all of them would be gone through."""
 
@@ -37,7 +35,7 @@ class Api:
     """Answers each kind of address with a value that JSON has a form for; Refused says what is wrong."""
 
     def __init__(self, runs: Runs, indexing: Indexing) -> None:
-        self.runs, self.indexing = runs, indexing
+        self.runs, self.indexing, self.version = runs, indexing, versions()["agentgym"]
         self.of_runs: Mapping[str, Callable[[Run, Query], Any]] = {
             "": self.about_run,
             "metrics": metrics,
@@ -52,17 +50,17 @@ class Api:
         self.of_rollouts: Mapping[str, Callable[[Run, int, Query], Any]] = {"": rollout, "tokens": tokens}
 
     def all_runs(self) -> dict[str, Any]:
-        """Every run in a few figures."""
-        return {"runs": [self.in_short(run) for run in self.runs.all()], "version": versions()["agentgym"]}
+        """Return every run in a few figures."""
+        return {"runs": [self.in_short(run) for run in self.runs.all()], "version": self.version}
 
     def of_run(self, key: str, what: str, query: Query) -> Any:
-        """What an address of a run asks for."""
+        """Return what an address of a run asks for."""
         if what not in self.of_runs:
             raise Refused(f"there is no {what!r:.80} of a run; there are {', '.join(filter(None, self.of_runs))}", 404)
         return self.of_runs[what](self.runs.get(key), query)
 
     def of_rollout(self, key: str, number: str, what: str, query: Query) -> Any:
-        """What an address of a rollout asks for."""
+        """Return what an address of a rollout asks for."""
         run = self.runs.get(key)
         if not (number.isascii() and number.isdigit()) or len(number) > 18:
             raise Refused(f"rollout: its number is a whole one, got {number!r:.80}", 404)
@@ -71,7 +69,7 @@ class Api:
         return self.of_rollouts[what](run, int(number), query)
 
     def in_short(self, run: Run) -> dict[str, Any]:
-        """A run in a few figures."""
+        """Return a run in a few figures."""
         progress = self.runs.progress(run)
         many, failed = _counts(run)
         settings, summary = run.settings(), run.summary() or {}
@@ -92,7 +90,7 @@ class Api:
         }
 
     def about_run(self, run: Run, query: Query) -> dict[str, Any]:
-        """All that is known of a run but its figures and its rollouts."""
+        """Return all that is known of a run but its figures and its rollouts."""
         stops, kinds, phases, span = list[str](), list[str](), list[str](), [None, None]
         try:
             with run.store() as store:
@@ -116,7 +114,7 @@ class Api:
         }
 
     def state(self, run: Run, query: Query) -> dict[str, Any]:
-        """What changes while a run goes on."""
+        """Return what changes while a run goes on."""
         progress = self.runs.progress(run)
         index = self.indexing.of(run)
         return {
@@ -128,7 +126,7 @@ class Api:
         }
 
     def rollouts(self, run: Run, query: Query) -> dict[str, Any]:
-        """A page of the table."""
+        """Return a page of the table."""
         wanted, index, found, indexed = asked.text(query, "q"), self.indexing.of(run), None, None
         if wanted is not None:
             if index is None:
@@ -149,24 +147,24 @@ class Api:
 
 
 def metric_names() -> dict[str, Any]:
-    """How the figures are put into charts."""
+    """Return how the figures are put into charts."""
     return {"groups": list(GROUPS)}
 
 
 def metrics(run: Run, query: Query) -> dict[str, Any]:
-    """The figures of the lines behind those that the page has."""
+    """Return the figures of the lines behind those that the page has."""
     lines, rows = metric_rows(run.folder, asked.whole(query, "after", 0))
     return {"lines": lines, "rows": rows}
 
 
 def rollout(run: Run, number: int, query: Query) -> dict[str, Any]:
-    """One rollout without its tokens."""
+    """Return one rollout without its tokens."""
     with run.store() as store:
         return rollout_page(store, number, _envs(run))
 
 
 def tokens(run: Run, number: int, query: Query) -> dict[str, Any]:
-    """Some tokens of one segment."""
+    """Return some tokens of one segment."""
     place, start = asked.whole(query, "segment", 0), asked.whole(query, "from", 0)
     count = asked.whole(query, "count", 4000, least=1, most=MOST_TOKENS)
     with run.store() as store:
@@ -174,7 +172,7 @@ def tokens(run: Run, number: int, query: Query) -> dict[str, Any]:
 
 
 def group(run: Run, query: Query) -> dict[str, Any]:
-    """All attempts at one task in one step."""
+    """Return all attempts at one task in one step."""
     filters, envs, name = asked.filters(query), _envs(run), _task(query)
     step = asked.maybe_whole(query, "step")
     if step is not None:
@@ -191,7 +189,7 @@ def group(run: Run, query: Query) -> dict[str, Any]:
 
 
 def tasks(run: Run, query: Query) -> dict[str, Any]:
-    """A page of the tasks."""
+    """Return a page of the tasks."""
     offset, limit = asked.paging(query)
     sort, descending = asked.sorting(query, TASK_SORTS, "task")
     phase, envs = asked.text(query, "phase"), _envs(run)
@@ -201,7 +199,7 @@ def tasks(run: Run, query: Query) -> dict[str, Any]:
 
 
 def task(run: Run, query: Query) -> dict[str, Any]:
-    """One task over the time of the training."""
+    """Return one task over the time of the training."""
     name = _task(query)
     with run.store() as store:
         found, fields = visits(store, name), store.task(name)
@@ -211,7 +209,7 @@ def task(run: Run, query: Query) -> dict[str, Any]:
 
 
 def failures(run: Run, query: Query) -> dict[str, Any]:
-    """The rollouts that failed, by what they failed of."""
+    """Return the rollouts that failed, by what they failed of."""
     with run.store() as store:
         kinds, failed = failure_kinds(store), _both(store)[1]
     return {
@@ -233,7 +231,7 @@ def failures(run: Run, query: Query) -> dict[str, Any]:
 
 
 def histogram(run: Run, query: Query) -> dict[str, Any]:
-    """How many rollouts have which reward."""
+    """Return how many rollouts have which reward."""
     bins = asked.whole(query, "bins", 20, least=1, most=200)
     with run.store() as store:
         edges, counts = reward_histogram(store, asked.filters(query), bins)

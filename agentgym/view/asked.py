@@ -14,24 +14,24 @@ Query = Mapping[str, str]
 
 
 def text(query: Query, name: str) -> str | None:
-    """The text of a parameter; None where it is not given, or empty."""
+    """Return the text of a parameter; None where it is not given, or empty."""
     return query.get(name) or None
 
 
 def whole(query: Query, name: str, otherwise: int, *, least: int = 0, most: int = LARGEST) -> int:
-    """A whole number between `least` and `most`; Refused for anything else."""
+    """Return a whole number between `least` and `most`; Refused for anything else."""
     given = text(query, name)
     return otherwise if given is None else _whole(name, given, least, most)
 
 
 def maybe_whole(query: Query, name: str) -> int | None:
-    """A whole number; None where it is not given."""
+    """Return a whole number; None where it is not given."""
     given = text(query, name)
     return None if given is None else _whole(name, given, -LARGEST, LARGEST)
 
 
 def maybe_number(query: Query, name: str) -> float | None:
-    """A finite number; None where it is not given."""
+    """Return a finite number; None where it is not given."""
     given = text(query, name)
     if given is None:
         return None
@@ -45,7 +45,7 @@ def maybe_number(query: Query, name: str) -> float | None:
 
 
 def flag(query: Query, name: str) -> bool:
-    """Whether a parameter is 1; Refused for anything but 0, 1 and nothing."""
+    """Return whether a parameter is 1; Refused for anything but 0, 1 and nothing."""
     given = query.get(name, "")
     if given not in ("", "0", "1"):
         raise Refused(f"{name}: must be 0 or 1, got {given!r:.80}")
@@ -53,7 +53,7 @@ def flag(query: Query, name: str) -> bool:
 
 
 def one_of(query: Query, name: str, choices: Mapping[str, object] | tuple[str, ...], otherwise: str) -> str:
-    """One of these words; Refused, with the nearest one, for another."""
+    """Return one of these words; Refused, with the nearest one, for another."""
     given = query.get(name) or otherwise
     if given not in choices:
         raise Refused(f"{name}: there is no {given!r:.80}; {nearest(given[:80], list(choices))}")
@@ -61,7 +61,7 @@ def one_of(query: Query, name: str, choices: Mapping[str, object] | tuple[str, .
 
 
 def filters(query: Query, among: list[int] | None = None) -> Filters:
-    """The conditions on rollouts that an address has."""
+    """Return the conditions on rollouts that an address has."""
     return Filters(
         phase=text(query, "phase"),
         env=text(query, "env"),
@@ -79,12 +79,12 @@ def filters(query: Query, among: list[int] | None = None) -> Filters:
 
 
 def paging(query: Query) -> tuple[int, int]:
-    """Where a page begins, and its most rows."""
+    """Return where a page begins, and its most rows."""
     return whole(query, "offset", 0), whole(query, "limit", 200, least=1, most=MOST_ROWS)
 
 
 def sorting(query: Query, columns: Mapping[str, str] = SORTS, otherwise: str = "number") -> tuple[str, bool]:
-    """The column that is sorted by, and whether the largest comes first."""
+    """Return the column that is sorted by, and whether the largest comes first."""
     descending = one_of(query, "order", ("asc", "desc"), "asc") == "desc"
     return one_of(query, "sort", columns, otherwise), descending
 

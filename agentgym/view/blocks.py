@@ -25,7 +25,7 @@ class Colours:
     left: int = MOST_COLOURED
 
     def of(self, text: str, language: str) -> list[tuple[str, str]]:
-        """The text in pieces, each with the short name of its colour."""
+        """Return the text in pieces, each with the short name of its colour."""
         if not language or len(text) > min(self.left, LARGEST_CODE):
             return [("", text)]
         self.left -= len(text)
@@ -33,7 +33,7 @@ class Colours:
 
 
 def message_blocks(message: Any, colours: Colours | None = None) -> dict[str, Any]:
-    """A message as its role and its blocks; what no message is comes as its JSON."""
+    """Return a message as its role and its blocks; what no message is comes as its JSON."""
     if not isinstance(message, Mapping):
         return {"role": "(no message)", "blocks": [_text(_shown(message))]}
     colours = colours or Colours()
@@ -48,7 +48,7 @@ def message_blocks(message: Any, colours: Colours | None = None) -> dict[str, An
 
 
 def content_blocks(content: Any, colours: Colours) -> list[Block]:
-    """The blocks of a content, text or a list of parts."""
+    """Return the blocks of a content, text or a list of parts."""
     if not isinstance(content, list | tuple):
         return list(text_blocks(_shown(content), colours))
     found = list[Block]()
@@ -78,12 +78,12 @@ def code_block(text: str, language: str, colours: Colours) -> Block:
 
 
 def diff_block(text: str) -> Block:
-    """A unified diff as marked lines."""
+    """Return a unified diff as marked lines."""
     return {"kind": "diff", "lines": [_diff_line(line) for line in text.splitlines()]}
 
 
 def call_blocks(call: Any, colours: Colours) -> list[Block]:
-    """A tool call, then the code among its arguments, and the change where they are an old and a new text."""
+    """Return a tool call, then the code among its arguments, and the change where they are an old and a new text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return [{"kind": "call", "name": "", "arguments": _shown(call), "id": ""}]
@@ -94,7 +94,7 @@ def call_blocks(call: Any, colours: Colours) -> list[Block]:
 
 
 def spans(text: str, language: str) -> list[tuple[str, str]]:
-    """The text in pieces, each with the short name of its colour; one piece where the language is not known."""
+    """Return the text in pieces, each with the short name of its colour; one piece where the language is not known."""
     from pygments.lexers import get_lexer_by_name
     from pygments.token import STANDARD_TYPES
     from pygments.util import ClassNotFound

@@ -104,7 +104,7 @@ GROUPS: tuple[dict[str, Any], ...] = (
 
 
 def metric_rows(folder: Path, after: int = 0) -> tuple[int, list[dict[str, Any]]]:
-    """How many whole lines there are, and the rows of those behind the first `after`; a damaged line is left out.
+    """Return the number of whole lines, and the rows of those behind the first `after`; a damaged line is left out.
 
     A row's time is the seconds that the steps up to it took, which is nearly the time since the run began.
     """
@@ -125,7 +125,7 @@ def metric_rows(folder: Path, after: int = 0) -> tuple[int, list[dict[str, Any]]
 
 @dataclass(slots=True)
 class Progress:
-    """How far the figures of a run are; a file that has grown is read on from where it was read to."""
+    """Says how far the figures of a run are; a file that has grown is read on from where it was read to."""
 
     folder: Path
     lines: int = 0

@@ -16,7 +16,7 @@ from agentgym.view.timeline import timeline
 
 
 def table_row(row: TableRow, envs: Sequence[str]) -> dict[str, Any]:
-    """A line of the table."""
+    """Return a line of the table."""
     found = row.summary
     return {
         "number": found.number,
@@ -39,7 +39,7 @@ def table_row(row: TableRow, envs: Sequence[str]) -> dict[str, Any]:
 
 
 def env_of(group_id: str, envs: Sequence[str]) -> str | None:
-    """The env of a task: the only one, or the member of the mixture whose name the task's id begins with."""
+    """Return the env of a task: the only one, or the member of the mixture whose name the task's id begins with."""
     if len(envs) < 2:
         return envs[0] if envs else None
     name = group_id.partition("/")[0]
@@ -47,14 +47,14 @@ def env_of(group_id: str, envs: Sequence[str]) -> str | None:
 
 
 def stored(store: RolloutStore, number: int) -> StoredRollout:
-    """The rollout of that number; Refused where there is none."""
+    """Return the rollout of that number; Refused where there is none."""
     if (found := store.get(number)) is not None:
         return found
     raise Refused(f"there is no rollout {number} in this run; a run that was resumed may have cut it", 404)
 
 
 def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[str, Any]:
-    """All about one rollout but its tokens."""
+    """Return all about one rollout but its tokens."""
     found = stored(store, number)
     played, failure = found.rollout, found.rollout.failure
     (spans, exact), colours = timeline(played), Colours()
@@ -143,7 +143,7 @@ def _neighbours(store: RolloutStore, found: StoredRollout) -> dict[str, Any]:
 
 
 def token_window(store: RolloutStore, number: int, place: int, start: int, count: int) -> dict[str, Any]:
-    """The tokens of a segment from `start` on, each with what is known of it."""
+    """Return the tokens of a segment from `start` on, each with what is known of it."""
     found = stored(store, number)
     if place >= len(found.rollout.segments):
         raise Refused(f"segment: rollout {number} has {len(found.rollout.segments)} segments, got {place}", 404)

@@ -33,7 +33,7 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One folder of a run or of an evaluation."""
+    """Reads one folder of a run or of an evaluation."""
 
     key: str
     """Its name in addresses: the folder's name and a hash of its whole path."""
@@ -42,15 +42,15 @@ class Run:
 
     @property
     def kind(self) -> Literal["train", "eval"]:
-        """Whether it was trained or played alone."""
+        """Return whether it was trained or played alone."""
         return "train" if "settings" in self.settings_file() else "eval"
 
     def settings_file(self) -> dict[str, Any]:
-        """What settings.json holds; nothing where it cannot be read."""
+        """Return what settings.json holds; nothing where it cannot be read."""
         return _read(self.folder / SETTINGS)
 
     def settings(self) -> dict[str, Any]:
-        """Every setting by its dotted name."""
+        """Return every setting by its dotted name."""
         content = self.settings_file()
         kept = content.get("settings")
         if isinstance(kept, dict):
@@ -58,11 +58,11 @@ class Run:
         return {name: value for name, value in content.items() if name not in ("versions", "envs")}
 
     def summary(self) -> dict[str, Any] | None:
-        """The scores at the end; None before."""
+        """Return the scores at the end; None before."""
         return _read(self.folder / SUMMARY) or None
 
     def is_live(self) -> bool:
-        """Whether a process holds the folder; on another machine, whether it has written within the last minutes."""
+        """Return whether a process holds the folder; on another machine, whether it has written in the last minutes."""
         try:
             process = int((self.folder / LOCK).read_text())
         except (OSError, ValueError):
@@ -74,19 +74,19 @@ class Run:
         return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # a reader makes an empty -wal
 
     def begun(self) -> float | None:
-        """When its settings were written, in seconds since 1970; None where it has none."""
+        """Return when its settings were written, in seconds since 1970; None where it has none."""
         for name in (SETTINGS, FILE):
             if (path := self.folder / name).exists():
                 return path.stat().st_mtime
         return None
 
     def store(self) -> RolloutStore:
-        """Its rollouts; Refused where the store is not there yet, or cannot be read."""
+        """Return its rollouts; Refused where the store is not there yet, or cannot be read."""
         return _Readable(self.folder)
 
 
 class _Readable(RolloutStore):
-    """A store whose refusals are answers."""
+    """Reads a store; its refusals are answers."""
 
     def __enter__(self) -> "_Readable":
         try:
@@ -116,7 +116,7 @@ class Runs:
         self._lock = threading.Lock()
 
     def all(self) -> list[Run]:
-        """Every run, in the order of their folders' names."""
+        """Return every run, in the order of their folders' names."""
         with self._lock:
             if (now := time.monotonic()) >= self._look_at:
                 found = [folder for named in self.folders for folder in _folders(named)]
@@ -126,7 +126,7 @@ class Runs:
             return list(self._found.values())
 
     def get(self, key: str) -> Run:
-        """The run of that address; Refused where there is none."""
+        """Return the run of that address; Refused where there is none."""
         with self._lock:
             run = self._found.get(key)
         run = run or next((run for run in self.all() if run.key == key), None)
@@ -135,7 +135,7 @@ class Runs:
         raise Refused(f"there is no run {key!r} here; the list of runs shows those that there are", 404)
 
     def progress(self, run: Run) -> Progress:
-        """How far the figures of a run are, as of now."""
+        """Return how far the figures of a run are, as of now."""
         with self._lock:
             found = self._progress.setdefault(run.folder, Progress(run.folder))
             found.look()
@@ -143,7 +143,7 @@ class Runs:
 
 
 def run_of(folder: Path) -> Run:
-    """The run in a folder, with its key and its name."""
+    """Return the run in a folder, with its key and its name."""
     parts = [part for part in folder.parts[-2:] if part != folder.anchor]
     name = "/".join(parts) if re.fullmatch(r"[\d-]+", folder.name) else folder.name
     slug = _ODD.sub("-", folder.name).strip("-.") or "run"
@@ -151,7 +151,7 @@ def run_of(folder: Path) -> Run:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether the folder is a run's or an evaluation's."""
+    """Return whether the folder is a run's or an evaluation's."""
     return (folder / FILE).is_file() or ((folder / SETTINGS).is_file() and (folder / METRICS).is_file())
 
 
@@ -189,7 +189,7 @@ def _runs(process: int) -> bool:
 
 
 def env_texts(run: Run) -> Mapping[str, str]:
-    """What each env of the run was, in words, by its name."""
+    """Return what each env of the run was, in words, by its name."""
     envs = run.settings_file().get("envs")
     if not isinstance(envs, dict):
         return {}

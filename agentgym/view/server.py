@@ -35,7 +35,7 @@ KINDS = {
 def application(
     runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str], numbers: bool = False
 ) -> ASGIApp:
-    """The server as an ASGI application, behind its guard, which says who is answered."""
+    """Return the server as an ASGI application, behind its guard, which says who is answered."""
     api = Api(runs, indexing)
     routes = [
         Route("/api/runs", _answering(lambda request: api.all_runs())),
@@ -51,7 +51,7 @@ def application(
 
 
 def page_file(request: Request) -> Response:
-    """A file of the page; 404 for every path that is not the name of one."""
+    """Return a file of the page; 404 for every path that is not the name of one."""
     name = request.path_params["path"] or "index.html"
     if (file := page_files().get(name)) is None:
         return _missing()
@@ -60,7 +60,7 @@ def page_file(request: Request) -> Response:
 
 @cache
 def page_files() -> dict[str, Path]:
-    """The files of the page by their paths in its folder, looked for once."""
+    """Return the files of the page by their paths in its folder, looked for once."""
     found = (path for path in PAGE.rglob("*") if path.suffix in KINDS and path.is_file())
     return {path.relative_to(PAGE).as_posix(): path for path in found}
 

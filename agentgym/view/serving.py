@@ -8,7 +8,7 @@ from agentgym.errors import AgentGymError
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; AgentGymError, which says what to do, where the address is not to be had."""
+    """Return a socket that listens; AgentGymError, which says what to do, where the address is not to be had."""
     if not 0 <= port <= 65535:
         raise AgentGymError(f"--port: must be from 0 to 65535, got {port}; 0 takes a free one")
     try:
@@ -35,7 +35,7 @@ def _refused(host: str, port: int, error: OSError) -> AgentGymError:
 
 
 def address_of(listening: socket.socket, host: str, token: str | None) -> str:
-    """The address to open in a browser, with the token."""
+    """Return the address to open in a browser, with the token."""
     port = listening.getsockname()[1]
     named = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{named}:{port}/" + ("" if token is None else f"?token={token}")

@@ -9,7 +9,7 @@ Piece = dict[str, Any]
 
 
 def timeline(played: Rollout) -> tuple[list[Piece], bool]:
-    """The pieces in seconds from the rollout's begin, and whether they stand where they were.
+    """Return the pieces in seconds from the rollout's begin, and whether they stand where they were.
 
     "open" is the time before the first turn (its box, the env's reset), "wait" the time in front of the engine,
     "generate" that of the engine, "tool" that until the env's answer, and "score" all behind the last turn: the score,

@@ -30,8 +30,6 @@ def on_files(files: Files, *, config: Any) -> Files:
     """Add the pages, and a list of the gallery."""
     for page, source in outside().items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
-    if files.get_file_from_path("viewer.md") is None:
-        files.append(File.generated(config, "viewer.md", content="# The viewer\n\n`agentgym view` is not here yet.\n"))
     lines = [f"- [{name}](../envs/{name})" for name in sorted(path.parent.name for path in ROOT.glob("envs/*/env.py"))]
     text = "# Gallery\n\nThe environments that come with agentgym, each with its own page.\n\n" + "\n".join(lines)
     files.append(File.generated(config, "gallery/index.md", content=text + "\n"))

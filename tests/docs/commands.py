@@ -30,6 +30,7 @@ PARSED = {
     r"agentgym play ": "asks a person; the tutorial's test plays",
     r"agentgym sandbox build": "builds an image, in minutes; the tests marked docker do",
     r"agentgym serve ": "serves until it is stopped; tests/bridges talks to it",
+    r"agentgym view ": "serves until it is stopped; the tutorial's test asks it for its page",
     r"python -m recipes\.": "takes a minute or GPUs; tests/recipes and .ci/run take small ones",
     r"python train_pointers\.py": "takes a minute, servers or what was stopped; tests/test_readme.py runs the file",
     r"torchrun ": "takes several processes; tests/run/test_ranks.py does",
@@ -43,7 +44,7 @@ NOT_RUN = {
     r"python -m sglang\.launch_server ": "needs a GPU; tests/docs/test_gpu_docs.py reads its flags",
     r"python -m benchmarks\.sandbox ": "takes an hour; .ci/run asks for its --help",
     r"make (quickstart|test)$": "CI does; the target is looked up",
-    r"apt-get install |podman |export |for |done$": "changes the machine or the shell",
+    r"apt-get install |podman |export |for |done$|ssh ": "changes the machine or the shell",
 }
 """Commands that are not run, and why."""
 

@@ -32,7 +32,7 @@ from tests.store.test_store import rollout
 def played(number: int) -> Rollout:
     """One of many that differ in all that can be asked for."""
     reward = None if number % 7 == 3 else (number * 37 % 11) / 4 - 1
-    made = rollout(f"{'nim' if number % 2 else 'chase'}/{number % 5}/{number // 5}", reward)
+    made = rollout(f"{('nim', 'chase', 'nim-2')[number % 3]}/{number % 5}/{number // 5}", reward)
     name = made.rollout_id.rpartition("/")[0]
     failure = made.failure
     if failure is not None:
@@ -89,20 +89,22 @@ def meets(row: TableRow, asked: Filters) -> bool:
     )
 
 
-FILTERS = st.builds(
-    Filters,
-    phase=st.none() | st.sampled_from(["train", "eval_after", "nix"]),
-    env=st.none() | st.sampled_from(["nim", "chase", "chas", "ch\ud800"]),
-    task=st.none() | st.sampled_from(["nim/1", "chase/0", "%", "'"]),
-    stop=st.none() | st.sampled_from(["answer", "turns", "error"]),
-    step_from=st.none() | st.integers(-1, 5) | st.integers(),
-    step_to=st.none() | st.integers(-1, 5) | st.integers(),
-    reward_from=st.none() | st.floats(-2, 2),
-    reward_to=st.none() | st.floats(-2, 2),
-    failed=st.booleans(),
-    suspicious=st.sampled_from([False, False, True]),
-    tool_errors=st.booleans(),
-    among=st.none() | st.lists(st.integers(0, 130), max_size=40),
+ASKED: dict[str, st.SearchStrategy[Any]] = {
+    "phase": st.sampled_from(["train", "eval_after", "nix"]),
+    "env": st.sampled_from(["nim", "chase", "chas", "nim-2", "ch\ud800"]),
+    "task": st.sampled_from(["nim/1", "chase/0", "%", "'"]),
+    "stop": st.sampled_from(["answer", "turns", "error"]),
+    "step_from": st.integers(-1, 5) | st.integers(),
+    "step_to": st.integers(-1, 5) | st.integers(),
+    "reward_from": st.floats(-2, 2),
+    "reward_to": st.floats(-2, 2),
+    "failed": st.booleans(),
+    "suspicious": st.booleans(),
+    "tool_errors": st.booleans(),
+    "among": st.lists(st.integers(0, 130), max_size=40),
+}
+FILTERS = st.lists(st.sampled_from([*ASKED]), unique=True, max_size=2).flatmap(
+    lambda names: st.fixed_dictionaries({name: ASKED[name] for name in names}).map(lambda given: Filters(**given))
 )
 
 
@@ -133,6 +135,25 @@ def test_a_page_has_the_rollouts_that_meet_every_filter_in_their_order(
     without = [row for row in every if key(row, sort)[0]]
     without.sort(key=lambda row: row.summary.number, reverse=descending)
     assert rows == [*ordered, *without][offset : offset + limit]
+
+
+def test_a_page_and_its_total_are_of_one_moment_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([Group(group_id="a", rollouts=(rollout("a/0"),))], step=0)
+        writer.flush()
+        with RolloutStore(tmp_path) as store:
+            read = store.query
+
+            def read_while_others_are_written(sql: str, *values: object) -> list[Any]:
+                found = read(sql, *values)
+                if "count(*)" in sql:
+                    writer.add([Group(group_id="b", rollouts=(rollout("b/0"),))], step=0)
+                    writer.flush()
+                return found
+
+            store.query = read_while_others_are_written  # type: ignore[method-assign]
+            total, rows = page(store, Filters())
+    assert total == len(rows)
 
 
 def test_a_row_counts_the_calls_and_the_failed_ones(tmp_path: Path, store: RolloutStore) -> None:

@@ -77,7 +77,7 @@ def test_the_bytes_of_rollouts_that_could_not_be_written_are_kept_with_the_next_
     with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
         writer.flush()
         with sqlite3.connect(tmp_path / FILE) as other:
-            other.execute("CREATE TRIGGER full BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+            other.execute("CREATE TRIGGER full BEFORE INSERT ON vocabulary BEGIN SELECT RAISE(ABORT, 'disk full'); END")
         writer.add([group(spoken("a/0", [1, 2]))], step=0)
         writer.flush()
         with sqlite3.connect(tmp_path / FILE) as other:

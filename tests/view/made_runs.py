@@ -91,7 +91,11 @@ def trained(name: str) -> Trained:
     """What a step computes for each rollout of `make_run` that has a reward: log-probabilities and two advantages."""
     many = 3 if name.endswith("/2") else 6
     return Trained(
-        rollout_id=name, segment=0, logprobs=np.full(many, -0.25, np.float32), advantages=[0.5, -0.5], gap=0.25
+        rollout_id=name,
+        segment=0,
+        logprobs=np.linspace(-0.25, -0.75, many, dtype=np.float32),
+        advantages=[0.5, -0.5],
+        gap=0.25,
     )
 
 

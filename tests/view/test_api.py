@@ -168,7 +168,7 @@ def test_tokens_agree_with_the_store_in_every_window(
         "sampled": [0, 1, 1, 0, 1],
         "trained": [0, 1, 1, 0, 1],
         "logprobs": [None, -0.5, -0.5, None, -0.5],
-        "ratios": [None, 1.28403, 1.28403, None, 1.28403],
+        "ratios": [None, 1.28403, 1.0, None, 0.7788],
         "advantages": [None, 0.5, 0.5, None, -0.5],
         "versions": [None, 3, 4, None, 4],
         "turns": [None, 0, 0, None, 1],

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
+from agentgym.store.texts import RolloutTexts, texts_behind
 from agentgym.store.writer import RolloutWriter
 from agentgym.view.runs import Run, Runs, run_of
 from agentgym.view.search.index import INDEX, SearchIndex, snippet
@@ -155,6 +157,23 @@ def test_an_index_is_gone_on_with_by_the_next_viewer_and_by_two_at_once(tmp_path
     with Indexing() as one, Indexing() as other:
         assert one.wait_for(run, 60) == other.wait_for(run, 60) == 60
     assert len(first.numbers("word")) == 60
+
+
+def test_what_another_viewer_has_indexed_meanwhile_is_not_indexed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path)
+    first, second = SearchIndex(run, tmp_path), SearchIndex(run, tmp_path)
+
+    def read_while_the_other_indexes(store: RolloutStore, number: int, limit: int) -> list[RolloutTexts]:
+        found = texts_behind(store, number, limit)
+        monkeypatch.setattr("agentgym.view.search.index.texts_behind", texts_behind)
+        second.advance()
+        return found
+
+    monkeypatch.setattr("agentgym.view.search.index.texts_behind", read_while_the_other_indexes)
+    first.advance()
+    assert (first.indexed(), second.indexed()) == (len(SAID), len(SAID))
 
 
 @pytest.mark.parametrize("content", [b"no index" * 999, b"", b"SQLite format 3\0" + b"\xff" * 4096])

@@ -31,19 +31,19 @@ CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5(
 
 
 class SearchIndex:
-    """The index of one run, which is read and written from any thread, and by several viewers at once."""
+    """Finds the rollouts of one run by their words; any thread reads and writes it, and several viewers at once."""
 
     def __init__(self, run: Run, spare: Path) -> None:
         self.run = run
         self.path = _place(run, spare)
 
     def indexed(self) -> int:
-        """How many rollouts can be found."""
+        """Return how many rollouts can be found."""
         with self._opened() as index:
             return int(index.execute("SELECT count(*) FROM indexed").fetchone()[0])
 
     def numbers(self, asked: str) -> list[int]:
-        """The rollouts in which all words and "phrases" of a text stand; every text may be asked for."""
+        """Return the rollouts in which all words and "phrases" of a text stand; every text may be asked for."""
         wanted = match(asked)
         if not wanted:
             return []
@@ -76,13 +76,13 @@ class SearchIndex:
 
 
 def match(asked: str) -> str:
-    """A text as a query of FTS5: each word and each "phrase" quoted, so that none is read as an operator."""
+    """Return a text as a query of FTS5: each word and each "phrase" quoted, so that none is read as an operator."""
     terms = (quoted or word for quoted, word in _TERM.findall(asked))
     return " ".join(f'"{_spaced(term)}"' for term in terms if term.strip())
 
 
 def snippet(texts: list[str], asked: str, around: int = 60) -> str | None:
-    """What stands around the first of the words asked for that is found; None where none is found as it is written."""
+    """Return what stands around the first word that is found; None where none is found as it is written."""
     for quoted, word in _TERM.findall(asked):
         term = (quoted or word).strip('"').casefold()
         for text in texts if term else ():

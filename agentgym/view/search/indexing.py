@@ -45,7 +45,7 @@ class Indexing:
         self._spare.cleanup()
 
     def of(self, run: Run) -> SearchIndex | None:
-        """The index of a run, which is kept up to date from now on; None where it cannot be had."""
+        """Return the index of a run, which is kept up to date from now on; None where it cannot be had."""
         with self._lock:
             if run.key not in self._indexes:
                 self._indexes[run.key] = _opened(run, Path(self._spare.name))

@@ -1,0 +1,76 @@
+// @ts-check
+/** Scales and their ticks. */
+
+/** @typedef {{(value: number): number, domain: [number, number], invert: (place: number) => number}} Scale */
+
+/**
+ * A linear scale from `domain` to `range`.
+ * @param {[number, number]} domain
+ * @param {[number, number]} range
+ * @returns {Scale}
+ */
+export function linear(domain, range) {
+  const [low, high] = domain;
+  const [from, to] = range;
+  const span = high - low || 1;
+  const scale = (/** @type {number} */ value) => from + ((value - low) / span) * (to - from);
+  return Object.assign(scale, { domain, invert: (/** @type {number} */ place) => low + ((place - from) / (to - from || 1)) * span });
+}
+
+/**
+ * A logarithmic scale; the domain is above 0.
+ * @param {[number, number]} domain
+ * @param {[number, number]} range
+ * @returns {Scale}
+ */
+export function logarithmic(domain, range) {
+  const inner = linear([Math.log10(domain[0]), Math.log10(domain[1])], range);
+  const scale = (/** @type {number} */ value) => inner(Math.log10(Math.max(value, domain[0] / 10)));
+  return Object.assign(scale, { domain, invert: (/** @type {number} */ place) => 10 ** inner.invert(place) });
+}
+
+/**
+ * Round numbers that divide a domain into about `wanted` parts.
+ * @param {[number, number]} domain
+ * @param {number} wanted
+ * @returns {number[]}
+ */
+export function ticks([low, high], wanted) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / wanted;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough) ?? 10 * power;
+  const found = [];
+  for (let place = Math.ceil(low / step); place * step <= high + step * 1e-9; place++) found.push(Number((place * step).toPrecision(12)));
+  return found;
+}
+
+/**
+ * The powers of ten within a domain, thinned to at most five.
+ * @param {[number, number]} domain
+ * @returns {number[]}
+ */
+export function powers([low, high]) {
+  const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+  const stride = Math.max(1, Math.ceil((last - first + 1) / 5));
+  const found = [];
+  for (let power = first; power <= last; power += stride) found.push(10 ** power);
+  return found.length ? found : [low];
+}
+
+/**
+ * The domain of values, a little wider than they are; a single value is in its middle.
+ * @param {number[]} values
+ * @returns {[number, number]}
+ */
+export function extent(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low > high) return [0, 1];
+  if (low === high) return [low - (Math.abs(low) * 0.1 || 0.5), high + (Math.abs(high) * 0.1 || 0.5)];
+  const room = (high - low) * 0.06;
+  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+}

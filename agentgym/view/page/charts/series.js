@@ -1,0 +1,95 @@
+// @ts-check
+/** Figures of runs as series of points, smoothed and thinned. */
+
+/** @typedef {import("../core/contract.js").MetricsRow} MetricsRow */
+/** @typedef {{x: number, y: number, step: number}} Point */
+/** @typedef {{x: number, low: number, high: number}} BandPoint */
+
+/**
+ * The points of one figure; rows without it, or without a time where the axis is time, give none.
+ * @param {MetricsRow[]} rows
+ * @param {string} name
+ * @param {"step"|"time"} axis
+ * @returns {Point[]}
+ */
+export function points(rows, name, axis) {
+  const found = [];
+  for (const row of rows) {
+    const y = row.figures[name];
+    const x = axis === "time" ? row.time : row.step;
+    if (y !== null && y !== undefined && x !== null) found.push({ x, y, step: row.step });
+  }
+  return found;
+}
+
+/**
+ * A band between two figures, or of one figure around another where `around` is set.
+ * @param {MetricsRow[]} rows
+ * @param {string} low
+ * @param {string} high
+ * @param {"step"|"time"} axis
+ * @param {boolean} around `low` is the middle, `high` how far the band goes to each side
+ * @returns {BandPoint[]}
+ */
+export function band(rows, low, high, axis, around) {
+  const found = [];
+  for (const row of rows) {
+    const [a, b] = [row.figures[low], row.figures[high]];
+    const x = axis === "time" ? row.time : row.step;
+    if (a === null || a === undefined || b === null || b === undefined || x === null) continue;
+    found.push(around ? { x, low: a - b, high: a + b } : { x, low: a, high: b });
+  }
+  return found;
+}
+
+/**
+ * An exponential mean over the points before each one, without a pull towards the start.
+ * @param {Point[]} series
+ * @param {number} weight 0 leaves the series as it is; below 1
+ * @returns {Point[]}
+ */
+export function smoothed(series, weight) {
+  if (weight <= 0) return series;
+  let [sum, share] = [0, 0];
+  return series.map(({ x, y, step }) => {
+    sum = weight * sum + (1 - weight) * y;
+    share = weight * share + (1 - weight);
+    return { x, y: sum / share, step };
+  });
+}
+
+/**
+ * Thins a series to the lowest and the highest point of each pixel, so that no peak is lost.
+ * @param {Point[]} series by rising x
+ * @param {(x: number) => number} place
+ * @returns {Point[]}
+ */
+export function thinned(series, place) {
+  if (series.length < 1200) return series;
+  /** @type {Map<number, [Point, Point]>} */
+  const columns = new Map();
+  for (const point of series) {
+    const column = Math.round(place(point.x));
+    const held = columns.get(column);
+    if (!held) columns.set(column, [point, point]);
+    else columns.set(column, [point.y < held[0].y ? point : held[0], point.y > held[1].y ? point : held[1]]);
+  }
+  return [...columns.values()].flatMap(([low, high]) => (low === high ? [low] : low.x <= high.x ? [low, high] : [high, low]));
+}
+
+/**
+ * The point that is nearest to `x`; undefined where there is none.
+ * @param {Point[]} series by rising x
+ * @param {number} x
+ * @returns {Point|undefined}
+ */
+export function nearest(series, x) {
+  let [low, high] = [0, series.length - 1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (series[middle].x < x) low = middle;
+    else high = middle;
+  }
+  const [a, b] = [series[low], series[high]];
+  return !a || !b || Math.abs(a.x - x) <= Math.abs(b.x - x) ? a : b;
+}

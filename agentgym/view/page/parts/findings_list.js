@@ -1,0 +1,18 @@
+// @ts-check
+/** The findings of one run as a list of links. */
+
+import { link } from "../core/address.js";
+import { h } from "../core/dom.js";
+import { findings } from "../core/findings.js";
+
+/**
+ * The findings, or the sentence that there are none.
+ * @param {string} run
+ * @param {import("../core/contract.js").MetricsRow[]} rows
+ */
+export function findingsOf(run, rows) {
+  const found = findings(rows);
+  const items = found.map((one) => h("li", null, one.sentence, " ", h("a", { href: link([run, one.page], one.query) }, `${one.look}`)));
+  return h("section", { class: "findings", "aria-label": "What the figures say" }, h("h2", null, "What the figures say"),
+    found.length ? h("ul", null, items) : h("p", { class: "hint" }, rows.length ? "Nothing in the figures looks wrong." : "No step is done yet."));
+}

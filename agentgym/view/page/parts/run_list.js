@@ -1,0 +1,65 @@
+// @ts-check
+/** The list of runs, each with a box that draws or hides its curves. */
+
+import { link } from "../core/address.js";
+import { h } from "../core/dom.js";
+import { count, moment, reward } from "../core/format.js";
+
+/** @typedef {import("../core/contract.js").RunLine} RunLine */
+
+/**
+ * The list; `changed` hears of every choice, in the list's order.
+ * @param {RunLine[]} runs
+ * @param {string[]} chosen
+ * @param {(chosen: string[]) => void} changed
+ */
+export function runList(runs, chosen, changed) {
+  const ticked = new Set(chosen);
+  const tick = (/** @type {RunLine} */ run, /** @type {boolean} */ on) => {
+    if (on) ticked.add(run.run);
+    else ticked.delete(run.run);
+    changed(runs.map((one) => one.run).filter((id) => ticked.has(id)));
+  };
+  const only = (/** @type {RunLine} */ run) => {
+    ticked.clear();
+    for (const box of list.querySelectorAll("input")) box.checked = box.value === run.run;
+    tick(run, true);
+  };
+  const items = (/** @type {RunLine["kind"]} */ kind) => runs.flatMap((run, place) => (run.kind === kind ? [item(run, place % 8, ticked.has(run.run), tick, only)] : []));
+  const evaluations = items("eval");
+  const list = h("div", { class: "runs" }, h("ul", null, items("train")), evaluations.length > 0 && [h("h2", null, "Evaluations"), h("ul", null, evaluations)]);
+  return list;
+}
+
+/**
+ * @param {RunLine} run
+ * @param {number} colour
+ * @param {boolean} isOn
+ * @param {(run: RunLine, on: boolean) => void} tick
+ * @param {(run: RunLine) => void} only
+ */
+function item(run, colour, isOn, tick, only) {
+  const id = `run-${run.run}`;
+  if (run.kind === "eval") return evaluation(run);
+  const box = h("input", { type: "checkbox", id, value: run.run, checked: isOn, onchange: () => tick(run, box.checked) });
+  const steps = `step ${run.steps_done}${run.steps ? ` of ${run.steps}` : ""}`;
+  return h("li", { class: `run-${colour}` },
+    box,
+    h("label", { for: id, title: run.folder }, h("span", { class: "swatch" }), h("span", { class: "name" }, run.name), run.live && h("span", { class: "live" }, "live")),
+    h("span", { class: "last", title: "reward of the last step" }, reward(run.reward_last)),
+    h("p", { class: "facts" }, h("span", null, steps), h("a", { href: link([run.run, "rollouts"]) }, `${count(run.rollouts)} rollouts`), failedOf(run),
+      h("span", null, moment(run.begun)), h("button", { type: "button", class: "text", onclick: () => only(run) }, "only this")));
+}
+
+/** @param {RunLine} run */
+function failedOf(run) {
+  return run.failed ? h("a", { href: link([run.run, "failures"]), class: "bad" }, `${count(run.failed)} failed`) : null;
+}
+
+/** @param {RunLine} run */
+function evaluation(run) {
+  return h("li", { class: "of-eval" },
+    h("a", { href: link([run.run, "rollouts"]), class: "name", title: run.folder }, run.name),
+    h("span", { class: "last", title: "mean reward" }, reward(run.reward_last)),
+    h("p", { class: "facts" }, h("span", null, `${count(run.rollouts)} rollouts`), failedOf(run), h("span", null, moment(run.begun))));
+}

@@ -1,0 +1,143 @@
+"""Modules of the page, called one by one in the browser."""
+
+import sys
+import unicodedata
+from typing import Any
+
+import pytest
+
+from tests.view.browser.viewer import Watched
+
+INVISIBLE = {"Cc", "Cf", "Zl", "Zp"}
+"""Categories of characters that are never seen, or that act."""
+WRITTEN = {"\n", "\t"}
+
+
+def call(viewer: Watched, module: str, name: str, *values: Any) -> Any:
+    """The answer of a function that a module exports."""
+    source = f"async values => (await import('/{module}')).{name}(...values)"
+    return viewer.page.evaluate(source, list(values))
+
+
+def test_every_invisible_character_of_unicode_becomes_a_mark(viewer: Watched) -> None:
+    hidden = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in INVISIBLE]
+    wanted = [one for one in hidden if one not in WRITTEN]
+    assert len(wanted) > 200
+    found = [call(viewer, "core/visible_text.js", "parts", f"a{''.join(f'{one}b' for one in wanted)}")]
+    assert [part["text"] for part in found[0] if part["hidden"]] == wanted
+
+
+def test_an_emoji_of_several_characters_and_text_from_right_to_left_stay_text(viewer: Watched) -> None:
+    for text in ("👩\u200d💻 ❤\ufe0f", "שלום عربي", "e\u0301 ñ 漢字", "a\tb\nc", "<b>&amp;"):
+        assert call(viewer, "core/visible_text.js", "parts", text) == [{"text": text, "hidden": False}]
+
+
+def test_a_title_spells_what_cannot_be_seen(viewer: Watched) -> None:
+    said = call(viewer, "core/visible_text.js", "spelled", "a\u202eb\x1b[31mc\u200d")
+    assert said == "a<RLO>b<ESC[31m>c<ZWJ>"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "\u2013"),
+        (0, "0"),
+        (0.12345, "0.1235"),
+        (-2.5, "\u22122.5"),
+        (1234567, "1.23e6"),
+        (0.0000012, "1.20e\u22126"),
+        (12345, "12,345"),
+    ],
+)
+def test_a_figure_is_short_and_says_its_size(viewer: Watched, value: float | None, shown: str) -> None:
+    assert call(viewer, "core/format.js", "figure", value) == shown
+
+
+def test_an_address_comes_back_as_it_was_made(viewer: Watched) -> None:
+    made = call(viewer, "core/address.js", "link", ["run", "task"], {"task": "a/b c?&#%", "sort": "", "failed": True})
+    assert call(viewer, "core/address.js", "parse", made) == {
+        "path": ["run", "task"],
+        "query": {"task": "a/b c?&#%", "failed": "1"},
+    }
+
+
+def row(step: int, **figures: float) -> dict[str, Any]:
+    named = {name.replace("__", "/"): value for name, value in figures.items()}
+    return {"step": step, "time": float(step), "held_out": "eval/reward" in named, "figures": named}
+
+
+@pytest.mark.parametrize(
+    ("rows", "page", "words"),
+    [
+        (
+            [row(s, rollouts__failed=3, rollouts__finished=7) for s in range(3)],
+            "failures",
+            "30% of the rollouts failed",
+        ),
+        (
+            [row(s, samples__groups=8, samples__groups_without_signal=6, groups__solved_by_none=0.7) for s in range(3)],
+            "tasks",
+            "75% of the groups had no signal lately, mostly because no attempt solves the task",
+        ),
+        (
+            [row(s, tools__python__calls=10, tools__python__errors=5) for s in range(3)],
+            "rollouts",
+            "tool python failed",
+        ),
+        ([row(s, mismatch__mean=0.4, mismatch__ess=0.3) for s in range(3)], "rollouts", "0.4 nats apart"),
+        (
+            [row(s, stop__length=0.9) for s in range(3)],
+            "rollouts",
+            "90% of the rollouts were ended by a limit (length)",
+        ),
+        ([row(s, train__entropy=1 / 4**s) for s in range(8)], "tasks", "entropy fell"),
+        ([row(s, train__optimizer_steps=0) for s in range(6)], "tasks", "No optimizer step was taken"),
+        (
+            [row(0, eval__reward=0.2), *(row(s, reward=s / 6) for s in range(6)), row(6, eval__reward=0.2)],
+            "rollouts",
+            "not on held-out tasks",
+        ),
+    ],
+)
+def test_the_figures_say_why_a_reward_does_not_rise(
+    viewer: Watched, rows: list[dict[str, Any]], page: str, words: str
+) -> None:
+    found = call(viewer, "core/findings.js", "findings", rows)
+    assert [one["page"] for one in found] == [page]
+    assert words in found[0]["sentence"]
+
+
+def test_a_run_without_trouble_has_no_findings(viewer: Watched) -> None:
+    good = [
+        row(
+            step,
+            reward=step / 10,
+            rollouts__finished=64,
+            rollouts__failed=0,
+            samples__groups=8,
+            samples__groups_without_signal=1,
+            train__optimizer_steps=1,
+            train__entropy=0.5,
+            mismatch__mean=1e-6,
+            mismatch__ess=1.0,
+            stop__answer=1.0,
+        )
+        for step in range(6)
+    ]
+    assert call(viewer, "core/findings.js", "findings", good) == []
+
+
+def test_smoothing_has_no_pull_to_the_start_and_thinning_loses_no_peak(viewer: Watched) -> None:
+    level = [{"x": step, "y": 5.0, "step": step} for step in range(5)]
+    assert [point["y"] for point in call(viewer, "charts/series.js", "smoothed", level, 0.9)] == pytest.approx(
+        [5.0] * 5
+    )
+    source = """async () => {
+      const { thinned } = await import("/charts/series.js");
+      const all = Array.from({ length: 50000 }, (_, x) => ({ x, y: x === 31337 ? 9 : 0, step: x }));
+      const kept = thinned(all, (x) => x / 100);
+      return [kept.length, Math.max(...kept.map((point) => point.y))];
+    }"""
+    length, peak = viewer.page.evaluate(source)
+    assert length < 1100
+    assert peak == 9

@@ -1,0 +1,110 @@
+"""The table of rollouts: filtered, searched, sorted, and shared by its address."""
+
+from playwright.sync_api import expect
+
+from agentgym.store.reader import RolloutStore
+from tests.view.browser.conftest import Made, Open, Routes
+from tests.view.browser.viewer import Watched
+
+
+def test_the_first_page_draws_the_curves_of_every_run_that_is_ticked(viewer: Watched, routes: Routes) -> None:
+    page = viewer.open(f"#/?runs={routes.grpo},{routes.second}")
+    reward = page.locator('[data-figure="reward"]')
+    expect(reward.locator("path.line")).to_have_count(2)
+    expect(reward.locator("polygon.band")).to_have_count(2)
+    expect(reward.locator("circle.held")).not_to_have_count(0)
+    page.get_by_role("checkbox", name="chase_grpo_seed_2").uncheck()
+    expect(reward.locator("path.line")).to_have_count(1)
+    assert routes.second not in page.url
+
+
+def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
+    viewer: Watched, routes: Routes
+) -> None:
+    page = viewer.open(f"#/?runs={routes.grpo}")
+    plot = page.locator('[data-figure="reward"] svg')
+    box = plot.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 60, steps=4)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Show all steps")).to_be_visible()
+    assert "zoom=" in page.url
+    plot.dblclick(position={"x": 100, "y": 60})
+    expect(page.get_by_role("button", name="Show all steps")).to_be_hidden()
+    assert "zoom=" not in page.url
+
+
+def test_a_step_of_a_curve_leads_to_its_rollouts(viewer: Watched, routes: Routes, made: Made) -> None:
+    page = viewer.open(f"#/?runs={routes.grpo}")
+    plot = page.locator('[data-figure="reward"] svg')
+    box = plot.bounding_box()
+    assert box is not None
+    plot.click(position={"x": 60, "y": 60})  # near the first step
+    page.get_by_role("link", name="Rollouts of this step").click()
+    with RolloutStore(made.grpo) as store:
+        expect(page.locator(".count")).to_have_text(f"{store.count(phase='train', step=0)} rollouts of {len(store)}")
+
+
+def test_the_table_counts_what_the_store_has_with_every_filter(viewer: Watched, routes: Routes, made: Made) -> None:
+    page = viewer.open(f"#/{routes.compaction}/rollouts")
+    with RolloutStore(made.compaction) as store:
+        whole, train, last = len(store), store.count(phase="train"), store.count(phase="train", step=2)
+    count = page.locator(".count")
+    expect(count).to_have_text(f"{whole} rollouts")
+    page.get_by_label("phase").select_option("train")
+    expect(count).to_have_text(f"{train} rollouts of {whole}")
+    page.get_by_label("Step from", exact=True).fill("2")
+    page.get_by_label("Step to", exact=True).fill("2")
+    expect(count).to_have_text(f"{last} rollouts of {whole}")
+    page.get_by_role("button", name="Clear").click()
+    expect(count).to_have_text(f"{whole} rollouts")
+
+
+def test_an_address_with_filters_shows_another_reader_the_same_rows(
+    viewer: Watched, routes: Routes, opened: Open, address: str
+) -> None:
+    page = viewer.open(f"#/{routes.grpo}/rollouts")
+    page.get_by_label("phase").select_option("train")
+    page.get_by_label("Reward from", exact=True).fill("0.5")
+    page.get_by_role("button", name="Tokens").click()
+    page.get_by_role("button", name="Tokens").click()
+    expect(page.get_by_role("columnheader", name="Tokens")).to_have_attribute("aria-sort", "descending")
+    expect(page.locator(".grid .row").first).to_be_visible()
+    wanted = page.locator(".grid .row").all_inner_texts()
+    other = opened(address).open(page.url.partition("/#")[2].join(["#", ""]))
+    expect(other.locator(".count")).to_have_text(page.locator(".count").inner_text())
+    expect(other.get_by_label("Reward from", exact=True)).to_have_value("0.5")
+    assert other.locator(".grid .row").all_inner_texts() == wanted
+
+
+def test_a_search_finds_what_was_said_and_marks_it(viewer: Watched, routes: Routes, made: Made) -> None:
+    page = viewer.open(f"#/{routes.compaction}/rollouts")
+    page.keyboard.press("/")
+    page.keyboard.type("Summarise")
+    with RolloutStore(made.compaction) as store:
+        found = sum("Summarise" in str(one.rollout.transcript()) for one in store.find())
+        whole = len(store)
+    assert 0 < found < whole
+    expect(page.locator(".count")).to_have_text(f"{found} rollouts of {whole}")
+    expect(page.locator(".grid .row mark").first).to_have_text("Summarise")
+
+
+def test_no_more_rows_are_drawn_than_can_be_seen(viewer: Watched, routes: Routes) -> None:
+    page = viewer.open(f"#/{routes.tree}/rollouts")
+    expect(page.locator(".grid .row").first).to_be_visible()
+    assert page.locator(".grid .row").count() < 60
+    page.keyboard.press("End")
+    expect(page.locator(".grid .row.current .c-number")).to_have_text(page.locator(".count").inner_text().split()[0])
+
+
+def test_a_filter_that_nothing_meets_says_what_to_do(viewer: Watched, routes: Routes) -> None:
+    page = viewer.open(f"#/{routes.grpo}/rollouts?task=of-no-run")
+    expect(page.locator(".empty")).to_contain_text("No rollout meets these filters.")
+
+
+def test_a_reward_that_is_no_number_is_refused_with_a_sentence(viewer: Watched, routes: Routes) -> None:
+    page = viewer.open(f"#/{routes.grpo}/rollouts?reward_from=much")
+    expect(page.locator(".empty")).to_contain_text("reward_from: must be a number")
+    viewer.faults[:] = [fault for fault in viewer.faults if "400" not in fault]  # the browser logs the answer itself
