@@ -44,8 +44,8 @@ def draw_curves(path: Path, curves: Sequence[Curve], *, title: str, unit: str, f
             for seed in [] if alone else curve.seeds:
                 axes.plot(list(seed), list(seed.values()), color=colour, alpha=0.35, linewidth=0.8)
             marker = "o" if len(mean.steps) < 12 else None
-            look = {"marker": marker, "markersize": 3, "color": colour, "linewidth": 2, "label": plain(curve.label)}
-            axes.plot(mean.steps, mean.mean, **look)
+            label = plain(curve.label)
+            axes.plot(mean.steps, mean.mean, marker=marker, markersize=3, color=colour, linewidth=2, label=label)
             if not alone:
                 axes.fill_between(mean.steps, mean.low, mean.high, color=colour, alpha=0.18, linewidth=0)
         if from_zero:
