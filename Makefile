@@ -15,12 +15,13 @@ SPREAD := -n $(JOBS) --dist loadfile
 # Seeds of the chaos test in `make proofs`.
 SEEDS ?= 0 7 11
 
-.PHONY: help setup quickstart lint check test test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers clean
+.PHONY: help setup quickstart lint check test docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
 	@echo "make test         install what development needs, then run the tests (JOBS=4, or ARGS='tests/chat -x')"
 	@echo "make lint         format, lint, types"
 	@echo "make check        lint, then the tests: before every commit"
+	@echo "make docs         build the documentation site into site/; a warning is an error"
 	@echo "make test-slow    the tests that take more time, most of them in Docker"
 	@echo "make test-browser the page of agentgym view in chromium (make screenshots writes the pictures of the docs)"
 	@echo "make proofs       the slow tests, then the longest claims at their full size, chaos with each of SEEDS='0 7 11'"
@@ -70,6 +71,10 @@ proofs: test-slow
 	$(PY) -m pytest -q -m proof --ignore tests/sandboxes/test_chaos.py tests
 	for seed in $(SEEDS); do AGENTGYM_CHAOS_SEED=$$seed $(PY) -m pytest -q -m proof tests/sandboxes/test_chaos.py || exit 1; done
 
+docs: $(VENV)/dev
+	$(PY) -m mkdocs --quiet build --strict
+	@echo "site/index.html is the documentation site"
+
 # The page of `agentgym view` in Debian's chromium; without one the tests say that they are skipped.
 test-browser: $(VENV)/dev
 	$(PY) -m pytest -q -m browser $(if $(strip $(ARGS)),$(ARGS),tests/view/browser)
@@ -114,4 +119,4 @@ test-peers: peers
 	$(VERIFIERS)/bin/python -m pytest -q tests/bridges/test_verifiers.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build site

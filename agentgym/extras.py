@@ -25,6 +25,7 @@ EXTRAS = {
     "verifiers": "verifiers",
     "ray": "ray",
     "datasets": "trl",
+    "matplotlib": "report",
     "starlette": "view",
     "uvicorn": "view",
 }

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +43,21 @@ class Installed:
 
     def run(self, *command: str, cwd: Path, typed: str = "") -> "subprocess.CompletedProcess[str]":
         """Run a command in a folder that knows nothing of the checkout; the virtual environment's come first."""
+        words, environment = self._words(command)
+        return subprocess.run(words, cwd=cwd, env=environment, input=typed, capture_output=True, text=True, check=False)
+
+    def start(self, *command: str, cwd: Path) -> "subprocess.Popen[str]":
+        """Start a command as `run` does, and leave it to the caller; its stdout is a pipe, its stderr the test's."""
+        words, environment = self._words(command)
+        return subprocess.Popen(words, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def _words(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """The command by its path, and its environment."""
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST", "PYTHON", "VIRTUAL_ENV"))}
         path = f"{self.folder / 'bin'}:{kept['PATH']}"
         environment = kept | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         own = self.folder / "bin" / command[0]
-        words = [str(own) if own.exists() else command[0], *command[1:]]
-        return subprocess.run(words, cwd=cwd, env=environment, input=typed, capture_output=True, text=True, check=False)
+        return [str(own) if own.exists() else command[0], *command[1:]], environment
 
 
 @pytest.fixture(scope="session")

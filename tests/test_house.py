@@ -38,7 +38,7 @@ ORDER = [
     "rollouts",
     "scheduling bridges",
     "cluster evals run exports",
-    "view",
+    "report view",
     "testing env_checks pytest_plugin cli",
 ]
 """The rooms of the library, lowest first; those of one line may import each other, without circles."""

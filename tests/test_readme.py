@@ -115,7 +115,7 @@ def test_the_order_of_the_rooms_is_the_one_that_is_held() -> None:
         for node in house.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDER"
     ]
-    block = README.partition("that there is no other:\n\n```\n")[2].partition("```")[0]
+    block = README.partition("that there is no other:\n\n```text\n")[2].partition("```")[0]
     lines = [" ".join(line.split()) for line in block.splitlines()]
     assert lines == ["recipes benchmarks", "envs", *reversed(order)]
 

@@ -23,7 +23,7 @@ PACKAGES = {
     "transformers": "pip install 'agentgym[train]'",
     "peft": "pip install 'agentgym[train]'",
     "docker": "pip install 'agentgym[docker]'",
-    "sglang": "not needed on a CPU; a server of its own, in a virtual environment of its own: docs/engines.md",
+    "sglang": "not needed on a CPU; a server of its own, in a virtual environment of its own: docs/sglang.md",
     "pytest-asyncio": "pip install pytest pytest-asyncio, for tests of an environment",
 }
 """The packages that are looked for, and how to get each."""

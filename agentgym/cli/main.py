@@ -28,6 +28,7 @@ from agentgym.cli.gc import gc
 from agentgym.cli.ls import ls
 from agentgym.cli.merge import merge
 from agentgym.cli.output import RefusedWords, forget_stdout, say
+from agentgym.cli.report import report
 from agentgym.cli.sandbox import build
 from agentgym.cli.show import show
 from agentgym.cli.view import view
@@ -68,6 +69,7 @@ COMMANDS: Mapping[str, Any] = {
     "new": new,
     "play": play,
     "regrade": regrade_run,
+    "report": report,
     "sandbox": {"build": build},
     "serve": serve,
     "show": show,

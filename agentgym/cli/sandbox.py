@@ -1,15 +1,28 @@
 """The command `agentgym sandbox build`: the image of Docker boxes."""
 
 import logging
+import re
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import tyro
 
 from agentgym.cli.output import say
+from agentgym.transcript import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C or SIGTERM ended."""
+STEP = re.compile(r"Step (\d+)/(\d+)")
+"""How Docker counts the steps of a build."""
+WIDEST = 60
+"""The most letters of a line beside the bar."""
 
 
 def build(
@@ -37,11 +50,75 @@ def build(
     """
     from agentgym.sandboxes import image
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # It takes away what it has begun, as at Ctrl-C.
     try:
-        say(image.build(tag, base=base, dockerfile=dockerfile, from_debootstrap=from_debootstrap, pip=pip, apt=apt))
+        with shown_build():
+            made = image.build(
+                tag, base=base, dockerfile=dockerfile, from_debootstrap=from_debootstrap, pip=pip, apt=apt
+            )
+        say(made)
     except KeyboardInterrupt:
         sys.stderr.write("agentgym: the build was interrupted\n")
         return INTERRUPTED
     return 0
+
+
+@contextmanager
+def shown_build() -> Iterator[None]:
+    """Show on stderr what a build says: a bar with the time left in a terminal, else lines with their second."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(file=sys.stderr)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    bar = Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True)
+    handler = _BarHandler(bar) if console.is_terminal else _LineHandler()
+    logger = logging.getLogger("agentgym")
+    level, began = logger.level, time.monotonic()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        if console.is_terminal:
+            with bar:
+                yield
+        else:
+            yield
+        sys.stderr.write(f"built in {time.monotonic() - began:.0f} s\n")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _LineHandler(logging.Handler):
+    """Writes each line of a build on stderr, behind the seconds since it began."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._began = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{time.monotonic() - self._began:4.0f} s  {printable(record.getMessage())}\n")
+
+
+class _BarHandler(logging.Handler):
+    """Shows the last line of a build beside a bar, which counts the steps that Docker names."""
+
+    def __init__(self, bar: "Progress") -> None:
+        super().__init__(logging.INFO)
+        self._bar = bar
+        self._task = bar.add_task("building", total=None)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = printable(record.getMessage()).replace("\n", " ")
+        if step := STEP.match(said):
+            self._bar.update(self._task, completed=int(step[1]) - 1, total=int(step[2]))
+        if record.levelno >= logging.WARNING:
+            self._bar.console.print(said, markup=False, highlight=False)
+        self._bar.update(self._task, description=said[:WIDEST])

@@ -1,17 +1,23 @@
-"""The bar of an evaluation on stderr: how many rollouts have ended, their mean reward, and the time that is left."""
+"""The progress of an evaluation on stderr: rollouts that have ended, their mean reward, and the time that is left."""
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from agentgym.types import Rollout
+
+LINES = 10
+"""The most lines of one evaluation where stderr is no terminal."""
 
 
 @contextmanager
 def progress_bar(total: int, done: int, *, shown: bool) -> Iterator[Callable[[Rollout], None]]:
     """Show a bar on stderr for the block where that is `shown`; what it yields is called with each rollout that ends.
 
-    `done` of the `total` rollouts were there before, and say nothing of the time that is left.
+    Where stderr is no terminal, there are a few plain lines instead. `done` of the `total` rollouts were there before,
+    and say nothing of the time that is left.
     """
     if not shown:
         yield lambda rollout: None
@@ -28,18 +34,51 @@ def progress_bar(total: int, done: int, *, shown: bool) -> Iterator[Callable[[Ro
 
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     left = [TextColumn("left"), TimeRemainingColumn()]
-    rewards: list[float] = []
-    failed = 0
-    with Progress(*columns, *left, console=Console(file=sys.stderr), transient=True) as bar:
+    played, console = _Played(), Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield _lines(played, total, done)
+        return
+    with Progress(*columns, *left, console=console, transient=True) as bar:
         task = bar.add_task("playing", total=total, completed=done)
 
         def ended(rollout: Rollout) -> None:
-            nonlocal failed
-            if rollout.reward is None:
-                failed += 1
-            else:
-                rewards.append(rollout.reward)
-            mean = f"reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward yet"
-            bar.update(task, advance=1, description=f"{mean}, {failed} failed" if failed else mean)
+            played.add(rollout)
+            bar.update(task, advance=1, description=str(played))
 
         yield ended
+
+
+class _Played:
+    """Counts rollouts and their rewards; as text it says both."""
+
+    def __init__(self) -> None:
+        self.ended = self.failed = 0
+        self.rewards = 0.0
+
+    def add(self, rollout: Rollout) -> None:
+        self.ended += 1
+        self.failed += rollout.reward is None
+        self.rewards += rollout.reward or 0.0
+
+    def __str__(self) -> str:
+        scored = self.ended - self.failed
+        mean = f"reward {self.rewards / scored:.3f}" if scored else "no reward yet"
+        return f"{mean}, {self.failed} failed" if self.failed else mean
+
+
+def _lines(played: _Played, total: int, done: int) -> Callable[[Rollout], None]:
+    """A line on stderr for each tenth of the rollouts, with their rate and the time that is left."""
+    began, every = time.monotonic(), max(math.ceil((total - done) / LINES), 1)
+
+    def ended(rollout: Rollout) -> None:
+        played.add(rollout)
+        if played.ended % every and done + played.ended < total:
+            return
+        took = time.monotonic() - began
+        rate = played.ended / took if took else math.inf
+        left = (total - done - played.ended) / rate
+        said = f"{took:.0f} s, {rate:.1f} rollouts/s, about {left:.0f} s left"
+        sys.stderr.write(f"played {done + played.ended} of {total}  {played}  {said}\n")
+        sys.stderr.flush()
+
+    return ended

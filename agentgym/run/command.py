@@ -28,6 +28,7 @@ from agentgym.run.config import RunConfig
 from agentgym.run.flags.parsing import is_told, parsed
 from agentgym.run.log import strict
 from agentgym.run.loop import new_folder, train_policy
+from agentgym.run.report import look_lines
 from agentgym.run.resume import CHECKPOINTS
 from agentgym.run.settings import SETTINGS, begun_steps
 from agentgym.run.tasks.envs import member_name, read_env_arguments
@@ -60,7 +61,9 @@ def main(recipe: type[RunConfig]) -> None:
     folder, an error of agentgym's own, a full disk and a missing package are one line on stderr, with exit status 1.
     """
     refuse_ignored(recipe)
-    run_recipe(recipe, sys.argv[1:])
+    summary = run_recipe(recipe, sys.argv[1:])
+    for line in look_lines(Path(summary["out"])) if is_first() else ():
+        sys.stderr.write(f"{line}\n")
 
 
 def run_recipe(recipe: type[RunConfig], arguments: Sequence[str], *, prog: str | None = None) -> dict[str, Any]:

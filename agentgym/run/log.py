@@ -19,6 +19,8 @@ METRICS = "metrics.jsonl"
 """The file in the run's folder that holds its figures."""
 EACH_STEP = ("rollouts", "training")
 """The parts of every step: the bar shows them, and lines leave them out."""
+QUIET_S = 30.0
+"""Seconds without a line, after which a line says how far a batch is where stderr is no terminal."""
 HELD_OUT = "eval/reward"
 """The name of the held-out score, which has lines of its own in metrics.jsonl."""
 
@@ -28,15 +30,17 @@ class MetricsLogger:
 
     Where stderr is no terminal it writes a line a step there. Figures that are not finite are null in metrics.jsonl,
     and `figures_not_finite` counts them. `done` is how many steps of a resumed run are done; lines of later
-    steps, which the stopped run left behind, are cut.
+    steps, which the stopped run left behind, are cut. `rollouts` is how many of a batch this process plays.
     """
 
-    def __init__(self, folder: Path, *, steps: int, shown: bool = True, done: int = 0) -> None:
+    def __init__(self, folder: Path, *, steps: int, shown: bool = True, done: int = 0, rollouts: int = 0) -> None:
         self.folder = folder
         self.rows: list[dict[str, float]] = []
         self.held_out_rewards: dict[int, float] = {}
         """The held-out scores since the start or the resume, by the steps done before them."""
         self._steps, self._shown, self._done = steps, shown, done
+        self._rollouts, self._ended = rollouts, 0
+        self._said_at = time.monotonic()
         self._file: IO[str] | None = None
         self._console = Console(file=sys.stderr)
         self._lines = shown and not self._console.is_terminal
@@ -76,6 +80,14 @@ class MetricsLogger:
         if doing not in EACH_STEP:
             self._line(doing)
 
+    def rollout_ended(self) -> None:
+        """Show how many rollouts have ended since the last step; as a line where nothing was said for a while."""
+        self._ended += 1
+        of = f"rollouts {self._ended}" + (f" of {self._rollouts}" if self._rollouts else "")
+        self._bar.update(self._job, description=of)
+        if self._lines and time.monotonic() - self._said_at >= QUIET_S:
+            self._line(f"{of}  {self._pace(len(self.rows))}")
+
     def say(self, said: str) -> None:
         """Write a line on stderr; only the first process does."""
         if self._shown:
@@ -89,11 +101,14 @@ class MetricsLogger:
     def __call__(self, step: int, figures: Mapping[str, float]) -> None:
         """Record one step; the line is on disk when this returns."""
         self.rows.append(dict(figures))
+        self._ended = 0
         self._write({"step": step, **figures})
         recent = [reward for row in self.rows[-5:] if (reward := row.get("reward")) is not None]
         last = f"{recent[-1]:.2f} (last 5: {sum(recent) / len(recent):.2f})" if recent else "none"
         self._bar.update(self._job, advance=1, figures=f"reward {last}")
-        self._line(f"step {step + 1}/{self._steps}  reward {last}  {self._pace(step + 1)}")
+        rate = figures.get("throughput/sampled_tokens_per_s")
+        speed = f", {rate:,.0f} tokens/s" if rate is not None and math.isfinite(rate) else ""
+        self._line(f"step {step + 1}/{self._steps}  reward {last}  {self._pace(step + 1)}{speed}")
 
     def held_out(self, done: int, figures: Mapping[str, float]) -> None:
         """Record the figures of an evaluation after `done` steps, `eval/reward` among them, in a line of its own."""
@@ -126,13 +141,16 @@ class MetricsLogger:
             self._file.flush()
 
     def _line(self, said: str) -> None:
+        self._said_at = time.monotonic()
         if self._lines:
             print(said, file=self._console.file, flush=True)
 
     def _pace(self, done: int) -> str:
-        """Say how many seconds have passed, and about how many are left."""
+        """Say how many seconds have passed, and about how many are left, once a step has been taken."""
         took = time.monotonic() - self._began
-        left = took / max(done - self._done, 1) * (self._steps - done)
+        if done <= self._done:
+            return f"{took:.0f} s"
+        left = took / (done - self._done) * (self._steps - done)
         return f"{took:.0f} s, about {left:.0f} s left"
 
 

@@ -49,6 +49,7 @@ from agentgym.run.trackers.tracker import Tracker, open_tracker
 from agentgym.samples import SampleBatch, build_samples
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
 from agentgym.store.schema import FILE as STORE
+from agentgym.types import Rollout
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
     from agentgym.train.trainer import Trainer
@@ -99,7 +100,8 @@ async def _run(
         run = replace(run, steps=await asyncio.to_thread(trainer.first, lambda: run.steps))  # as it read them
         state = await asyncio.to_thread(load_run_state, trainer, folder, resume=run.resume is not None)
         first = trainer.rank == 0
-        log = MetricsLogger(folder, steps=run.steps, shown=first, done=state.step)
+        share = run.prompts * run.group_size // trainer.world
+        log = MetricsLogger(folder, steps=run.steps, shown=first, done=state.step, rollouts=share)
         record = await stack.enter_async_context(open_recorder(folder, log, first=first, done=state.step))
         told = await stack.enter_async_context(open_outlets(run, folder, outlets, log.alert, first=first))
         if first:
@@ -175,7 +177,7 @@ class _Steps:
             sampler_states=begun.sampler_states,
             by_turn=run.advantage_level == "turn",
             rest_rounds=run.rest_rounds,
-            on_rollout=self.outlets.rollout,
+            on_rollout=self.rollout_ended,
         ) as scheduler:
             for step in range(begun.step, run.steps):
                 if run.eval_every and step and step % run.eval_every == 0:
@@ -225,6 +227,11 @@ class _Steps:
             build_samples, groups, advantage=estimator, merge=run.merge, advantage_level=level
         )
         return batch, {}
+
+    def rollout_ended(self, played: Rollout) -> None:
+        """Show a training rollout that has ended, and give it to the hook for it."""
+        self.record.log.rollout_ended()
+        self.outlets.rollout(played)
 
     def new_sync(self, probe: Sequence[int], base: Sequence[float] = ()) -> WeightSync:
         """Return the way of the policies to the engine, which is at the base model."""

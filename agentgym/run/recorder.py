@@ -12,7 +12,7 @@ from agentgym.run.log import MetricsLogger, strict
 from agentgym.run.measures.batch import batch_figures, mismatch_figures
 from agentgym.run.measures.plot import PLOT, write_plot
 from agentgym.run.measures.watch import Watch
-from agentgym.run.report import Report
+from agentgym.run.report import Report, account
 from agentgym.samples import SampleBatch
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.training_step import trained_segments
@@ -79,13 +79,15 @@ class Recorder:
         return whole
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and the picture of the rewards, and say what a user must not overlook; it blocks."""
+        """Write the summary and the picture of the rewards; say what was learned and what was not; it blocks."""
         self.warn()
         if self.store is None:
             return
+        for said in account(self.log.rows, self.log.held_out_rewards):
+            self.log.say(said)
         (self.log.folder / SUMMARY).write_text(json.dumps(strict(summary), allow_nan=False, indent=2) + "\n")
         if not write_plot(self.log.folder, self.log.rows, self.log.held_out_rewards):
-            self.log.say(f"No {PLOT}: matplotlib is not installed.")
+            self.log.say(f"No {PLOT}: matplotlib is not installed; pip install 'agentgym[report]'")
 
     def flush(self) -> None:
         """Return when all that was kept so far outlives a power cut; it blocks."""

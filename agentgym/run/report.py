@@ -1,7 +1,9 @@
-"""The report at the end of a run: counts of its rollouts, and warnings where nothing was learned."""
+"""The report at the end of a run: what was learned, what was not and why, and where to look."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentgym.scheduling.accounting import Groups
@@ -54,6 +56,89 @@ class Report:
             text, times = self.failures.most_common(1)[0]
             said.append(f"{self.failures.total()} rollouts failed; the most frequent error ({times} times): {text}")
         return said
+
+
+LIMITS = ("turns", "seconds", "context", "length", "tokens")
+"""The reasons to stop that are limits: such a rollout was cut off."""
+UNLEARNED = {
+    "rollouts/dropped": "rollouts that were dropped",
+    "samples/untrained_tokens": "tokens of segments that are not trained",
+    "train/skipped_steps": "optimizer steps that were not taken: the loss or the gradient was not finite",
+    "train/untrained_steps": "mini-batches without a token to train",
+}
+"""What was not learned from beside groups without a signal and failures, by the figure that counts it."""
+
+
+def account(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int = 5) -> list[str]:
+    """Return lines that say what was learned, what was not learned from and why, and how many rollouts were cut off."""
+    return [
+        *_under("learned", _learned(rows, held_out, last)),
+        *_under("not learned from", _unlearned(rows)),
+        *_under("cut off", _cut_off(rows)),
+    ]
+
+
+def look_lines(folder: Path) -> list[str]:
+    """Return lines that say where to look at a run."""
+    return _under(
+        "next",
+        [
+            f"agentgym show {folder} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
+            f"agentgym view {folder} shows curves, rollouts and tokens in a browser",
+            f"agentgym report {folder} writes curves, settings and rollouts into one file",
+            f"{folder}/metrics.jsonl has the figures of each step",
+        ],
+    )
+
+
+def _under(heading: str, lines: Sequence[str]) -> list[str]:
+    """Put the heading before the first line, and the others below it."""
+    indent = " " * (len(heading) + 2)
+    return [f"{indent if number else heading + ': '}{line}" for number, line in enumerate(lines)]
+
+
+def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> list[str]:
+    steps = _total(rows, "train/optimizer_steps")
+    if not steps:
+        return ["nothing; no optimizer step was taken"] if rows else []
+    said = []
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    if rewards:
+        ends = f"{fmean(rewards[:last]):.2f} in the first {last} steps, {fmean(rewards[-last:]):.2f} in the last {last}"
+        said.append(
+            f"reward {ends}" if len(rewards) > last else f"reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last"
+        )
+    if len(held_out) > 1:
+        said.append(f"held-out reward {held_out[min(held_out)]:.2f} at first, {held_out[max(held_out)]:.2f} at last")
+    rollouts = f"{_total(rows, 'samples/rollouts_trained'):,} of {_total(rows, 'rollouts/started'):,} rollouts"
+    return [*said, f"{steps:,} optimizer steps on {rollouts}, {_total(rows, 'train/trained_tokens'):,} tokens"]
+
+
+def _unlearned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    said = []
+    if silent := _total(rows, "samples/groups_without_signal"):
+        solved = sum((row.get("groups/solved_by_all") or 0) * (row.get("samples/groups") or 0) for row in rows)
+        why = f"whose rewards are all equal; all solved in {solved:.0f} groups"
+        said.append(f"{silent:,} of {_total(rows, 'samples/groups'):,} groups, {why}")
+    if failed := _total(rows, "rollouts/failed"):
+        kinds = Counter({name: _total(rows, name) for row in rows for name in row if name.startswith("failures/")})
+        named = ", ".join(f"{name.removeprefix('failures/')} {times:,}" for name, times in kinds.most_common(MOST))
+        said.append(f"{failed:,} rollouts that failed" + (f": {named}" if named else ""))
+    counts = {what: _total(rows, name) for name, what in UNLEARNED.items()}
+    return said + [f"{count:,} {what}" for what, count in counts.items() if count]
+
+
+def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The share of the rollouts that each limit ended."""
+    finished = sum(row.get("rollouts/finished") or 0 for row in rows)
+    ended = {
+        reason: sum((row.get(f"stop/{reason}") or 0) * (row.get("rollouts/finished") or 0) for row in rows)
+        for reason in LIMITS
+    }
+    shares = {reason: count / finished for reason, count in ended.items() if count}
+    if not shares:
+        return []
+    return [", ".join(f"{share:.1%} of the rollouts by the limit {reason}" for reason, share in shares.items())]
 
 
 def _total(rows: Sequence[Mapping[str, Any]], name: str) -> int:

@@ -49,8 +49,11 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
     assert out.parent == Path("runs/hello")
     kept = json.loads((folder / out / "settings.json").read_text())["settings"]
     assert (kept["env"], kept["model"], kept["train.lr"], kept["max_tokens"]) == ("hello.env:Hello", "tiny", 2e-3, 40)
-    assert done.stderr.splitlines()[-4:] == [
+    assert any(line.startswith("learned: ") for line in done.stderr.splitlines())
+    assert done.stderr.splitlines()[-6:] == [
         f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
+        f"      agentgym view {out} shows curves, rollouts and tokens in a browser",
+        f"      agentgym report {out} writes curves, settings and rollouts into one file",
         f"      {out}/metrics.jsonl has the figures of each step",
         f"      agentgym eval hello --model {out}/adapter plays what was trained on the held-out tasks",
         f"      {out}/adapter is what was trained; agentgym merge {out}/adapter FOLDER makes a whole model of it",

@@ -16,8 +16,26 @@ from agentgym.sandboxes.local import why_no_bubblewrap
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RUN = (
-    *("agents.md", "bridges.md", "data.md", "environments.md", "engines.md", "evaluation.md", "models.md"),
-    *("sandboxes.md", "tools.md"),
+    *(
+        "agents.md",
+        "bridges.md",
+        "contexts.md",
+        "data.md",
+        "docker.md",
+        "environments.md",
+        "engines.md",
+        "evaluation.md",
+    ),
+    *(
+        "games.md",
+        "models.md",
+        "own-engine.md",
+        "own-loss.md",
+        "own-sandbox.md",
+        "sandboxes.md",
+        "sglang.md",
+        "tools.md",
+    ),
 )
 """The guides whose blocks run, one after the other, each guide in a namespace of its own."""
 PACKAGES = {"bridges.md": ("gymnasium", "pettingzoo", "mcp", "datasets"), "tools.md": ("jsonschema", "mcp")}

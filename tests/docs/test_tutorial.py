@@ -2,6 +2,10 @@
 
 import json
 import re
+import shlex
+import signal
+import urllib.parse
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +18,8 @@ from tests.docs.blocks import DOCS, ROOT, blocks_of
 PAGE = (DOCS / "tutorial.md").read_text()
 SMALL = "--steps 2 --prompts 2 --group-size 4"
 """What makes the run short; the page's own is run by the slow test."""
+NEXT = 6
+"""The lines behind a run that say where to look."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,16 @@ def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dic
     time = "TIME"
     for one in shown():
         command = one.command.replace("agentgym train hello", train).replace("TIME", time)
+        if one.command.startswith("agentgym view"):
+            assert re.fullmatch(one.pattern(steps), served(folder, installed, command))
+            continue
         done = installed.run("bash", "-c", command, cwd=folder, typed=one.typed)
         assert done.returncode == 0, done.stdout + done.stderr[-3000:]
         if one.command.startswith("agentgym train"):
             summary = json.loads(done.stdout)
             time = str(summary["out"]).rpartition("/")[2]
-            *said, _, _, _, _ = done.stderr.splitlines()
-            output = "\n".join([*said, done.stdout.strip(), *done.stderr.splitlines()[-4:]])
+            said = done.stderr.splitlines()
+            output = "\n".join([*said[:-NEXT], done.stdout.strip(), *said[-NEXT:]])
         else:
             output = f"{done.stdout}{done.stderr}".strip("\n")
         wanted = one.pattern(steps).replace("TIME", time)
@@ -60,15 +69,34 @@ def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dic
     return summary
 
 
+def served(folder: Path, installed: Installed, command: str) -> str:
+    """Start the command, ask for the page at the address that it prints, end it by Ctrl-C; return what it printed."""
+    with installed.start(*shlex.split(command), cwd=folder) as serving:
+        assert serving.stdout is not None
+        address = serving.stdout.readline().strip()
+        try:
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(address) as answer:
+                assert b"<title>agentgym" in answer.read()
+            with browser.open(urllib.parse.urljoin(address, "/api/runs")) as answer:
+                assert len(json.load(answer)["runs"]) == 1
+        finally:
+            serving.send_signal(signal.SIGINT)
+        assert serving.stdout.read() == ""
+    assert serving.returncode in (0, 130)
+    return address
+
+
 def test_its_commands_are_those_of_a_whole_way() -> None:
     words = [one.command.split()[:2] for one in shown()]
     named = [second for first, second in words if first == "agentgym"]
-    assert named == ["new", "check", "play", "train", "show", "eval"]
+    assert named == ["new", "check", "play", "train", "show", "eval", "view", "report"]
 
 
 def test_its_commands_print_what_is_shown(tmp_path: Path, installed: Installed) -> None:
     summary = follow(tmp_path, installed, train=f"agentgym train hello {SMALL}", steps=2)
     assert summary["optimizer_steps"] is not None
+    assert "</html>" in (tmp_path / "report/report.html").read_text()
 
 
 @pytest.mark.slow
@@ -85,7 +113,7 @@ def test_the_env_that_it_shows_is_the_one_that_is_made() -> None:
 
 
 def test_the_finding_that_it_shows_is_in_the_tests_of_check() -> None:
-    finding = PAGE.partition("`return 1.0`, and it says:\n\n```\n")[2].partition("```")[0].splitlines()
+    finding = PAGE.partition("`return 1.0`, and it says:\n\n```text\n")[2].partition("```")[0].splitlines()
     tests = (ROOT / "tests/cli/test_check.py").read_text()
     assert len(finding) == 3
     assert [line for line in finding if line not in tests] == []

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -350,6 +351,15 @@ async def test_the_bar_says_how_many_have_ended_and_their_mean_reward(
     shown = capsys.readouterr().err
     assert "reward 1.000" in shown
     assert "4/4" in shown
+
+
+async def test_where_stderr_is_no_terminal_a_few_lines_say_the_rate_and_the_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await ag.evaluate(Even, Scripted(lambda text: say("ab")), k=12, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 < len(lines) <= 10
+    assert re.fullmatch(r"played 48 of 48  reward 1\.000  \d+ s, [\d.]+ rollouts/s, about 0 s left", lines[-1])
 
 
 async def test_no_more_rollouts_are_played_at_once_than_concurrency_allows() -> None:

@@ -14,6 +14,7 @@ import pytest
 import agentgym as ag
 from agentgym.environments.env import Split
 from agentgym.run.log import MetricsLogger
+from agentgym.run.report import account, look_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,8 +87,10 @@ async def test_a_run_that_learned_nothing_says_so_and_why(
         "The reward never varied",
         "The tool 'python' failed in",
         "judge is down",
+        "learned: nothing; no optimizer step was taken",
+        "rollouts that failed: EnvError",
     ):
-        assert said.count(f"WARNING: {reason}") == 1 or reason == "judge is down"
+        assert said.count(f"WARNING: {reason}") == 1 or not reason[0].isupper() or reason.startswith("rollouts")
         assert reason in said
 
 
@@ -196,3 +199,57 @@ def test_a_setting_that_means_nothing_is_refused_on_the_command_line(tmp_path: P
     assert done.returncode == 2
     assert "Adding: --group-size: one rollout" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "reward": reward,
+        "rollouts/started": 64.0,
+        "rollouts/finished": 60.0,
+        "rollouts/failed": 4.0,
+        "failures/EnvError": 3.0,
+        "failures/SandboxError": 1.0,
+        "samples/groups": 8.0,
+        "samples/groups_without_signal": 3.0,
+        "samples/rollouts_trained": 40.0,
+        "groups/solved_by_all": 0.25,
+        "samples/untrained_tokens": 0.0,
+        "train/optimizer_steps": 1.0,
+        "train/trained_tokens": 1000.0,
+        "train/skipped_steps": 0.0,
+        "stop/answer": 0.9,
+        "stop/turns": 0.1,
+    }
+    for reward in (0.0, 0.5, 0.5, 0.5, 0.5, 1.0)
+]
+
+
+def test_the_end_says_what_was_learned_and_what_was_not_and_why() -> None:
+    assert account(ROWS, {0: 0.25, 6: 0.75}) == [
+        "learned: reward 0.40 in the first 5 steps, 0.60 in the last 5",
+        "         held-out reward 0.25 at first, 0.75 at last",
+        "         6 optimizer steps on 240 of 384 rollouts, 6,000 tokens",
+        "not learned from: 18 of 48 groups, whose rewards are all equal; all solved in 12 groups",
+        "                  24 rollouts that failed: EnvError 18, SandboxError 6",
+        "cut off: 10.0% of the rollouts by the limit turns",
+    ]
+
+
+def test_a_run_without_a_step_learned_nothing() -> None:
+    rows = [row | {"train/optimizer_steps": 0.0, "train/skipped_steps": 2.0} for row in ROWS[:1]]
+    said = account(rows, {})
+    assert said[0] == "learned: nothing; no optimizer step was taken"
+    assert "2 optimizer steps that were not taken: the loss or the gradient was not finite" in said[3]
+    assert account([], {0: 0.5}) == []
+
+
+def test_what_a_run_dropped_and_left_out_is_counted() -> None:
+    rows = [row | {"rollouts/dropped": 2.0, "samples/untrained_tokens": 7.0} for row in ROWS[:2]]
+    said = "\n".join(account(rows, {}))
+    assert "4 rollouts that were dropped" in said
+    assert "14 tokens of segments that are not trained" in said
+
+
+def test_where_to_look_is_a_line_for_each_command() -> None:
+    commands = [line.split()[1 if line.startswith("next:") else 0 :][:2] for line in look_lines(Path("runs/a"))]
+    assert [words[1] for words in commands if words[0] == "agentgym"] == ["show", "view", "report"]

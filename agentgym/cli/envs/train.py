@@ -84,11 +84,12 @@ def recipe_of(name: str, env: str, words: Sequence[str]) -> "type[RunConfig]":
 
 def next_lines(summary: dict[str, Any]) -> list[str]:
     """Return what to look at behind a run."""
+    from agentgym.run.report import look_lines
+
     out = Path(summary["out"])
     trained = out / "adapter" if (out / "adapter").is_dir() else out / "model"
     lines = [
-        f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
-        f"      {out}/metrics.jsonl has the figures of each step",
+        *look_lines(out),
         f"      agentgym eval {summary['recipe']} --model {trained} plays what was trained on the held-out tasks",
     ]
     if trained.name == "adapter":

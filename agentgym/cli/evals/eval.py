@@ -142,7 +142,7 @@ async def _played(
         _stop_at_signals(signals)
     opening = nullcontext(model) if isinstance(model, str) else model
     async with opening as engine, opened_models(models) as named:
-        return await evaluate(env, engine, models=named, progress=sys.stderr.isatty(), **settings)
+        return await evaluate(env, engine, models=named, progress=True, **settings)
 
 
 def _stop_at_signals(signals: list[signal.Signals]) -> None:

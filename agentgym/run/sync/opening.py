@@ -138,7 +138,7 @@ async def _shared(
         model,
         config,
         tokenizer=tokenizer,
-        progress=lambda said: progress(f"server: {said[:40]}"),
+        progress=lambda said: progress(f"server: {said[:80]}"),
         trainers=peers.gpus,
     )
     if config.urls or peers.world == 1:

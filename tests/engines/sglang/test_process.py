@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -103,6 +104,29 @@ async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_the_en
     with pytest.raises(EngineError, match=r"(?s)ended while it started: no such model\n\[ended with exit code 3\]"):
         await process.ready(JsonClient(f"http://127.0.0.1:{free_port()}"), startup_s=60, progress=said.append)
     await process.close()
+
+
+async def test_a_server_that_starts_says_its_last_line_once_with_the_seconds_it_has(tmp_path: Path) -> None:
+    said: list[str] = []
+    spoken = asyncio.Event()
+
+    def hear(line: str) -> None:
+        said.append(line)
+        spoken.set()
+
+    process = ServerProcess(
+        [sys.executable, "-uc", "print('loading weights'); import signal; signal.pause()"], tmp_path / "log"
+    )
+    await process.start()
+    starting = asyncio.create_task(
+        process.ready(JsonClient(f"http://127.0.0.1:{free_port()}"), startup_s=600, progress=hear)
+    )
+    await spoken.wait()
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await process.close()
+    assert len(said) == 1
+    assert re.fullmatch(r"\d+ s of at most 600 s: loading weights", said[0])
 
 
 async def test_a_server_has_time_to_tidy_up_before_it_is_killed(tmp_path: Path) -> None:

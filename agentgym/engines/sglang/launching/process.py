@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -98,12 +99,17 @@ class ServerProcess:
         await self.start()
 
     async def ready(self, client: JsonClient, *, startup_s: float, progress: Progress | None) -> None:
-        """Wait until the server is ready; EngineError with the end of its log where it ends or takes too long."""
+        """Wait until the server is ready; EngineError with the end of its log where it ends or takes too long.
+
+        `progress` is told each new last line of the log, with the seconds that have passed and the most that there are.
+        """
+        began, last = time.monotonic(), ""
         try:
             async with asyncio.timeout(startup_s):
                 while not await self._is_ready(client):
-                    if progress is not None and (said := self.log_tail(1)):
-                        progress(said)
+                    if progress is not None and (said := self.log_tail(1)) and said != last:
+                        progress(f"{time.monotonic() - began:.0f} s of at most {startup_s:.0f} s: {said}")
+                        last = said
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             late = f"startup_s: the server was not ready after {startup_s:g} s"
@@ -122,7 +128,7 @@ class ServerProcess:
     def _why(self) -> str:
         tail = self.log_tail()
         if "No module named 'sglang" in tail or "No module named sglang" in tail:
-            return f"{self.command[0]} has no SGLang: name a Python that has it in AGENTGYM_SGLANG; see docs/engines.md"
+            return f"{self.command[0]} has no SGLang: name a Python that has it in AGENTGYM_SGLANG; see docs/sglang.md"
         return tail
 
     def log_tail(self, lines: int = _LOG_TAIL) -> str:

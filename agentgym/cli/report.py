@@ -1,0 +1,48 @@
+"""The command `agentgym report`: plots and one HTML file of runs and evaluations."""
+
+from pathlib import Path
+
+import tyro
+
+from agentgym.cli.output import flush, say
+from agentgym.errors import AgentGymError
+
+
+def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None, transcripts: int = 2) -> int:
+    """Write a report on runs and evaluations, also while they go on: one HTML file, and its plots as PNG files.
+
+    It has curves with the spread of the seeds, the figures at the end, what was not learned from, failures, settings
+    with what differs marked, and the best and the worst rollouts. Runs that differ in nothing but their seed are one
+    line. The file needs no other file and no network, and nothing that a model wrote is more than text in it.
+
+    For example:
+    $ agentgym report runs/chase_grpo/20260801-101500
+    $ agentgym report runs/chase_grpo runs/chase_async --out report
+    $ agentgym report runs/eval-pointers/before runs/eval-pointers/after --transcripts 5
+
+    Args:
+        runs: Folders of runs or evaluations; of a folder that is none, those right below it.
+        out: The folder for report.html and the plots; by default `report` within the only RUN, or here.
+        transcripts: The most best and worst rollouts of each line; 0 for none.
+    """
+    from agentgym.cli.doctor import installed
+    from agentgym.report.write import write_report
+    from agentgym.store.schema import StoreError
+
+    if not runs:
+        raise AgentGymError("runs: name the folder of a run, such as runs/RECIPE/TIME")
+    if transcripts < 0:
+        raise AgentGymError(f"--transcripts: must not be negative, got {transcripts}")
+    version = installed("agentgym") or "of a checkout"
+    try:
+        written = write_report(runs, out, transcripts=transcripts, version=version)
+    except (StoreError, FileNotFoundError) as error:
+        raise AgentGymError(f"runs: {error}") from error
+    counts = [_counted(written.runs, "run"), _counted(written.lines, "line"), _counted(len(written.pictures), "plot")]
+    say(f"{written.page}: {counts[0]} in {counts[1]}, {counts[2]} beside it")
+    flush()
+    return 0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

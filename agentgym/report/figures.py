@@ -1,0 +1,154 @@
+"""The tables of a report: the figures at the end of each line, and what was not learned from."""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from agentgym.report.folders import KeptRun
+from agentgym.report.lines import Line, Spread, spread
+
+Figure: TypeAlias = Callable[[KeptRun], float | None]
+LAST = 5
+"""Steps over which the first and the last reward are taken."""
+
+
+def end_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the table of the figures at the end of the trainings, its heading first; empty without one."""
+    return _table(ENDS, [line for line in lines if line.is_training])
+
+
+def unlearned_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the table of what was played and not learned from, its heading first; empty without a training."""
+    return _table(UNLEARNED, [line for line in lines if line.is_training])
+
+
+def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the table of how rollouts of trainings ended, its heading first; empty where nothing says it."""
+    reasons = sorted({name for line in lines for run in line.runs for row in run.steps for name in row if _stop(name)})
+    figures = {name.removeprefix("stop/"): _mean(name) for name in reasons}
+    return _table(figures, [line for line in lines if line.is_training]) if figures else []
+
+
+def score_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the table of the scores of evaluations, its heading first; empty without one."""
+    played = [line for line in lines if not line.is_training]
+    ks = sorted({name for line in played for run in line.runs for name in _passes(run)}, key=int)
+    figures: dict[str, Figure] = {"reward": _in_summary("reward")}
+    figures |= {f"pass@{k}": _pass_at(k) for k in ks}
+    figures |= {"rollouts": _in_summary("rollouts"), "failed": _in_summary("failed")}
+    return _table(figures, played)
+
+
+def _table(figures: dict[str, Figure], lines: Sequence[Line]) -> list[list[str]]:
+    if not lines:
+        return []
+    rows = [[line.mark, str(len(line.runs)), *_cells(figures, line)] for line in lines]
+    return [["", "runs", *figures], *rows]
+
+
+def _cells(figures: dict[str, Figure], line: Line) -> Iterator[str]:
+    for figure in figures.values():
+        yield shown(spread([value for run in line.runs if (value := figure(run)) is not None]))
+
+
+def shown(found: Spread | None) -> str:
+    """Return the mean with its deviation and range; the number alone where there is one, or where all are equal."""
+    if found is None:
+        return ""
+    if found.deviation is None or found.low == found.high:
+        return number(found.mean)
+    return f"{number(found.mean)} ± {number(found.deviation)} ({number(found.low)} to {number(found.high)})"
+
+
+def number(value: float) -> str:
+    """Return a number with at most three digits behind the point, one where it is large, none where it is whole."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def _total(figure: str) -> Figure:
+    def of(run: KeptRun) -> float | None:
+        found = [value for row in run.steps if isinstance(value := row.get(figure), int | float)]
+        return float(sum(found)) if run.steps else None
+
+    return of
+
+
+def _mean(figure: str) -> Figure:
+    def of(run: KeptRun) -> float | None:
+        return fmean(float(row.get(figure) or 0.0) for row in run.steps) if run.steps else None
+
+    return of
+
+
+def _in_summary(name: str) -> Figure:
+    def of(run: KeptRun) -> float | None:
+        found = run.summary.get(name)
+        return float(found) if isinstance(found, int | float) else None
+
+    return of
+
+
+def _pass_at(k: str) -> Figure:
+    def of(run: KeptRun) -> float | None:
+        found = _passes(run).get(k)
+        return float(found) if isinstance(found, int | float) else None
+
+    return of
+
+
+def _passes(run: KeptRun) -> dict[str, Any]:
+    found = run.summary.get("pass_at")
+    return found if isinstance(found, dict) else {}
+
+
+def _stop(name: str) -> bool:
+    return name.startswith("stop/")
+
+
+def _first(run: KeptRun) -> float | None:
+    found = list(run.curve("reward").values())[:LAST]
+    return fmean(found) if found else None
+
+
+def _last(run: KeptRun) -> float | None:
+    found = list(run.curve("reward").values())[-LAST:]
+    return fmean(found) if found else None
+
+
+def _before(run: KeptRun) -> float | None:
+    return run.curve("eval/reward").get(0)
+
+
+def _after(run: KeptRun) -> float | None:
+    found = run.curve("eval/reward")
+    return found[max(found)] if found and max(found) else None
+
+
+def _best(run: KeptRun) -> float | None:
+    found = run.curve("eval/reward")
+    return max(found.values()) if len(found) > 1 else None
+
+
+ENDS: dict[str, Figure] = {
+    "steps": lambda run: float(len(run.steps)),
+    f"reward, first {LAST} steps": _first,
+    f"reward, last {LAST} steps": _last,
+    "held out before": _before,
+    "held out at last": _after,
+    "held out at best": _best,
+    "rollouts": _total("rollouts/started"),
+    "trained tokens": _total("train/trained_tokens"),
+    "CPU seconds": _in_summary("cpu_seconds"),
+}
+"""The figures at the end of a training, by their heading."""
+UNLEARNED: dict[str, Figure] = {
+    "rollouts": _total("rollouts/started"),
+    "failed": _total("rollouts/failed"),
+    "dropped": _total("rollouts/dropped"),
+    "groups": _total("samples/groups"),
+    "groups without a signal": _total("samples/groups_without_signal"),
+    "tokens left out of training": _total("samples/untrained_tokens"),
+    "steps without a finite gradient": _total("train/skipped_steps"),
+    "steps without a token": _total("train/untrained_steps"),
+}
+"""What was played and not learned from, by its heading."""

@@ -1,0 +1,77 @@
+"""Plots of a report, drawn by matplotlib without a display."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from agentgym.report.lines import band
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
+"""Colours that can be told apart without seeing all of them (Okabe and Ito), and one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A figure of one line: its name, and the values of each seed by step."""
+
+    label: str
+    seeds: Sequence[Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A score with its interval."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+
+
+def draw_curves(path: Path, curves: Sequence[Curve], *, title: str, unit: str, from_zero: bool = False) -> None:
+    """Draw the mean of each line, the range of its seeds as a band, and each seed as a thin line."""
+    with mpl.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot(xlabel="steps", ylabel=plain(unit), title=plain(title))
+        for place, curve in enumerate(curves):
+            colour, mean = COLOURS[place % len(COLOURS)], band(curve.seeds)
+            alone = len(curve.seeds) == 1
+            for seed in [] if alone else curve.seeds:
+                axes.plot(list(seed), list(seed.values()), color=colour, alpha=0.35, linewidth=0.8)
+            marker = "o" if len(mean.steps) < 12 else None
+            label = plain(curve.label)
+            axes.plot(mean.steps, mean.mean, marker=marker, markersize=3, color=colour, linewidth=2, label=label)
+            if not alone:
+                axes.fill_between(mean.steps, mean.low, mean.high, color=colour, alpha=0.18, linewidth=0)
+        if from_zero:
+            axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None:
+    """Draw each score as a point with its interval, one below the other."""
+    with mpl.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(7, 1.2 + 0.4 * len(bars)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot(xlabel=plain(unit), title=plain(title))
+        for place, bar in enumerate(bars):
+            colour = COLOURS[place % len(COLOURS)]
+            axes.plot([bar.low, bar.high], [place, place], color=colour, linewidth=2)
+            axes.plot([bar.value], [place], "o", color=colour)
+        axes.set_yticks(range(len(bars)), [plain(bar.label) for bar in bars])
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+        axes.grid(alpha=0.3)
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def plain(text: str) -> str:
+    """Return at most 80 letters of the text, with `?` for those that the font of the plots may lack."""
+    text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,83 @@
+"""The shell commands of the docs: where they stand, which of them run here, and why the others do not."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.blocks import DOCS, ROOT
+
+PAGES = (
+    *sorted(DOCS.rglob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "sandbox/README.md")),
+    *sorted(ROOT.glob("envs/*/README.md")),
+)
+"""Every page that shows commands."""
+LANGUAGES = {"python", "sh", "console", "text", "toml"}
+"""The languages of blocks: `sh` are commands, `console` commands with their output, `text` what is neither."""
+FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+RUN = (
+    r"agentgym (check|export|import|ls|regrade|report|show) ",
+    r"agentgym doctor$",
+    r"agentgym eval my_env:Pointers --model ",
+)
+"""Commands that are run in the folder of a reader who has followed the README."""
+PARSED = {
+    r"agentgym eval .*--url ": "needs a chat endpoint; tests/engines/endpoint has one",
+    r"agentgym eval (judge_essay|negotiate) ": "needs a model of the hub",
+    r"agentgym gc$": "looks after the whole machine; tests/cli runs it with folders of its own",
+    r"agentgym merge ": "needs the run above it; tests/cli merges an adapter",
+    r"agentgym play ": "asks a person; the tutorial's test plays",
+    r"agentgym sandbox build": "builds an image, in minutes; the tests marked docker do",
+    r"agentgym serve ": "serves until it is stopped; tests/bridges talks to it",
+    r"agentgym view ": "serves until it is stopped; the tutorial's test asks it for its page",
+    r"python -m recipes\.": "takes a minute or GPUs; tests/recipes and .ci/run take small ones",
+    r"python train_pointers\.py": "takes a minute, servers or what was stopped; tests/test_readme.py runs the file",
+    r"torchrun ": "takes several processes; tests/run/test_ranks.py does",
+}
+"""Commands whose words are read by the program's own parser and that are not run, and why."""
+NOT_RUN = {
+    r"(python -m )?pip install ": "needs the network; its extras are looked up",
+    r"python -m venv ": "needs the network",
+    r"python -m build --wheel$": "the fixture `wheel` builds it, and its name is compared",
+    r"python -m pytest envs/": "make test runs it",
+    r"python -m sglang\.launch_server ": "needs a GPU; tests/docs/test_gpu_docs.py reads its flags",
+    r"python -m benchmarks\.sandbox ": "takes an hour; .ci/run asks for its --help",
+    r"make (quickstart|test)$": "CI does; the target is looked up",
+    r"apt-get install |podman |export |for |done$|ssh ": "changes the machine or the shell",
+}
+"""Commands that are not run, and why."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a page, without its comment, and the line that it stands on."""
+
+    page: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {self.text}"
+
+
+def fences() -> list[tuple[Path, int, str, str]]:
+    """The blocks of all pages: page, line, language and text."""
+    found = [(page, text, match) for page in PAGES for text in [page.read_text()] for match in FENCE.finditer(text)]
+    return [(page, text.count("\n", 0, match.start(3)) + 1, match[2], match[3]) for page, text, match in found]
+
+
+def commands() -> list[Command]:
+    """The commands of all `sh` blocks, in order."""
+    found: list[Command] = []
+    for page, first, language, text in fences():
+        for line, words in enumerate(text.splitlines(), first):
+            command = re.split(r"\s+#\s", words)[0].strip()
+            if language == "sh" and command and not command.startswith("#"):
+                found.append(Command(str(page.relative_to(ROOT)), line, command))
+    return found
+
+
+def rule_of(command: Command) -> list[str]:
+    """The rules that a command falls under."""
+    return [rule for rule in (*RUN, *PARSED, *NOT_RUN) if re.match(rule, command.text)]

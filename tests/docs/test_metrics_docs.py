@@ -1,0 +1,72 @@
+"""The page of metrics: it has every figure that real runs write, and names none that the code does not write."""
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+import agentgym as ag
+from tests.docs.blocks import DOCS, ROOT
+
+PAGE = (DOCS / "metrics.md").read_text()
+NAMED = [name for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)]
+"""The figures of the page's tables; words in capitals stand for a name."""
+ELSEWHERE = {
+    "engine/.*": "SGLang servers",
+    "train/(mfu|gpu_memory_gib)": "a GPU",
+    "train/skipped_rollouts": "a loss that is not finite",
+    "role/.*": "an env with roles",
+}
+"""Figures of the page that no run of this test writes, and what it would take."""
+SMALL = ag.RunConfig(
+    recipe="small",
+    env="tests.docs.metrics_env:Look",
+    model="tiny",
+    prompts=4,
+    group_size=4,
+    steps=2,
+    max_tokens=20,
+    eval_tasks=6,
+    save_every=1,
+)
+TRAIN = ag.TrainConfig(temperature=0.7, layout="tree", kl_coef=0.01, correction="token", micro_tokens=2048)
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"[A-Z]+", ".*", re.escape(name)))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The figures of two real runs: a mixture that is asynchronous, and one with a teacher."""
+    folder = tmp_path_factory.mktemp("runs")
+    envs = {"tests.docs.metrics_env:Look": 1.0, "tests.docs.metrics_env:Fails": 1.0}
+    runs = [
+        replace(SMALL, recipe="mixed", env=envs, eval_every=1, eval_rollouts=2, staleness=1, rest_rounds=1),
+        replace(SMALL, recipe="taught", teacher="tiny", train=TRAIN),
+    ]
+    names: set[str] = set()
+    for run in runs:
+        asyncio.run(ag.train_policy(replace(run, out=folder / run.recipe)))
+        for line in (folder / run.recipe / "metrics.jsonl").read_text().splitlines():
+            names |= json.loads(line).keys() - {"step", "figures_not_finite"}
+    return names
+
+
+def test_every_figure_that_a_run_writes_is_on_the_page(written: set[str]) -> None:
+    assert len(written) > 90
+    assert sorted(name for name in written if not any(pattern(known).fullmatch(name) for known in NAMED)) == []
+
+
+def test_every_figure_of_the_page_is_written(written: set[str]) -> None:
+    known = [name for name in NAMED if not any(re.fullmatch(other, name) for other in ELSEWHERE)]
+    assert sorted(name for name in known if not any(pattern(name).fullmatch(found) for found in written)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if any(re.fullmatch(one, name) for one in ELSEWHERE)])
+def test_a_figure_that_these_runs_lack_is_in_the_code(name: str) -> None:
+    part = re.sub(r"^\w+/|[A-Z]+$", "", name) or name.partition("/")[0]
+    code = "".join(path.read_text() for path in (ROOT / "agentgym").rglob("*.py"))
+    assert re.search(rf"\b{re.escape(part)}", code)

@@ -1,0 +1,202 @@
+"""`agentgym report`: one inert HTML file and its plots, of runs, of evaluations, and of a run that goes on."""
+
+import base64
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from agentgym.cli import main as cli
+from agentgym.types import Rollout
+from tests.report.runs import write_evaluation, write_run
+from tests.store.test_store import group, rollout, segment
+
+pytest.importorskip("matplotlib", reason="needs the extra report")
+PNG = b"\x89PNG\r\n\x1a\n"
+HOSTILE = (
+    "</pre></details><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x00\N{RIGHT-TO-LEFT OVERRIDE}"
+    "\ud800<!-- --> &lt; ]]> javascript:alert(3) $\\frac{1}{"
+)
+"""What a model might write, to be run, rendered or to break what shows it."""
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes, its headings, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.headings: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.tags and self.tags[-1][0] == "h2" and data.strip():
+            self.headings.append(data)
+
+
+def reported(capsys: pytest.CaptureFixture[str], *args: object) -> Tags:
+    """The page that the command writes."""
+    assert cli.main(["report", *map(str, args)]) == 0, capsys.readouterr().err
+    path = Path(capsys.readouterr().out.partition(": ")[0])
+    return Tags(path.read_text())
+
+
+def failed(name: str) -> Rollout:
+    return rollout(name, None)
+
+
+def test_the_page_has_its_parts_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        groups = [group(rollout("a/0", 0.5), failed("a/1")), group(rollout("b/0", -1.0))]
+        played = {"rollouts/started": 3.0, "rollouts/failed": 1.0, "stop/answer": 1.0, "samples/groups": 2.0}
+        write_run(tmp_path / f"{seed}", [0.1, 0.9], seed=seed, groups=groups, figures=played)
+    write_evaluation(tmp_path / "e", 0.75, groups=[group(rollout("a/0", 1.0))])
+    page = reported(capsys, tmp_path)
+    assert page.headings == [
+        "Runs",
+        "Curves",
+        "Figures at the end",
+        "Evaluations",
+        "What was not learned from",
+        "Failures",
+        "Settings",
+        "Settings of evaluations",
+        "Best rollouts",
+        "Worst rollouts",
+    ]
+    for part in ("A: ", "A, 2 times: EnvError: KeyError: 'x'", "Traceback ..", "2 rollouts failed.", "A, reward -1"):
+        assert part.removeprefix("A: ") in page.text
+    assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
+
+
+def test_the_page_needs_no_other_file_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = reported(capsys, write_run(tmp_path / "a", [0.1, 0.9]))
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "link", "object", "form", "a", "base"})
+    sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert sources
+    for source in sources:
+        assert source is not None
+        kind, _, data = source.partition(",")
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(data).startswith(PNG)
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    [policy] = [attributes["content"] for tag, attributes in page.tags if "http-equiv" in attributes]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+
+
+def test_hostile_text_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wicked = segment([(2, 4), (5, 9)], length=12, text=HOSTILE)
+    groups = [group(rollout("a/0", 0.5, segments=(wicked,)))]
+    plain = write_run(tmp_path / "a", [0.1], groups=groups, figures={"stop/answer": 1.0})
+    tame = {tag for tag, _ in reported(capsys, plain, "--out", tmp_path / "tame").tags}
+    name = HOSTILE.replace("\ud800", "").replace("\x00", "")
+    wild = write_run(tmp_path / "b", [0.1], seed=1, groups=groups, recipe=name, figures={f"stop/{name}": 1.0})
+    page = reported(capsys, plain, wild, "--out", tmp_path / "wild")
+    assert {tag for tag, _ in page.tags} == tame
+    assert "<script>alert(1)</script>" in page.text
+    assert r"\x1b[31mred\x00\u202e\ud800" in page.text
+    raw = (tmp_path / "wild/report.html").read_bytes().decode()
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", raw)
+
+
+def test_a_run_that_goes_on_is_reported_as_far_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "a", [0.1, 0.2], ended=False, groups=[group(rollout("a/0", 0.5))])
+    path = folder / "settings.json"
+    path.write_text(path.read_text().replace('"steps": 2', '"steps": 20'))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "rew')
+    page = reported(capsys, folder)
+    assert "not ended: 2 of 20 steps" in page.text
+
+
+def test_a_run_without_a_finished_step_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "a", [0.1], ended=False)
+    (folder / "metrics.jsonl").write_text("")
+    page = reported(capsys, folder)
+    assert "not ended" in page.text
+    assert "No rollout failed." in page.text
+
+
+def test_runs_of_many_steps_and_of_a_single_one_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", [step / 40 for step in range(40)])
+    write_run(tmp_path / "b", [0.5], seed=1, lr=1e-3)
+    reported(capsys, tmp_path)
+    assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
+
+
+def test_what_differs_is_marked_and_the_rest_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", [0.1], lr=2e-3)
+    write_run(tmp_path / "b", [0.1], lr=1e-3)
+    reported(capsys, tmp_path)
+    page = (tmp_path / "report/report.html").read_text()
+    marked = re.findall(r'<tr class="differs"><th scope="row">(.*?) ≠</th><td>(.*?)</td><td>(.*?)</td>', page)
+    assert marked == [("lr", "0.002", "0.001")]
+    assert '<tr><th scope="row">env</th><td>envs.chase.env:Chase</td></tr>' in page
+
+
+def test_the_figures_are_those_of_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", [0.0, 0.5], seed=0, held_out=[(0, 0.25), (2, 0.75)])
+    write_run(tmp_path / "b", [0.0, 1.5], seed=1, held_out=[(0, 0.25), (2, 0.25)])
+    page = reported(capsys, tmp_path)
+    assert "0.500 ± 0.354 (0.250 to 0.750)" in page.text
+
+
+def test_the_best_and_the_worst_are_of_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, reward in enumerate((0.25, 0.75, 0.5)):
+        write_run(tmp_path / f"{seed}", [0.1], seed=seed, groups=[group(rollout("a/0", reward))])
+    page = reported(capsys, tmp_path, "--transcripts", 1)
+    assert re.findall(r"A, reward (\S+):", page.text) == ["0.75", "0.25"]
+    assert "Best" not in reported(capsys, tmp_path, "--transcripts", 0).text
+
+
+def test_a_report_is_written_again_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "a", [0.1], held_out=[(0, 0.5)])
+    reported(capsys, folder)
+    assert (folder / "report/eval-reward.png").exists()
+    (folder / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
+    reported(capsys, folder)
+    assert not (folder / "report/eval-reward.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "runs: there is no folder nowhere; name the folder of a run, such as runs/RECIPE/TIME"),
+        (["empty"], "runs: empty holds no metrics.jsonl and no rollouts.sqlite, nor does a folder in it; name the"),
+        (["run", "--out", "full"], "--out: full holds 'thesis.tex' and no report.html; name a new folder, or that of"),
+        (["run", "--out", "full/thesis.tex"], "--out: full/thesis.tex cannot be made (File exists); name another"),
+        (["run", "--transcripts", "-1"], "--transcripts: must not be negative, got -1"),
+        ([], "runs: name the folder of a run"),
+        (["broken"], "runs: "),
+    ],
+)
+def test_what_cannot_be_reported_is_a_sentence(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("run"), [0.1])
+    Path("empty").mkdir()
+    Path("full").mkdir()
+    Path("full/thesis.tex").touch()
+    write_run(Path("broken"), [0.1])
+    Path("broken/rollouts.sqlite").write_bytes(b"no database" * 100)
+    assert cli.main(["report", *words]) in (1, 2)
+    heard = capsys.readouterr().err
+    assert heard.startswith(f"agentgym: {said}") or f": {said}" in heard
+    assert heard.count("\n") == 1
+
+
+def test_a_name_that_matplotlib_could_take_for_a_formula_is_drawn_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a", [0.1], recipe="_$\\frac{1$ \N{SNOWMAN}")
+    write_run(tmp_path / "b", [0.1], recipe=r"$\nonsense{$")
+    reported(capsys, tmp_path)
+    assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
