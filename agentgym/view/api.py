@@ -27,6 +27,8 @@ from agentgym.view.search.indexing import Indexing
 
 MOST_TOKENS = 20_000
 """The most tokens of one answer."""
+MOST_READ = 20_000_000
+"""Characters that one answer looks through for the pieces around what was searched: half a second."""
 _KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
 """The kinds of segments, of the first ones: all of them would be gone through."""
 
@@ -141,9 +143,18 @@ class Api:
             total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
             shown = [table_row(row, envs) for row in rows]
             if wanted is not None:
-                for row in shown:
-                    row["snippet"] = snippet(texts_of(store, row["number"]), wanted)
+                _add_snippets(store, shown, wanted)
         return {"total": total, "offset": offset, "rows": shown, "indexed": indexed}
+
+
+def _add_snippets(store: RolloutStore, rows: list[dict[str, Any]], wanted: str) -> None:
+    """Cut what was asked for out of the texts of the first rows, as far as those are not too long."""
+    left = MOST_READ
+    for row in rows:
+        if left > 0:
+            texts = texts_of(store, row["number"])
+            left -= sum(map(len, texts))
+            row["snippet"] = snippet(texts, wanted)
 
 
 def metric_names() -> dict[str, Any]:

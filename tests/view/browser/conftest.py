@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("playwright", reason="playwright is not installed: it is in the extra dev")
-
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.view.browser.viewer import Watched, chromium, launch, route_of, serving, train
