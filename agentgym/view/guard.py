@@ -66,7 +66,7 @@ class Guard:
         # A path that begins with two slashes would be another host's.
         path = "/" + request.url.path.lstrip("/\\")
         answer = RedirectResponse(f"{path}?{urlencode(kept)}" if kept else path, 303)
-        answer.set_cookie(cookie, str(self.token), httponly=True, samesite="strict", path="/")
+        answer.set_cookie(cookie, str(self.token), httponly=True, samesite="lax", path="/")
         return answer
 
     def _is_host(self, given: str) -> bool:

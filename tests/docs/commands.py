@@ -17,12 +17,13 @@ LANGUAGES = {"python", "sh", "console", "text", "toml"}
 FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 RUN = (
-    r"agentgym (check|export|import|ls|regrade|report|show) ",
+    r"agentgym (check(?! polyglot)|export|import|ls|regrade|report|show) ",
     r"agentgym doctor$",
     r"agentgym eval my_env:Pointers --model ",
 )
 """Commands that are run in the folder of a reader who has followed the README."""
 PARSED = {
+    r"agentgym check polyglot$": "needs the images that the lines above it build; the env's own test builds them",
     r"agentgym eval .*--url ": "needs a chat endpoint; tests/engines/endpoint has one",
     r"agentgym eval (judge_essay|negotiate) ": "needs a model of the hub",
     r"agentgym gc$": "looks after the whole machine; tests/cli runs it with folders of its own",
@@ -43,6 +44,7 @@ NOT_RUN = {
     r"python -m pytest envs/": "make test runs it",
     r"python -m sglang\.launch_server ": "needs a GPU; tests/docs/test_gpu_docs.py reads its flags",
     r"python -m benchmarks\.sandbox ": "takes an hour; .ci/run asks for its --help",
+    r"ray start ": "starts a daemon; tests/cluster starts two nodes",
     r"make (quickstart|test)$": "CI does; the target is looked up",
     r"apt-get install |podman |export |for |done$|ssh ": "changes the machine or the shell",
 }

@@ -38,7 +38,7 @@ def test_the_first_visit_leaves_a_cookie_and_an_address_without_the_token(tmp_pa
         assert answer.headers["location"].startswith("/")
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie
-        assert "SameSite=strict" in cookie
+        assert "SameSite=lax" in cookie
         assert asked.get(answer.headers["location"]).status_code == 200
         assert asked.get("/api/runs").status_code == 200
 
