@@ -122,6 +122,10 @@ document.querySelector(".skip")?.addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();
 });
+// What a page still asked for when it was left is cut off by us, and is no error.
+window.addEventListener("unhandledrejection", (event) => {
+  if (event.reason instanceof DOMException && event.reason.name === "AbortError") event.preventDefault();
+});
 window.addEventListener("hashchange", () => {
   scrolled.set(openedAt, window.scrollY);
   open();

@@ -18,7 +18,7 @@ STARTED = """async () => {
 }"""
 GROWN = "before => Number(document.querySelector('.count').textContent.split(' ')[0].replace(',', '')) > before"
 MORE_POINTS = (
-    "before => document.querySelector('[data-figure=reward] path.line').getAttribute('d').split('L').length > before"
+    "before => document.querySelector('[data-figure=reward] path.line')?.getAttribute('d').split('L').length > before"
 )
 
 

@@ -24,6 +24,8 @@ export class Board {
     this.runs = [];
     /** @type {Chart[]} */
     this.charts = [];
+    /** Where the pointer went since the last paint. @type {{x: number|null, at: Chart|null}|undefined} */
+    this.pointer = undefined;
     this.watcher = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "300px" });
     this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => this.chartOf(entry.target)?.later()));
   }
@@ -78,7 +80,14 @@ export class Board {
    * @param {Chart|null} [at] the chart under the pointer, which shows the values of each run
    */
   hover(x, at = null) {
-    for (const chart of this.charts) if (chart.isSeen) chart.cross(x, chart === at);
+    const isWaiting = this.pointer !== undefined;
+    this.pointer = { x, at };
+    if (isWaiting) return;
+    requestAnimationFrame(() => {
+      const pointer = this.pointer;
+      this.pointer = undefined;
+      for (const chart of this.charts) if (chart.isSeen) chart.cross(pointer?.x ?? null, chart === pointer?.at);
+    });
   }
 
   /** @returns {[number, number]} the stretch of the axis that is shown */

@@ -6,7 +6,7 @@ import { duration, figure } from "../core/format.js";
 import { spelled } from "../core/visible_text.js";
 import { extent, linear, logarithmic, powers, ticks } from "./scale.js";
 import { drawStack, stackDomain } from "./stack.js";
-import { band, nearest, points, smoothed, thinned } from "./series.js";
+import { band, nearest, points, smoothed, thinned, thinnedBand } from "./series.js";
 
 /** @typedef {import("./plan.js").Chosen} Chosen */
 /** @typedef {import("./board.js").Board} Board */
@@ -150,7 +150,8 @@ export class Chart {
 
   bands() {
     const [x, y] = [/** @type {any} */ (this.x), /** @type {any} */ (this.y)];
-    return this.bandsOf().filter(({ series }) => series.length > 1).map(({ colour, series }) => {
+    return this.bandsOf().filter(({ series }) => series.length > 1).map(({ colour, series: all }) => {
+      const series = thinnedBand(all, x);
       const upper = series.map((point) => `${x(point.x).toFixed(1)},${y(point.high).toFixed(1)}`);
       const lower = series.map((point) => `${x(point.x).toFixed(1)},${y(point.low).toFixed(1)}`).reverse();
       return s("polygon", { class: `band run-${colour}`, points: [...upper, ...lower].join(" ") });
@@ -284,7 +285,10 @@ export class Chart {
     const x = this.x;
     if (!x) return;
     if (Math.abs(to - from) > 4) this.board.zoomTo([x.invert(Math.min(from, to)), x.invert(Math.max(from, to))]);
-    else this.pin(!this.isPinned);
+    else {
+      if (!this.isPinned) this.cross(x.invert(to), true); // the pointer may have come with the click
+      this.pin(!this.isPinned);
+    }
   }
 
   /**

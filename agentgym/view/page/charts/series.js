@@ -78,6 +78,24 @@ export function thinned(series, place) {
 }
 
 /**
+ * Thins a band to its lowest and highest edge at each pixel.
+ * @param {BandPoint[]} series by rising x
+ * @param {(x: number) => number} place
+ * @returns {BandPoint[]}
+ */
+export function thinnedBand(series, place) {
+  if (series.length < 1200) return series;
+  /** @type {Map<number, BandPoint>} */
+  const columns = new Map();
+  for (const point of series) {
+    const column = Math.round(place(point.x));
+    const held = columns.get(column);
+    columns.set(column, held ? { x: held.x, low: Math.min(held.low, point.low), high: Math.max(held.high, point.high) } : point);
+  }
+  return [...columns.values()];
+}
+
+/**
  * The point that is nearest to `x`; undefined where there is none.
  * @param {Point[]} series by rising x
  * @param {number} x

@@ -18,6 +18,8 @@ import { runList } from "../parts/run_list.js";
 
 /** How many runs are drawn unasked. */
 const UNASKED = 4;
+/** How many colours there are for runs. */
+const COLOURS = 8;
 /** How often the list of runs is asked for. */
 const LIST_MS = 5000;
 /** With more runs than this the charts of one figure take several lines. */
@@ -61,6 +63,9 @@ class CurvesPage {
     this.groups = [];
     /** Runs whose figures are asked for again and again. @type {Set<string>} */
     this.following = new Set();
+    /** The colour of each run that is drawn; it keeps it as long as it is drawn. @type {Map<string, number>} */
+    this.colours = new Map();
+    this.colour();
     const zoom = (query.zoom ?? "").split("..").map(Number);
     this.board = new Board({
       axis: query.axis === "time" ? "time" : "step",
@@ -91,9 +96,20 @@ class CurvesPage {
       h("div", { class: "content" }, this.controls(), this.charts)));
   }
 
+  /** Gives each chosen run a colour that no other has, as far as there are colours. */
+  colour() {
+    for (const run of this.colours.keys()) if (!this.chosen.includes(run)) this.colours.delete(run);
+    for (const run of this.chosen) {
+      if (this.colours.has(run)) continue;
+      const taken = new Set(this.colours.values());
+      const free = Array.from({ length: COLOURS }, (_, place) => place).find((place) => !taken.has(place));
+      this.colours.set(run, free ?? this.colours.size % COLOURS);
+    }
+  }
+
   drawList() {
     const focused = document.activeElement?.id;
-    if (this.list) fill(this.list, runList(this.runs, this.chosen, (chosen) => this.choose(chosen)));
+    if (this.list) fill(this.list, runList(this.runs, this.colours, (chosen) => this.choose(chosen)));
     if (focused?.startsWith("run-")) document.getElementById(focused)?.focus();
   }
 
@@ -143,6 +159,8 @@ class CurvesPage {
   async choose(chosen) {
     this.chosen = chosen;
     this.keep({ runs: chosen.join(",") || "none" });
+    this.colour();
+    this.drawList();
     await this.load();
   }
 
@@ -152,7 +170,7 @@ class CurvesPage {
     const [rows, names] = await Promise.all([Promise.all(lines.map((run) => metrics(run.run, this.signal))), get(["metrics-names"], {}, this.signal)]);
     if (this.signal.aborted) return;
     this.groups = names.groups;
-    this.board.runs = lines.map((run, place) => ({ run: run.run, name: run.name, colour: this.runs.indexOf(run) % 8, rows: rows[place] }));
+    this.board.runs = lines.map((run, place) => ({ run: run.run, name: run.name, colour: this.colours.get(run.run) ?? 0, rows: rows[place] }));
     title(lines.length === 1 ? lines[0].name : "runs");
     this.draw();
     for (const run of lines.filter((line) => line.live)) this.followed(run);

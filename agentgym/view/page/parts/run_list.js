@@ -10,11 +10,11 @@ import { count, moment, reward } from "../core/format.js";
 /**
  * The list; `changed` hears of every choice, in the list's order.
  * @param {RunLine[]} runs
- * @param {string[]} chosen
+ * @param {Map<string, number>} colours of those that are chosen
  * @param {(chosen: string[]) => void} changed
  */
-export function runList(runs, chosen, changed) {
-  const ticked = new Set(chosen);
+export function runList(runs, colours, changed) {
+  const ticked = new Set(colours.keys());
   const tick = (/** @type {RunLine} */ run, /** @type {boolean} */ on) => {
     if (on) ticked.add(run.run);
     else ticked.delete(run.run);
@@ -22,28 +22,25 @@ export function runList(runs, chosen, changed) {
   };
   const only = (/** @type {RunLine} */ run) => {
     ticked.clear();
-    for (const box of list.querySelectorAll("input")) box.checked = box.value === run.run;
     tick(run, true);
   };
-  const items = (/** @type {RunLine["kind"]} */ kind) => runs.flatMap((run, place) => (run.kind === kind ? [item(run, place % 8, ticked.has(run.run), tick, only)] : []));
+  const items = (/** @type {RunLine["kind"]} */ kind) => runs.flatMap((run) => (run.kind === kind ? [item(run, colours.get(run.run), tick, only)] : []));
   const evaluations = items("eval");
-  const list = h("div", { class: "runs" }, h("ul", null, items("train")), evaluations.length > 0 && [h("h2", null, "Evaluations"), h("ul", null, evaluations)]);
-  return list;
+  return h("div", { class: "runs" }, h("ul", null, items("train")), evaluations.length > 0 && [h("h2", null, "Evaluations"), h("ul", null, evaluations)]);
 }
 
 /**
  * @param {RunLine} run
- * @param {number} colour
- * @param {boolean} isOn
+ * @param {number|undefined} colour undefined where it is not drawn
  * @param {(run: RunLine, on: boolean) => void} tick
  * @param {(run: RunLine) => void} only
  */
-function item(run, colour, isOn, tick, only) {
+function item(run, colour, tick, only) {
   const id = `run-${run.run}`;
   if (run.kind === "eval") return evaluation(run);
-  const box = h("input", { type: "checkbox", id, value: run.run, checked: isOn, onchange: () => tick(run, box.checked) });
+  const box = h("input", { type: "checkbox", id, value: run.run, checked: colour !== undefined, onchange: () => tick(run, box.checked) });
   const steps = `step ${run.steps_done}${run.steps ? ` of ${run.steps}` : ""}`;
-  return h("li", { class: `run-${colour}` },
+  return h("li", { class: colour === undefined ? "not-drawn" : `run-${colour}` },
     box,
     h("label", { for: id, title: run.folder }, h("span", { class: "swatch" }), h("span", { class: "name" }, run.name), run.live && h("span", { class: "live" }, "live")),
     h("span", { class: "last", title: "reward of the last step" }, reward(run.reward_last)),
