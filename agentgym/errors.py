@@ -23,10 +23,6 @@ class EngineError(AgentGymError):
     """The engine could not answer: it is closed, broken, or was asked for something impossible."""
 
 
-class TrainerLost(AgentGymError):
-    """A training process of a cluster has ended by itself: the run goes on from its last checkpoint."""
-
-
 class SandboxError(AgentGymError):
     """A box died or could not be had; infrastructure, never text for the model, never a reward."""
 

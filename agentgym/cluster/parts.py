@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.cluster.lost import TrainerLost
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env
-from agentgym.errors import TrainerLost
 from agentgym.extras import needs_extra
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector

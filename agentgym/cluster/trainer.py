@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from agentgym.adapter import Adapter, ModelWeights
+from agentgym.cluster.lost import TrainerLost
 from agentgym.engines.sglang.launching.process import free_port
-from agentgym.errors import TrainerLost
 from agentgym.models import find_model
 from agentgym.run.peers import Share
 from agentgym.train.checkpoint import last_checkpoint
