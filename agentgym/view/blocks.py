@@ -16,6 +16,8 @@ MOST_COMPARED = 1000
 """Lines of an old and a new text that are compared; of longer ones all old lines come first, then all new ones."""
 _FENCE = re.compile(r"^(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^\1[ \t]*+$\n?|\Z)", re.M | re.S)
 """No part of it gives back what it has taken: a line of any length is read once."""
+_PLAIN = re.compile(r"[^\n]{1000}|\s{1000}")
+"""Long lines and wide gaps, on which the expressions of many languages take minutes, while nothing else is answered."""
 _HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.M)
 _CODE_OF = {"code": "python", "script": "bash", "cmd": "bash", "command": "bash", "sql": "sql", "query": "sql"}
 _OLD_AND_NEW = (("old", "new"), ("old_str", "new_str"), ("old_string", "new_string"), ("old_text", "new_text"))
@@ -29,7 +31,7 @@ class Colours:
 
     def of(self, text: str, language: str) -> list[tuple[str, str]]:
         """Return the text in pieces, each with the short name of its colour."""
-        if not language or len(text) > min(self.left, LARGEST_CODE):
+        if not language or len(text) > min(self.left, LARGEST_CODE) or _PLAIN.search(text):
             return [("", text)]
         self.left -= len(text)
         return spans(text, language)

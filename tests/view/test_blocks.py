@@ -139,3 +139,11 @@ def test_of_very_many_edits_the_first_are_compared_and_all_are_shown() -> None:
     call = {"function": {"name": "edit", "arguments": {"old": "a\nb", "new": "a\nc"}}}
     shown = [call_blocks(call, colours)[1]["lines"] for _ in range(2)]
     assert shown == [[(" ", "a"), ("-", "b"), ("+", "c")], [("-", "a"), ("-", "b"), ("+", "a"), ("+", "c")]]
+
+
+@pytest.mark.parametrize(
+    ("language", "text"), [("python", "\t\n" * 9_000 + "x"), ("java", "a " * 9_000), ("console", "(" * 19_000)]
+)
+def test_long_lines_and_wide_gaps_of_code_are_shown_plain(language: str, text: str) -> None:
+    """The expressions of these languages take seconds to minutes on them."""
+    assert Colours().of(text, language) == [("", text)]
