@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ LARGEST_CODE = 20_000
 """Characters of the longest code that is coloured; longer code is shown plain."""
 MOST_COLOURED = 150_000
 """Characters of code that are coloured in one rollout, which takes a third of a second; the rest is shown plain."""
+MOST_SECONDS = 1.0
+"""CPU seconds that the colours of one rollout may take."""
 MOST_COMPARED = 1000
 """Lines of an old and a new text that are compared; of longer ones all old lines come first, then all new ones."""
 _FENCE = re.compile(r"^(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^\1[ \t]*+$\n?|\Z)", re.M | re.S)
@@ -28,13 +31,18 @@ class Colours:
     """Colours code as long as there is something left of what one answer may take."""
 
     left: int = MOST_COLOURED
+    seconds: float = MOST_SECONDS
+    """CPU seconds that are left: a model can write code that a lexer reads as often as it has letters."""
 
     def of(self, text: str, language: str) -> list[tuple[str, str]]:
         """Return the text in pieces, each with the short name of its colour."""
         if not language or len(text) > min(self.left, LARGEST_CODE) or _PLAIN.search(text):
             return [("", text)]
         self.left -= len(text)
-        return spans(text, language)
+        begin = time.thread_time()
+        found = spans(text, language, within=self.seconds)
+        self.seconds -= time.thread_time() - begin
+        return found
 
 
 def message_blocks(message: Any, colours: Colours | None = None) -> dict[str, Any]:
@@ -98,8 +106,11 @@ def call_blocks(call: Any, colours: Colours) -> list[Block]:
     return [block, *_within_arguments(given, colours)] if isinstance(given, Mapping) else [block]
 
 
-def spans(text: str, language: str) -> list[tuple[str, str]]:
-    """Return the text in pieces, each with the short name of its colour; one piece where the language is not known."""
+def spans(text: str, language: str, within: float = MOST_SECONDS) -> list[tuple[str, str]]:
+    """Return the text in pieces, each with the short name of its colour.
+
+    It is one piece where the language is not known, or where it takes more CPU seconds than `within`.
+    """
     from pygments.lexers import get_lexer_by_name
     from pygments.token import STANDARD_TYPES
     from pygments.util import ClassNotFound
@@ -108,8 +119,10 @@ def spans(text: str, language: str) -> list[tuple[str, str]]:
         lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     except ClassNotFound:
         return [("", text)]
-    found: list[tuple[str, str]] = []
+    found, until = list[tuple[str, str]](), time.thread_time() + within
     for kind, piece in lexer.get_tokens(text):
+        if time.thread_time() > until:
+            return [("", text)]
         name = STANDARD_TYPES.get(kind, "")
         if found and found[-1][0] == name:
             found[-1] = (name, found[-1][1] + piece)

@@ -147,3 +147,11 @@ def test_of_very_many_edits_the_first_are_compared_and_all_are_shown() -> None:
 def test_long_lines_and_wide_gaps_of_code_are_shown_plain(language: str, text: str) -> None:
     """The expressions of these languages take seconds to minutes on them."""
     assert Colours().of(text, language) == [("", text)]
+
+
+def test_code_whose_colours_take_too_long_is_shown_plain() -> None:
+    """Each of these comments is looked for up to the end of the text."""
+    text = "/*\n" * 6_000
+    assert spans(text, "javascript", within=0.0) == [("", text)]
+    colours = Colours(seconds=0.0)
+    assert colours.of("x = 1", "python") == [("", "x = 1")]
