@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgym.report.folders import measured
 from agentgym.report.lines import Line
 from agentgym.report.plots import Bar, Curve, draw_bars, draw_curves
 
@@ -79,5 +80,5 @@ def interval_of(summary: dict[str, object]) -> tuple[float, float] | None:
     """Return the ends of the interval of an evaluation's reward; None where it has no reward or no interval."""
     found = summary.get("reward_interval")
     ends = [found.get("low"), found.get("high")] if isinstance(found, dict) else []
-    numbers = [float(end) for end in ends if isinstance(end, int | float)]
-    return (numbers[0], numbers[1]) if len(numbers) == 2 and isinstance(summary.get("reward"), int | float) else None
+    numbers = [number for end in ends if (number := measured(end)) is not None]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 and measured(summary.get("reward")) is not None else None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from agentgym.report.folders import KeptRun
+from agentgym.report.folders import KeptRun, measured
 from agentgym.report.lines import Line, Spread, spread
 
 Figure: TypeAlias = Callable[[KeptRun], float | None]
@@ -67,7 +67,7 @@ def number(value: float) -> str:
 
 def _total(figure: str) -> Figure:
     def of(run: KeptRun) -> float | None:
-        found = [value for row in run.steps if isinstance(value := row.get(figure), int | float)]
+        found = [value for row in run.steps if (value := measured(row.get(figure))) is not None]
         return float(sum(found)) if run.steps else None
 
     return of
@@ -75,30 +75,28 @@ def _total(figure: str) -> Figure:
 
 def _mean(figure: str) -> Figure:
     def of(run: KeptRun) -> float | None:
-        return fmean(float(row.get(figure) or 0.0) for row in run.steps) if run.steps else None
+        return fmean(measured(row.get(figure)) or 0.0 for row in run.steps) if run.steps else None
 
     return of
 
 
 def _in_summary(name: str) -> Figure:
     def of(run: KeptRun) -> float | None:
-        found = run.summary.get(name)
-        return float(found) if isinstance(found, int | float) else None
+        return measured(run.summary.get(name))
 
     return of
 
 
 def _pass_at(k: str) -> Figure:
     def of(run: KeptRun) -> float | None:
-        found = _passes(run).get(k)
-        return float(found) if isinstance(found, int | float) else None
+        return measured(_passes(run).get(k))
 
     return of
 
 
 def _passes(run: KeptRun) -> dict[str, Any]:
     found = run.summary.get("pass_at")
-    return found if isinstance(found, dict) else {}
+    return {k: of for k, of in found.items() if k.isdecimal()} if isinstance(found, dict) else {}
 
 
 def _stop(name: str) -> bool:

@@ -1,6 +1,7 @@
 """What a report reads of a run's or an evaluation's folder; nothing is written there."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,8 +80,8 @@ class KeptRun:
         """Return a figure by the number of steps that were done when it was measured; gaps are left out."""
         held_out = figure.startswith("eval/")
         rows = self.held_out if held_out else self.steps
-        found = {row["step"] + (not held_out): row.get(figure) for row in rows}
-        return {step: float(value) for step, value in found.items() if isinstance(value, int | float)}
+        found = {row["step"] + (not held_out): measured(row.get(figure)) for row in rows}
+        return {step: value for step, value in found.items() if value is not None}
 
     @cached_property
     def _file(self) -> dict[str, Any]:
@@ -91,7 +92,16 @@ class KeptRun:
         """The whole lines of metrics.jsonl: the last one may still be written."""
         path = self.folder / METRICS
         found = [_parsed(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
-        return [row for row in found if isinstance(row.get("step"), int)]
+        return [row for row in found if isinstance(row.get("step"), int) and measured(row["step"]) is not None]
+
+
+def measured(value: object) -> float | None:
+    """Return a figure as a number that can be drawn and averaged; None for what is no finite number."""
+    try:
+        found = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # JSON has whole numbers that are larger than any float
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:

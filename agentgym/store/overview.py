@@ -105,13 +105,13 @@ def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[
         low, high, number = store.query(f"SELECT min(reward), max(reward), count(*) {sql}", *values)[0]
         if not number:
             return [], []
-        width = (high - low) / bins or 1.0
-        place = f"min(CAST((reward - ?) / ? AS INTEGER), {bins - 1})"
-        rows = store.query(f"SELECT {place} AS bin, count(*) {sql} GROUP BY bin", low, width, *values)
+        half = (high / 2 - low / 2) / bins or 0.5  # halves, as the difference of two floats may be too large for one
+        place = f"min(CAST((reward / 2 - ?) / ? AS INTEGER), {bins - 1})"
+        rows = store.query(f"SELECT {place} AS bin, count(*) {sql} GROUP BY bin", low / 2, half, *values)
     counts = [0] * bins
     for place, count in rows:
         counts[place] = count
-    return [low + width * edge for edge in range(bins + 1)], counts
+    return [(low / 2 + half * edge) * 2 for edge in range(bins + 1)], counts
 
 
 def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float]:
@@ -121,7 +121,8 @@ def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float
         "AND advantages IS NOT NULL ORDER BY rollout, place DESC",
         json.dumps(numbers),
     )
-    return {number: values[0] for number, text in rows if (values := json.loads(text))}
+    with store.sound("advantages"):
+        return {number: values[0] for number, text in rows if (values := json.loads(text))}
 
 
 def _failures(store: RolloutStore) -> Iterator[tuple[int, int, Failure]]:
@@ -133,7 +134,9 @@ def _failures(store: RolloutStore) -> Iterator[tuple[int, int, Failure]]:
         "SELECT number, step, detail FROM rollouts WHERE reward IS NULL AND number > ? ORDER BY number LIMIT 1000", last
     ):
         for number, step, detail in rows:
-            yield number, step, Failure(**unpacked(detail)["failure"])
+            with store.sound(f"rollout {number}"):
+                failure = Failure(**unpacked(detail)["failure"])
+            yield number, step, failure
         last = rows[-1][0]
 
 

@@ -19,6 +19,7 @@ from agentgym.store.rows import (
     rollout_of,
     segment_of,
     stored_text,
+    trained_of,
     unpacked,
 )
 from agentgym.store.schema import FILE, StoreError, damaged, open_store
@@ -190,14 +191,16 @@ class RolloutStore:
     def task(self, group_id: str) -> dict[str, Any] | None:
         """The fields of a group's task; None where the run did not keep it."""
         rows = self.query("SELECT task FROM tasks WHERE group_id = ?", stored_text(group_id))
-        return unpacked(rows[0][0]) if rows else None
+        with self.sound(f"task {group_id!r}"):
+            return unpacked(rows[0][0]) if rows else None
 
     def token_bytes(self, model: str, ids: Collection[int]) -> dict[int, bytes]:
         """The bytes of those of these ids that the run kept; `model` is the segment's, "" for the policy."""
         if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'vocabulary'"):
             return {}
         rows = self.query("SELECT ids, lengths, bytes FROM vocabulary WHERE model = ?", stored_text(model))
-        return found_among(rows, ids)
+        with self.sound("vocabulary"):
+            return found_among(rows, ids)
 
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
         """The rollouts by their numbers, which are small; a transaction that stays open would hold the writer up."""
@@ -239,12 +242,18 @@ class RolloutStore:
 
     def _readable(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
         """The rollout; StoreError where its bytes are damaged."""
-        try:
+        with self.sound(f"rollout {number}"):
             return self._rollout(number, row, gap, signs)
+
+    @contextmanager
+    def sound(self, what: str) -> Iterator[None]:
+        """Turn what goes wrong where bytes of the store are unpacked into StoreError, which says of what they are."""
+        try:
+            yield
         except StoreError:
             raise
-        except (ValueError, TypeError, LookupError, zlib.error) as error:
-            raise damaged(self.path, ValueError(f"rollout {number}: {error}")) from error
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error) as error:
+            raise damaged(self.path, ValueError(f"{what}: {error}")) from error
 
     def phases(self) -> list[str]:
         """The names of the phases that have rollouts, in alphabetical order."""
@@ -253,12 +262,13 @@ class RolloutStore:
     def _rollout(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
         sql = f"SELECT {SEGMENT_COLUMNS}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
         rows = self.query(sql, number)
+        segments = [segment_of(r[:-2]) for r in rows]
         return StoredRollout(
             number=number,
             phase=row[0],
             step=row[1],
-            rollout=rollout_of(row, [segment_of(r[:-2]) for r in rows]),
-            trainer_logprobs=tuple(None if r[-2] is None else np.frombuffer(r[-2], "<f4") for r in rows),
+            rollout=rollout_of(row, segments),
+            trainer_logprobs=tuple(map(trained_of, segments, (r[-2] for r in rows))),
             advantages=tuple(None if r[-1] is None else tuple(json.loads(r[-1])) for r in rows),
             logprob_gap=gap,
             suspicious=signs,
@@ -269,7 +279,7 @@ class RolloutStore:
         connection = self._opened()
         try:
             return connection.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise damaged(self.path, error) from error
 
     @property

@@ -135,6 +135,16 @@ def segment_of(row: Sequence[Any]) -> Segment:
     )
 
 
+def trained_of(segment: Segment, logprobs: bytes | None) -> Floats | None:
+    """Return the trainer's log-probabilities, one for each sampled token; None where the segment was not trained on."""
+    if logprobs is None:
+        return None
+    found: Floats = np.frombuffer(logprobs, "<f4")
+    if len(found) != segment.sampled.sum():
+        raise ValueError(f"{len(found)} log-probabilities of the trainer for {segment.sampled.sum()} sampled tokens")
+    return found
+
+
 def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> Turn:
     # Stores of version 2 do not say when a turn was asked for.
     start, stop, finish_reason, versions, seconds, env_seconds, reward, number, *when = values

@@ -31,10 +31,11 @@ def marks(store: RolloutStore, numbers: list[int]) -> dict[int, str]:
 def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTexts]:
     """Return the texts of the next rollouts behind that number, at most `limit`."""
     sql = f"SELECT number, {MARK}, group_id, rollout_id, detail FROM rollouts WHERE number > ? ORDER BY number LIMIT ?"
-    return [
-        RolloutTexts(found, mark, tuple(_texts(store, found, [group_id, rollout_id], detail)))
-        for found, mark, group_id, rollout_id, detail in store.query(sql, number, limit)
-    ]
+    texts = list[RolloutTexts]()
+    for found, mark, group_id, rollout_id, detail in store.query(sql, number, limit):
+        with store.sound(f"rollout {found}"):
+            texts.append(RolloutTexts(found, mark, tuple(_texts(store, found, [group_id, rollout_id], detail))))
+    return texts
 
 
 def texts_of(store: RolloutStore, number: int) -> list[str]:

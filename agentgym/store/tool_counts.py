@@ -1,7 +1,7 @@
 """Counts of tool calls and of those that failed, by tool."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agentgym.types import Rollout
@@ -25,7 +25,7 @@ class ToolCounts:
         counts = cls()
         for played in rollouts:
             for message in played.messages:
-                counts.calls.update(call["function"]["name"] for call in message.get("tool_calls") or ())
+                counts.calls.update(map(_name_of, message.get("tool_calls") or ()))
             for name, count in played.metrics.items():
                 if name.startswith(PER_TOOL):
                     counts.errors[name.removeprefix(PER_TOOL)] += int(count)
@@ -40,6 +40,13 @@ class ToolCounts:
         """Return errors and calls of each tool that failed in more than half of at least so many calls."""
         both = {name: (errors, self.calls[name]) for name, errors in self.errors.items()}
         return {name: (errors, calls) for name, (errors, calls) in both.items() if 2 * errors > calls >= least_calls}
+
+
+def _name_of(call: object) -> str:
+    """The name in a call; "" for what an agent program wrote in the place of one, as its rollout is worth keeping."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else ""
 
 
 def call_counts(rollout: Rollout) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """What the page asks of the server: each function answers one kind of address, from the folders of the runs."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -194,7 +195,7 @@ def group(run: Run, query: Query) -> dict[str, Any]:
         fields = store.task(name)
     rewards = [row.summary.reward for row in rows if row.summary.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
-    spread = None if mean is None else (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
+    spread = None if mean is None else math.hypot(*(reward - mean for reward in rewards)) / len(rewards) ** 0.5
     attempts = [table_row(row, envs) | {"advantage": gained.get(row.summary.number)} for row in rows]
     return {"attempts": attempts, "baseline": mean, "std": spread, "task_fields": fields}
 

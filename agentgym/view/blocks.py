@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,14 @@ LARGEST_CODE = 20_000
 """Characters of the longest code that is coloured; longer code is shown plain."""
 MOST_COLOURED = 150_000
 """Characters of code that are coloured in one rollout, which takes a third of a second; the rest is shown plain."""
-_FENCE = re.compile(r"^(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^\1[ \t]*$\n?|\Z)", re.M | re.S)
+MOST_SECONDS = 1.0
+"""CPU seconds that the colours of one rollout may take."""
+MOST_COMPARED = 1000
+"""Lines of an old and a new text that are compared; of longer ones all old lines come first, then all new ones."""
+_FENCE = re.compile(r"^(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^\1[ \t]*+$\n?|\Z)", re.M | re.S)
+"""No part of it gives back what it has taken: a line of any length is read once."""
+_PLAIN = re.compile(r"[^\n]{1000}|\s{1000}")
+"""Long lines and wide gaps, on which the expressions of many languages take minutes, while nothing else is answered."""
 _HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.M)
 _CODE_OF = {"code": "python", "script": "bash", "cmd": "bash", "command": "bash", "sql": "sql", "query": "sql"}
 _OLD_AND_NEW = (("old", "new"), ("old_str", "new_str"), ("old_string", "new_string"), ("old_text", "new_text"))
@@ -23,13 +31,18 @@ class Colours:
     """Colours code as long as there is something left of what one answer may take."""
 
     left: int = MOST_COLOURED
+    seconds: float = MOST_SECONDS
+    """CPU seconds that are left: a model can write code that a lexer reads as often as it has letters."""
 
     def of(self, text: str, language: str) -> list[tuple[str, str]]:
         """Return the text in pieces, each with the short name of its colour."""
-        if not language or len(text) > min(self.left, LARGEST_CODE):
+        if not language or len(text) > min(self.left, LARGEST_CODE) or _PLAIN.search(text):
             return [("", text)]
         self.left -= len(text)
-        return spans(text, language)
+        begin = time.thread_time()
+        found = spans(text, language, within=self.seconds)
+        self.seconds -= time.thread_time() - begin
+        return found
 
 
 def message_blocks(message: Any, colours: Colours | None = None) -> dict[str, Any]:
@@ -93,8 +106,11 @@ def call_blocks(call: Any, colours: Colours) -> list[Block]:
     return [block, *_within_arguments(given, colours)] if isinstance(given, Mapping) else [block]
 
 
-def spans(text: str, language: str) -> list[tuple[str, str]]:
-    """Return the text in pieces, each with the short name of its colour; one piece where the language is not known."""
+def spans(text: str, language: str, within: float = MOST_SECONDS) -> list[tuple[str, str]]:
+    """Return the text in pieces, each with the short name of its colour.
+
+    It is one piece where the language is not known, or where it takes more CPU seconds than `within`.
+    """
     from pygments.lexers import get_lexer_by_name
     from pygments.token import STANDARD_TYPES
     from pygments.util import ClassNotFound
@@ -103,8 +119,10 @@ def spans(text: str, language: str) -> list[tuple[str, str]]:
         lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     except ClassNotFound:
         return [("", text)]
-    found: list[tuple[str, str]] = []
+    found, until = list[tuple[str, str]](), time.thread_time() + within
     for kind, piece in lexer.get_tokens(text):
+        if time.thread_time() > until:
+            return [("", text)]
         name = STANDARD_TYPES.get(kind, "")
         if found and found[-1][0] == name:
             found[-1] = (name, found[-1][1] + piece)
@@ -117,7 +135,7 @@ def spans(text: str, language: str) -> list[tuple[str, str]]:
 def _within_arguments(given: Mapping[str, Any], colours: Colours) -> Iterator[Block]:
     for old, new in _OLD_AND_NEW:
         if isinstance(given.get(old), str) and isinstance(given.get(new), str):
-            yield {"kind": "diff", "lines": _changes(given[old], given[new])}
+            yield {"kind": "diff", "lines": _changes(given[old], given[new], colours)}
             return
     for name, value in given.items():
         if isinstance(value, str) and (name in _CODE_OF or "\n" in value):
@@ -136,11 +154,23 @@ def _language_of(given: Mapping[str, Any]) -> str:
     return lexer.aliases[0] if lexer is not None and lexer.aliases else ""
 
 
-def _changes(old: str, new: str) -> list[tuple[str, str]]:
-    if len(old) + len(new) > LARGEST_CODE:
-        return [("-", line) for line in old.splitlines()] + [("+", line) for line in new.splitlines()]
-    lines = difflib.ndiff(old.splitlines(), new.splitlines())
-    return [(line[0], line[2:]) for line in lines if line[:1] in "-+ "]
+def _changes(old: str, new: str, colours: Colours) -> list[tuple[str, str]]:
+    """The lines of both texts with their marks; whole lines are compared, as letters within them would take minutes."""
+    before, behind, size = old.splitlines(), new.splitlines(), len(old) + len(new)
+    if len(before) + len(behind) > MOST_COMPARED or size > min(colours.left, LARGEST_CODE):
+        return [*_marked("-", before), *_marked("+", behind)]
+    colours.left -= size
+    found = list[tuple[str, str]]()
+    for kind, first, last, start, stop in difflib.SequenceMatcher(None, before, behind).get_opcodes():
+        if kind == "equal":
+            found += _marked(" ", before[first:last])
+        else:
+            found += [*_marked("-", before[first:last]), *_marked("+", behind[start:stop])]
+    return found
+
+
+def _marked(mark: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    return [(mark, line) for line in lines]
 
 
 def _diff_line(line: str) -> tuple[str, str]:

@@ -1,7 +1,9 @@
 """The figures of a run for its curves: the lines of metrics.jsonl, and how their names are put into charts."""
 
 import json
+import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +119,7 @@ def metric_rows(folder: Path, after: int = 0) -> tuple[int, list[dict[str, Any]]
         if figures is None:
             continue
         step, held_out = int(figures.pop("step")), HELD_OUT in figures
-        clock += figures.get("time/step") or 0.0
+        clock += seconds if math.isfinite(seconds := figures.get("time/step") or 0.0) else 0.0
         if place >= after:
             rows.append({"step": step, "time": round(clock, 3), "held_out": held_out, "figures": figures})
     return len(lines), rows
@@ -145,7 +147,7 @@ class Progress:
                     self.lines, self.steps, self.reward, self._read, self._file = 0, 0, None, 0, status.st_ino
                 file.seek(self._read)
                 content = file.read()
-        except FileNotFoundError:
+        except OSError:  # none yet, or none that may be read: its figures say why where they are asked for
             return
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
@@ -164,4 +166,9 @@ def _figures(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
-    return {name: value for name, value in row.items() if value is None or isinstance(value, int | float)}
+    return {name: value for name, value in row.items() if value is None or _is_figure(value)}
+
+
+def _is_figure(value: object) -> bool:
+    """Whether it is a number that a float can hold; JSON has larger ones."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)

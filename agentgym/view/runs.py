@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -70,14 +71,17 @@ class Run:
         return _runs(process) or self._wrote_lately()
 
     def _wrote_lately(self) -> bool:
-        found = [path.stat() for name in (METRICS, FILE, f"{FILE}-wal") if (path := self.folder / name).exists()]
+        found = list[os.stat_result]()
+        for name in (METRICS, FILE, f"{FILE}-wal"):
+            with suppress(OSError):
+                found.append((self.folder / name).stat())
         return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # a reader makes an empty -wal
 
     def begun(self) -> float | None:
         """Return when its settings were written, in seconds since 1970; None where it has none."""
         for name in (SETTINGS, FILE):
-            if (path := self.folder / name).exists():
-                return path.stat().st_mtime
+            with suppress(OSError):  # also of a folder that is removed meanwhile
+                return (self.folder / name).stat().st_mtime
         return None
 
     def store(self) -> RolloutStore:
@@ -151,8 +155,11 @@ def run_of(folder: Path) -> Run:
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether the folder is a run's or an evaluation's."""
-    return (folder / FILE).is_file() or ((folder / SETTINGS).is_file() and (folder / METRICS).is_file())
+    """Return whether the folder is a run's or an evaluation's; one that may not be looked into is none."""
+    try:
+        return (folder / FILE).is_file() or ((folder / SETTINGS).is_file() and (folder / METRICS).is_file())
+    except OSError:
+        return False
 
 
 def _folders(named: Path, depth: int = 0) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """`agentgym report`: one inert HTML file and its plots, of runs, of evaluations, and of a run that goes on."""
 
 import base64
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -200,3 +201,19 @@ def test_a_name_that_matplotlib_could_take_for_a_formula_is_drawn_as_it_is(
     write_run(tmp_path / "b", [0.1], recipe=r"$\nonsense{$")
     reported(capsys, tmp_path)
     assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 10**400])
+def test_figures_that_are_no_finite_numbers_are_gaps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
+) -> None:
+    for seed in (0, 1):
+        write_run(
+            tmp_path / f"{seed}", [value, 0.5, -value], seed=seed, held_out=[(0, value)], figures={"time/step": value}
+        )
+        write_evaluation(tmp_path / f"e{seed}", 0.5, seed=seed)
+        (tmp_path / f"e{seed}" / "summary.json").write_text(
+            json.dumps({"reward": value, "pass_at": {"1": value, "x": 1}})
+        )
+    page = reported(capsys, tmp_path)
+    assert "Figures at the end" in page.headings

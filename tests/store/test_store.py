@@ -345,3 +345,15 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(ValueError, match="the store has version 99"), RolloutStore(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("call", [{"function": None}, {}, "text", {"function": {"name": None}}])
+def test_a_rollout_with_a_call_that_is_none_is_kept(tmp_path: Path, call: Any) -> None:
+    played = rollout("a/0")
+    turn = replace(played.segments[0].turns[0], message={"role": "assistant", "content": "", "tool_calls": [call]})
+    odd = replace(played.segments[0], turns=(turn, *played.segments[0].turns[1:]))
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(replace(played, segments=(odd,)))], step=0)
+    assert writer.lost == 0
+    with RolloutStore(tmp_path) as store:
+        assert [one.rollout.segments[0].turns[0].message["tool_calls"] for one in store.find()] == [[call]]

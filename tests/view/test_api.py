@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from starlette.testclient import TestClient
 from agentgym.run.folder_lock import hold_folder
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
+from agentgym.store.writer import RolloutWriter
 from agentgym.view.runs import Runs
+from tests.store.test_store import group, rollout
 from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
 
 
@@ -372,3 +375,63 @@ def test_an_evaluation_is_offered_with_its_score(tmp_path: Path) -> None:
     assert (found["kind"], found["reward_last"], found["steps"]) == ("eval", 0.5, None)
     assert about["settings"] == {"env": "envs.chase.env:Chase", "model": "tiny"}
     assert about["summary"] == {"reward": 0.5}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "settings.json"])
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, name: str) -> None:
+    for run in ("one", "two"):
+        make_run(tmp_path / run)
+    (tmp_path / "one" / name).unlink()
+    (tmp_path / "one" / name).mkdir()
+    with client(tmp_path) as asked:
+        assert [run["name"] for run in get(asked, "/api/runs")["runs"]] == ["one", "two"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_folder_that_may_not_be_looked_into_hides_no_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "mine")
+    (tmp_path / "another's").mkdir(mode=0)
+    with client(tmp_path) as asked:
+        assert [run["name"] for run in get(asked, "/api/runs")["runs"]] == ["mine"]
+
+
+def test_rewards_near_the_largest_number_have_a_histogram_and_a_group(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path / "mine") as writer:
+        writer.add([group(rollout("t/0", 1e308), rollout("t/1", -1e308), rollout("t/2", 0.0))], step=0)
+    with client(tmp_path) as asked:
+        base = f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}"
+        found = get(asked, f"{base}/reward-histogram", bins=4)
+        assert (found["edges"], found["counts"]) == ([-1e308, -5e307, 0.0, 5e307, 1e308], [1, 0, 1, 1])
+        assert len(get(asked, f"{base}/groups", task="t", step=0)["attempts"]) == 3
+
+
+def test_figures_that_no_float_can_hold_are_left_out(tmp_path: Path) -> None:
+    lines = [f'{{"step": 0, "time/step": 1{"0" * 400}, "reward": 1}}', '{"step": 1, "time/step": NaN, "reward": 2}']
+    (make_run(tmp_path / "mine") / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    with client(tmp_path) as asked:
+        rows = get(asked, f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}/metrics")["rows"]
+    assert [(row["time"], row["figures"]["reward"]) for row in rows] == [(0.0, 1), (0.0, 2)]
+
+
+DAMAGED = [
+    ("rollouts", "detail", "/failures"),
+    ("rollouts", "detail", "/rollouts/2"),
+    ("segments", "messages", "/rollouts/3"),
+    ("segments", "trained", "/rollouts/1"),
+    ("segments", "trained", "/rollouts/1/tokens"),
+    ("segments", "advantages", "/groups?task=task0&step=0"),
+    ("tasks", "task", "/task?task=task0"),
+    ("vocabulary", "lengths", "/rollouts/3/tokens"),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "address"), DAMAGED)
+def test_bytes_of_the_store_that_are_damaged_are_said(tmp_path: Path, table: str, column: str, address: str) -> None:
+    folder = make_run(tmp_path / "mine")
+    with sqlite3.connect(folder / FILE) as store:
+        store.execute("INSERT OR IGNORE INTO tasks VALUES ('task0', x'')")
+        store.execute(f"UPDATE {table} SET {column} = x'00'")
+    store.close()
+    with client(tmp_path) as asked:
+        found = asked.get(f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}{address}")
+    assert (found.status_code, "rollouts.sqlite: the store cannot be read" in found.json()["error"]) == (409, True)

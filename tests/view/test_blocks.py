@@ -115,3 +115,43 @@ def test_whatever_a_message_holds_has_a_form(message: Any) -> None:
     assert set(found) == {"role", "blocks"}
     assert all("kind" in block for block in found["blocks"])
     as_json(found)
+
+
+@pytest.mark.parametrize(("begin", "on"), [("```", "a"), ("```", " "), ("~~~", "~"), ("```a", " `")])
+def test_a_line_that_only_begins_like_a_fence_is_read_once(begin: str, on: str) -> None:
+    """What gives back a letter at a time reads such a line as many times as it has letters: for minutes."""
+    line = begin + on * 500_000
+    assert list(text_blocks(line, Colours())) == [{"kind": "text", "text": line}]
+
+
+def test_an_edit_of_many_lines_that_are_nearly_alike_is_compared_by_whole_lines() -> None:
+    """A comparison of letters within so many lines takes minutes."""
+    old, new = ([f"number {place:04d}{end}" for place in range(490)] for end in "xy")
+    call = {
+        "function": {"name": "edit", "arguments": {"old": "\n".join(old), "new": "\n".join(["same", *new, "same"])}}
+    }
+    (_, diff) = call_blocks(call, Colours())
+    assert diff["lines"] == [("-", line) for line in old] + [("+", line) for line in ("same", *new, "same")]
+
+
+def test_of_very_many_edits_the_first_are_compared_and_all_are_shown() -> None:
+    colours = Colours(left=10)
+    call = {"function": {"name": "edit", "arguments": {"old": "a\nb", "new": "a\nc"}}}
+    shown = [call_blocks(call, colours)[1]["lines"] for _ in range(2)]
+    assert shown == [[(" ", "a"), ("-", "b"), ("+", "c")], [("-", "a"), ("-", "b"), ("+", "a"), ("+", "c")]]
+
+
+@pytest.mark.parametrize(
+    ("language", "text"), [("python", "\t\n" * 9_000 + "x"), ("java", "a " * 9_000), ("console", "(" * 19_000)]
+)
+def test_long_lines_and_wide_gaps_of_code_are_shown_plain(language: str, text: str) -> None:
+    """The expressions of these languages take seconds to minutes on them."""
+    assert Colours().of(text, language) == [("", text)]
+
+
+def test_code_whose_colours_take_too_long_is_shown_plain() -> None:
+    """Each of these comments is looked for up to the end of the text."""
+    text = "/*\n" * 6_000
+    assert spans(text, "javascript", within=0.0) == [("", text)]
+    colours = Colours(seconds=0.0)
+    assert colours.of("x = 1", "python") == [("", "x = 1")]

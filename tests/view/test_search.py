@@ -240,3 +240,24 @@ def test_a_key_names_the_folder_of_the_run_whatever_else_is_there(tmp_path: Path
     assert keys == [Runs([folder]).all()[0].key for folder in made]
     assert len(set(keys)) == 2
     assert all(key.isascii() for key in keys)
+
+
+def test_a_store_that_is_damaged_ends_the_indexing_of_no_other_run(tmp_path: Path) -> None:
+    damaged, sound = (run_of(make_run(tmp_path / name)) for name in ("damaged", "sound"))
+    with sqlite3.connect(damaged.folder / FILE) as store:
+        store.execute("UPDATE rollouts SET detail = x'00'")
+    store.close()
+    with Indexing() as indexing:
+        indexing.of(damaged)
+        while indexing.of(damaged) is not None:
+            pass
+        assert indexing.wait_for(sound, 10) == 10
+
+
+def test_a_run_that_is_removed_while_it_is_viewed_is_said(tmp_path: Path) -> None:
+    with client(tmp_path) as asked:
+        run = run_of(make_run(tmp_path / "mine"))
+        base = f"/api/runs/{run.key}"
+        assert asked.get(f"{base}/state").status_code == 200
+        run.folder.rename(tmp_path / ".removed")
+        assert {asked.get(f"{base}{rest}").status_code for rest in ("/state", "/rollouts?q=said")} <= {404, 409}

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentgym.store.texts import RolloutTexts, marks, texts_behind
+from agentgym.view.answers import Refused
 from agentgym.view.runs import Run
 
 INDEX = "search-index.sqlite"
@@ -67,8 +68,12 @@ class SearchIndex:
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """A connection; a file that is no index, or of another version, is made anew."""
-        index = _connected(self.path)
+        """A connection; an index of another version is made anew. Refused where the folder of the run has gone."""
+        try:
+            index = _connected(self.path)
+        except sqlite3.OperationalError as error:
+            said = f"{self.path}: the index for searching cannot be opened ({error}); see that the run is still there"
+            raise Refused(said, 409) from error
         try:
             yield index
         finally:

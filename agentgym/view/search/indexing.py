@@ -75,7 +75,7 @@ class Indexing:
             more = index.advance()
         except Refused:  # no store yet, or one that is being replaced
             return False
-        except (sqlite3.Error, OSError, ValueError) as error:
+        except Exception as error:  # the other runs are indexed on
             log.warning("%s: it is not indexed on: %s: %s", index.path, type(error).__name__, error)
             with self._lock:
                 self._indexes[index.run.key] = None
