@@ -200,3 +200,14 @@ def test_a_name_that_matplotlib_could_take_for_a_formula_is_drawn_as_it_is(
     write_run(tmp_path / "b", [0.1], recipe=r"$\nonsense{$")
     reported(capsys, tmp_path)
     assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20, 300])
+def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
+    figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.report.plots")
+    axes = figure.Figure().add_subplot()
+    axes.plot(range(1, steps + 1), [0.5] * steps)
+    plots.mark_whole_steps(axes)
+    ticks = axes.get_xticks()
+    assert len(ticks)
+    assert all(float(tick).is_integer() for tick in ticks)
