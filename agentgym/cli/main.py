@@ -3,6 +3,7 @@
 What a command needs is imported when it runs: asking for help loads neither torch nor Docker's client.
 """
 
+import inspect
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +118,9 @@ def _read(args: Sequence[str]) -> Callable[[], int]:
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            made: Callable[[], int] = tyro.cli(_parser(COMMANDS), prog="agentgym", description=HEADER, args=args)
+            made: Callable[[], int] = tyro.cli(
+                _parser(COMMANDS, brief=path == "agentgym"), prog="agentgym", description=HEADER, args=args
+            )
     except SystemExit as stopped:
         if not stopped.code:
             raise
@@ -139,18 +142,22 @@ def _path(args: Sequence[str], commands: Mapping[str, Any], path: str = "agentgy
     return _path(args[1:], given, f"{path} {name}") if isinstance(given, Mapping) else f"{path} {name}"
 
 
-def _parser(commands: Mapping[str, Any]) -> Any:
-    """Make a union of subcommands, as tyro takes it; a nested mapping is a command with commands of its own."""
-    made = [_subcommand(name, given) for name, given in commands.items()]
+def _parser(commands: Mapping[str, Any], *, brief: bool) -> Any:
+    """Make a union of subcommands, as tyro takes it; a nested mapping is a command with commands of its own.
+
+    A brief one has the first sentence of each, so that a list of all fits a screen.
+    """
+    made = [_subcommand(name, given, brief=brief) for name, given in commands.items()]
     # A union needs two members, also where there is one command.
     return Union[(*made, Annotated[None, tyro.conf.Suppress])]
 
 
-def _subcommand(name: str, given: Any) -> Any:
+def _subcommand(name: str, given: Any, *, brief: bool) -> Any:
     if not isinstance(given, Mapping):
-        return Annotated[Any, tyro.conf.subcommand(name=name, constructor=_unrun(given))]
+        words = (inspect.getdoc(given) or "").split("\n\n")[0] if brief else None
+        return Annotated[Any, tyro.conf.subcommand(name=name, constructor=_unrun(given), description=words)]
     words = f"One of: {', '.join(given)}."
-    return Annotated[Any, tyro.conf.subcommand(name=name, constructor=_parser(given), description=words)]
+    return Annotated[Any, tyro.conf.subcommand(name=name, constructor=_parser(given, brief=brief), description=words)]
 
 
 def _unrun(command: Callable[..., int]) -> Callable[..., Any]:

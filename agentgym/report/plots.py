@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from agentgym.report.lines import band
 
@@ -48,6 +50,7 @@ def draw_curves(path: Path, curves: Sequence[Curve], *, title: str, unit: str, f
             axes.plot(mean.steps, mean.mean, marker=marker, markersize=3, color=colour, linewidth=2, label=label)
             if not alone:
                 axes.fill_between(mean.steps, mean.low, mean.high, color=colour, alpha=0.18, linewidth=0)
+        mark_whole_steps(axes)
         if from_zero:
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
@@ -69,6 +72,11 @@ def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None
         axes.set_ylim(len(bars) - 0.5, -0.5)
         axes.grid(alpha=0.3)
         figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def mark_whole_steps(axes: Axes) -> None:
+    """Write numbers at whole steps alone."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def plain(text: str) -> str:

@@ -151,7 +151,7 @@ def run_of(folder: Path) -> Run:
     parts = [part for part in folder.parts[-2:] if part != folder.anchor]
     name = "/".join(parts) if re.fullmatch(r"[\d-]+", folder.name) else folder.name
     slug = _ODD.sub("-", folder.name).strip("-.") or "run"
-    return Run(f"{slug[:60]}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:6]}", folder, name)
+    return Run(f"{slug[:60]}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}", folder, name)
 
 
 def holds_run(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import inspect
 import io
 import os
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mkdocs.structure.files import File, Files
 import agentgym as ag
 from agentgym.cli.main import COMMANDS, main
 
-WIDTH = "88"
+WIDTH = "84"
 """Columns of a command's help."""
 SETTINGS = {
     "A run": ("RunConfig", "TrainSampling", "EvalSampling", "Oversample", "NamedModel"),
@@ -68,7 +69,13 @@ def help_of(words: str) -> str:
     finally:
         os.environ.clear()
         os.environ |= kept
-    return re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).strip("\n") + "\n"
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).strip("\n").split("\n")
+    return "\n".join(wrapped for line in lines for wrapped in _wrapped(line)) + "\n"
+
+
+def _wrapped(line: str) -> list[str]:
+    """The line in pieces of at most WIDTH columns: the words of a command are printed as one long line."""
+    return textwrap.wrap(line, int(WIDTH), break_on_hyphens=False) if len(line) > int(WIDTH) else [line]
 
 
 def _paths(given: Mapping[str, Any], before: str = "") -> list[str]:

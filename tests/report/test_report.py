@@ -217,3 +217,14 @@ def test_figures_that_are_no_finite_numbers_are_gaps(
         )
     page = reported(capsys, tmp_path)
     assert "Figures at the end" in page.headings
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20, 300])
+def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
+    figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.report.plots")
+    axes = figure.Figure().add_subplot()
+    axes.plot(range(1, steps + 1), [0.5] * steps)
+    plots.mark_whole_steps(axes)
+    ticks = axes.get_xticks()
+    assert len(ticks)
+    assert all(float(tick).is_integer() for tick in ticks)

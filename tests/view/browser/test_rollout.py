@@ -118,6 +118,22 @@ def test_the_colour_of_the_tokens_is_chosen_by_button_and_kept_in_the_address(
     expect(page.get_by_role("button", name="Log-prob")).to_have_attribute("aria-pressed", "true")
 
 
+def test_no_number_of_the_axis_of_a_group_is_cut_off(viewer: Watched, routes: Routes, made: Made) -> None:
+    with RolloutStore(made.grpo) as store:
+        one = next(iter(store.find(order="worst", phase="eval_before")))
+    assert one.rollout.reward == 0  # it is alone, and the axis reaches as far to both sides of 0
+    page = viewer.open(f"#/{routes.grpo}/group?phase=eval_before&step={one.step}&task={one.rollout.group_id}")
+    axis = page.locator("th.axis svg")
+    expect(axis).to_be_visible()
+    room = axis.bounding_box()
+    assert room is not None
+    for mark in axis.locator("text.tick").all():
+        box = mark.bounding_box()
+        assert box is not None
+        assert room["x"] <= box["x"]
+        assert box["x"] + box["width"] <= room["x"] + room["width"]
+
+
 def test_two_rollouts_of_a_group_stand_side_by_side_with_the_place_where_they_part(
     viewer: Watched, routes: Routes, made: Made
 ) -> None:

@@ -12,9 +12,10 @@
 export function linear(domain, range) {
   const [low, high] = domain;
   const [from, to] = range;
-  const span = high - low || 1;
-  const scale = (/** @type {number} */ value) => from + ((value - low) / span) * (to - from);
-  return Object.assign(scale, { domain, invert: (/** @type {number} */ place) => low + ((place - from) / (to - from || 1)) * span });
+  // Halves: the difference of two very large numbers would be infinite.
+  const span = high / 2 - low / 2 || 0.5;
+  const scale = (/** @type {number} */ value) => from + ((value / 2 - low / 2) / span) * (to - from);
+  return Object.assign(scale, { domain, invert: (/** @type {number} */ place) => low + ((place - from) / (to - from || 1)) * span * 2 });
 }
 
 /**

@@ -51,7 +51,10 @@ function pressed(event) {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   const target = /** @type {HTMLElement} */ (event.target);
   if (isWriting(target)) {
-    if (event.key === "Escape") target.blur();
+    if (event.key === "Escape") {
+      event.preventDefault(); // a search field would lose its text, and the filter would stay
+      target.blur();
+    }
     return;
   }
   if (document.querySelector("dialog[open]")) return;

@@ -3,10 +3,11 @@
 
 import { keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
-import { fill, h, styled } from "../core/dom.js";
+import { byId, fill, h, styled } from "../core/dom.js";
 import { figure } from "../core/format.js";
 import { follow, pause } from "../core/live.js";
 import { metrics } from "../core/metrics.js";
+import { bind } from "../frame/keyboard.js";
 import { empty, frame, showLive, title } from "../frame/shell.js";
 import { Board } from "../charts/board.js";
 import { Chart } from "../charts/chart.js";
@@ -39,6 +40,7 @@ export async function show({ main, query, signal, runs }) {
   const chosen = query.runs === undefined ? trained.slice(0, UNASKED).map((run) => run.run) : query.runs.split(",").filter((id) => runs.some((run) => run.run === id));
   const page = new CurvesPage(main, signal, runs, chosen, query);
   page.frame();
+  bind({ "/": { what: "find a figure", run: () => byId("search").focus() } });
   await page.load();
   page.watch();
 }

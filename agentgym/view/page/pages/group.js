@@ -13,6 +13,8 @@ import { linear, ticks } from "../charts/scale.js";
 
 const ROW = 26;
 const WIDTH = 520;
+/** Nearer to an end of the axis than this, a number is written towards the middle. */
+const EDGE = 24;
 
 /** @param {import("../app.js").Page} page */
 export async function show(page) {
@@ -118,7 +120,7 @@ class GroupPage {
  * @param {number|null} baseline
  */
 function axis(x, baseline) {
-  const marks = ticks(x.domain, 4).map((value) => s("text", { class: "tick", x: x(value), y: 12, "text-anchor": "middle" }, reward(value)));
+  const marks = ticks(x.domain, 4).map((value) => s("text", { class: "tick", x: x(value), y: 12, "text-anchor": x(value) < EDGE ? "start" : x(value) > WIDTH - EDGE ? "end" : "middle" }, reward(value)));
   const line = baseline === null ? null : [
     s("line", { class: "baseline", x1: x(baseline), x2: x(baseline), y1: 18, y2: 34 }),
     s("text", { class: "tick baseline-name", x: x(baseline), y: 27, dx: x(baseline) > WIDTH / 2 ? -5 : 5, "text-anchor": x(baseline) > WIDTH / 2 ? "end" : "start" }, `baseline ${reward(baseline)}`),

@@ -148,7 +148,7 @@ class RolloutsPage {
     if (this.count.textContent !== words) fill(this.count, words);
     this.viewport.setAttribute("aria-rowcount", String(total + 1));
     if (total) fill(this.problem);
-    else fill(this.problem, this.run.rollouts ? empty("No rollout meets these filters.", "Take one of them away, or clear all.") : empty("This run has no rollouts yet.", "They appear here when the first group is done."));
+    else fill(this.problem, this.run.rollouts ? empty("No rollout meets these filters.", this.query.q ? "A search finds rollouts with all of its words: take one of them away, or clear all." : "Take one of them away, or clear all.") : empty("This run has no rollouts yet.", "They appear here when the first group is done."));
   }
 
   /** @param {unknown} error */

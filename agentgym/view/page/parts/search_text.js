@@ -4,13 +4,13 @@
 import { h } from "../core/dom.js";
 
 /**
- * The words of a search, longest first, without the signs of its language.
+ * The words of a search, longest first, without the quotes of phrases.
  * @param {string} search
  * @returns {string[]}
  */
 export function words(search) {
   const found = search.match(/"[^"]+"|[^\s"]+/g) ?? [];
-  return found.map((word) => word.replace(/^"|"$/g, "").replace(/\*$/, "")).filter((word) => word && !["AND", "OR", "NOT"].includes(word)).sort((a, b) => b.length - a.length);
+  return found.map((word) => word.replace(/^"|"$/g, "")).filter(Boolean).sort((a, b) => b.length - a.length);
 }
 
 /**
