@@ -10,7 +10,7 @@ from tests.cluster.conftest import TwoNodes
 from tests.cluster.test_runs import ended, figures, wait_for_step
 from tests.engines.sglang.server.conftest import real_config
 
-pytestmark = [pytest.mark.ray, pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.sglang, pytest.mark.slow, pytest.mark.proof]
 
 
 def test_a_run_on_ray_goes_on_when_its_server_and_the_actor_of_its_server_are_killed(
