@@ -15,6 +15,10 @@ from agentgym.run.settings import SETTINGS
 from agentgym.store.schema import FILE
 
 
+LARGEST = 1e150
+"""Size above which a figure is left out: squares and sums of larger ones overflow."""
+
+
 @dataclass(frozen=True)
 class KeptRun:
     """The folder of a run or of an evaluation, which may still be written to."""
@@ -96,12 +100,15 @@ class KeptRun:
 
 
 def measured(value: object) -> float | None:
-    """Return a figure as a number that can be drawn and averaged; None for what is no finite number."""
+    """Return a figure as a number that can be drawn and averaged; None for what is no finite number.
+
+    One of a size above LARGEST is left out, too.
+    """
     try:
         found = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:  # JSON has whole numbers that are larger than any float
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= LARGEST else None
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:

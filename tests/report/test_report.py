@@ -203,7 +203,7 @@ def test_a_name_that_matplotlib_could_take_for_a_formula_is_drawn_as_it_is(
     assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 10**400])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 10**400, 1.7e308])
 def test_figures_that_are_no_finite_numbers_are_gaps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
 ) -> None:
