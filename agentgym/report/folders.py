@@ -14,7 +14,6 @@ from agentgym.run.recorder import SUMMARY
 from agentgym.run.settings import SETTINGS
 from agentgym.store.schema import FILE
 
-
 LARGEST = 1e150
 """Size above which a figure is left out: squares and sums of larger ones overflow."""
 
