@@ -20,7 +20,7 @@ from agentgym.run.peers import Share
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig
 from agentgym.train.kept_logprobs import SampleKey, ScoredSample
-from agentgym.train.policy.adapter_io import write_adapter, write_merged
+from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.snapshot import Snapshot
 from agentgym.train.trainer import Trainer
 from agentgym.types import Floats, Sample, Sampling
@@ -205,13 +205,6 @@ class ClusterTrainer:
             write_adapter(self.adapter(), Path(path), files)
         else:
             self._call("save", Path(path).absolute(), files=dict(files))
-
-    def merge(self, path: Path | str) -> None:
-        """Write base and adapter as one plain model."""
-        if self.adapts:
-            write_merged(self.model, self.adapter(), Path(path))
-        else:
-            self.save(path)
 
     def snapshot(self) -> ClusterSnapshot:
         """Have every process keep a copy of all that training goes on from."""

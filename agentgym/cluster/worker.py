@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from agentgym.adapter import Adapter, ModelWeights
@@ -12,7 +12,7 @@ from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector, DistributedScheduler, PlayedShare
 from agentgym.run.peers import Share
-from agentgym.run.sync.opening import engine_counts, open_collector, own_template
+from agentgym.run.sync.opening import open_collector, own_template
 from agentgym.run.tasks.chosen import only_tasks
 from agentgym.run.tasks.envs import open_envs
 from agentgym.scheduling.oversampling import Oversample
@@ -51,8 +51,6 @@ class Played:
 
     share: PlayedShare
     state: Mapping[str, Any]
-    counts: Mapping[str, float] = field(default_factory=dict)
-    """The counters of the worker's engine since it opened."""
 
 
 class RolloutWorker:
@@ -106,8 +104,7 @@ class RolloutWorker:
         """Play this worker's share of the next batch."""
         assert self._scheduler is not None, "begin() comes first"
         share = await self._scheduler.play_share(to_come=to_come)
-        counts = engine_counts(self._opened.engine)
-        return Played(share=share, state=self._scheduler.scheduler.state_dict(), counts=counts)
+        return Played(share=share, state=self._scheduler.scheduler.state_dict())
 
     async def state(self) -> Mapping[str, Any]:
         """Return where this worker's tasks stand, between two batches."""
