@@ -29,8 +29,6 @@ from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Group, Rollout, Segment, Turn, Version
-from agentgym.view.runs import run_of
-from agentgym.view.search.index import SearchIndex
 from benchmarks.harness import at_most, report
 from benchmarks.store import kept_rollouts, step_of
 
@@ -225,6 +223,9 @@ def peak_mib(process: int) -> float:
 
 def index_all(folder: Path) -> float:
     """CPU seconds of indexing all texts."""
+    from agentgym.view.runs import run_of
+    from agentgym.view.search.index import SearchIndex
+
     index = SearchIndex(run_of(folder.resolve()), folder)
     began = time.process_time()
     while index.advance():
@@ -247,6 +248,8 @@ def plain_query_s(folder: Path) -> float:
 
 def page_figures(folder: Path, count: int, long: int) -> dict[str, float]:
     """Seconds of each request, and the memory of the server behind all of them."""
+    from agentgym.view.runs import run_of
+
     figures: dict[str, float] = {}
     with served(folder) as (address, process):
         figures["server_mib_before"] = peak_mib(process)
@@ -264,6 +267,8 @@ def seen_in_browser(folder: Path, long: int) -> dict[str, float]:
 
     Nothing where playwright or a Chromium is missing. The browser's own start is not counted.
     """
+    from agentgym.view.runs import run_of
+
     program = shutil.which("chromium")
     if program is None or importlib.util.find_spec("playwright") is None:
         return {}
