@@ -68,7 +68,7 @@ test-slow: $(VENV)/dev box
 	$(PY) -m pytest -q -m 'slow and not sglang and not proof' $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
 
 proofs: test-slow
-	$(PY) -m pytest -q -m proof --ignore tests/sandboxes/test_chaos.py tests
+	$(PY) -m pytest -q -m proof -o faulthandler_timeout=3600 --ignore tests/sandboxes/test_chaos.py tests
 	for seed in $(SEEDS); do AGENTGYM_CHAOS_SEED=$$seed $(PY) -m pytest -q -m proof tests/sandboxes/test_chaos.py || exit 1; done
 
 docs: $(VENV)/dev
