@@ -117,6 +117,7 @@ def of_workers(found: dict[int, list[Batch]]) -> tuple[dict[str, float], dict[st
             f"driver_step_ms_{count}": costs[count].step,
             f"workers_ms_{count}": costs[count].workers,
             f"ray_ms_{count}": costs[count].ray,
+            f"driver_pause_s_{count}": min(batch.pause_s for batch in batches),
         }
         played = max(batches, key=lambda batch: batch.rate).played_s
         foreseen = simulated(played, costs[count], at_once=count * SLOTS, slots=SLOTS, rounds=ROUNDS, ahead=False)
