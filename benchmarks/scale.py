@@ -6,41 +6,42 @@ It needs `pip install 'agentgym[ray]'`.
 
 Cluster, workers, scheduler, samples and store are those of a run. A rollout has 8 turns and about 2,000 sampled tokens,
 whose answers lie ready; for the rest of its time a tool sleeps. Each call sleeps as long as one of the turns that the
-embedded engine samples beforehand, 16 at once; a file of workloads has `turn_seconds(seed)` instead. Nothing is
+embedded engine samples beforehand, 8 at once; a file of workloads has `turn_seconds(seed)` instead. Nothing is
 trained: an actor answers as a training process does.
 
 The driver's CPU is that of its process with Ray's threads in it. `collect` is asking the workers, unpacking their
 answers and joining them. `step` is all else that a run's driver does with a batch: the samples, their way to the
 training processes and the log-probabilities' way back, the store, the step's figures.
 
-The counts of workers take turns, and of each the best batch counts. Then `--at-once` rollouts (10,000) are in play at
-once on 4 workers, for one batch. What many workers with 64 rollouts each would do is simulated with the costs of that
-batch and with rollouts `x` times as long: the workers play one batch ahead, and the driver does one thing at a time.
+The counts of workers take turns, and batches of twice as many rollouts on 2 workers with them; of each the best batch
+counts. Then `--at-once` rollouts (10,000) are in play at once on 4 workers, for one batch. What many workers with 64
+rollouts each would do is simulated with the costs of that batch and with rollouts `x` times as long: the workers play
+one batch ahead, and the driver does one thing at a time.
 """
 
 import argparse
 import asyncio
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.harness import Goal, at_least, at_most, load_workloads, report
 from benchmarks.scale_measure import (
-    ROUNDS,
     SLOTS,
     TURNS,
-    WORKERS,
     Batch,
     Costs,
+    Size,
     all_at_once,
-    by_workers,
+    by_size,
     local_ray,
     turn_seconds,
 )
 
+SIZES = (Size(1), Size(2), Size(4), Size(2, rounds=2 * Size(1).rounds))
 AT_ONCE = 10_000
 A_WORKER = 64
 """Rollouts at once of a worker of the simulation: the default of a run."""
@@ -105,32 +106,37 @@ def best(batches: Sequence[Batch]) -> tuple[float, Costs]:
     return max(batch.rate for batch in batches), Costs(**least)
 
 
-def of_workers(found: dict[int, list[Batch]]) -> tuple[dict[str, float], dict[str, Goal]]:
-    """The figures of the counts of workers, and the goals that they have."""
-    figures, goals = dict[str, float](), dict[str, Goal]()
-    rates, costs = {}, {}
-    for count, batches in found.items():
-        rates[count], costs[count] = best(batches)
-        figures |= {
-            f"rollouts_per_s_{count}": rates[count],
-            f"driver_collect_ms_{count}": costs[count].collect,
-            f"driver_step_ms_{count}": costs[count].step,
-            f"workers_ms_{count}": costs[count].workers,
-            f"ray_ms_{count}": costs[count].ray,
-            f"driver_pause_s_{count}": min(batch.pause_s for batch in batches),
-        }
+def of_sizes(found: Mapping[Size, Sequence[Batch]]) -> tuple[dict[str, float], dict[str, Goal]]:
+    """The figures of the sizes, and the goals that they have."""
+    figures = dict[str, float]()
+    rates, costs = dict[Size, float](), dict[Size, Costs]()
+    for size, batches in found.items():
+        rate, cost = rates[size], costs[size] = best(batches)
         played = max(batches, key=lambda batch: batch.rate).played_s
-        foreseen = simulated(played, costs[count], at_once=count * SLOTS, slots=SLOTS, rounds=ROUNDS, ahead=False)
-        figures[f"simulated_rollouts_per_s_{count}"] = foreseen.rate
-    one = min(found)
-    for count in sorted(found)[1:]:
-        goals[f"{count} workers, rollouts a second of {count} times one's"] = at_least(
-            rates[count] / count / rates[one], 0.9
-        )
-    for count in (count for count in sorted(found) if 2 * count in found):
-        twice = 2 * (costs[2 * count].driver + costs[2 * count].workers) / (costs[count].driver + costs[count].workers)
-        goals[f"twice the rollouts on {2 * count} workers, CPU"] = at_most(twice, 2.1)
-    goals["CPU ms of the driver a rollout"] = at_most(max(each.driver for each in costs.values()), 2.0)
+        settings = {"at_once": size.workers * SLOTS, "slots": SLOTS, "rounds": size.rounds}
+        name = str(size.workers) if size.rounds == Size(1).rounds else f"{size.workers}_twice"
+        figures |= {
+            f"rollouts_per_s_{name}": rate,
+            f"simulated_rollouts_per_s_{name}": simulated(played, cost, ahead=False, **settings).rate,
+            f"driver_collect_ms_{name}": cost.collect,
+            f"driver_step_ms_{name}": cost.step,
+            f"workers_ms_{name}": cost.workers,
+            f"ray_ms_{name}": cost.ray,
+            f"driver_pause_s_{name}": min(batch.pause_s for batch in batches),
+        }
+    goals = dict[str, Goal]()
+    for size in found:
+        if size.workers > 1 and size.rounds == Size(1).rounds:
+            share = rates[size] / size.workers / rates[Size(1)]
+            goals[f"{size.workers} workers, rollouts a second of {size.workers} times one's"] = at_least(share, 0.9)
+        for name, half in (
+            ("twice the workers", Size(size.workers // 2, size.rounds)),
+            ("the same workers", Size(size.workers, size.rounds // 2)),
+        ):
+            if half in found:
+                more = 2 * costs[size].paid / costs[half].paid
+                goals[f"twice the rollouts on {name}, {size.workers}: CPU"] = at_most(more, 2.1)
+    goals["CPU ms of the driver a rollout"] = at_most(max(cost.driver for cost in costs.values()), 2.0)
     return figures, goals
 
 
@@ -175,22 +181,22 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def measured(args: argparse.Namespace, waits: Sequence[float]) -> tuple[dict[int, list[Batch]], Batch]:
-    """The batches of each count of workers, and the batch that is in play at once."""
-    counts, turns = ((1, 2), 1) if args.quick else (WORKERS, TURNS)
-    found = await by_workers(waits, args.seed, counts=counts, turns=turns)
-    return found, await all_at_once(waits, args.seed, count=args.at_once, workers=counts[-1])
+async def measured(args: argparse.Namespace, waits: Sequence[float]) -> tuple[dict[Size, list[Batch]], Batch]:
+    """The batches of each size, and the batch that is in play at once."""
+    sizes, turns = (SIZES[:2], 1) if args.quick else (SIZES, TURNS)
+    found = await by_size(waits, args.seed, sizes=sizes, turns=turns)
+    return found, await all_at_once(waits, args.seed, count=args.at_once, workers=max(sizes).workers)
 
 
 def main() -> None:
     args = arguments()
     given = load_workloads(args.workloads).turn_seconds(args.seed) if args.workloads else None
     waits = asyncio.run(turn_seconds(args.seed)) if given is None else list(given)
-    with local_ray(cpus=sum(WORKERS)):
+    with local_ray(cpus=4):
         found, whole = asyncio.run(measured(args, waits))
-    figures, goals = of_workers(found)
+    figures, goals = of_sizes(found)
     more, goal = of_all_at_once(whole)
-    alone = max(found[WORKERS[0]], key=lambda batch: batch.rate).played_s
+    alone = max(found[Size(1)], key=lambda batch: batch.rate).played_s
     figures |= more | of_simulation(alone, whole.costs, whole.rollouts, args.seed)
     reference: dict[str, float | str] = {
         "mean seconds of a tool call": fmean(waits),

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import PickleBuffer, dumps
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import agentgym as ag
 from agentgym.engines.token_bytes import bytes_by_model
@@ -23,12 +23,22 @@ from agentgym.types import Sampling
 from benchmarks.engine import load
 from benchmarks.sleeping import Scorer, Waits
 
-WORKERS = (1, 2, 4)
-SLOTS, ROUNDS = 32, 3
-"""Rollouts at once of a worker, and of a batch for each of these places, where workers are counted."""
+SLOTS = 32
+"""Rollouts at once of a worker, where workers are counted."""
 GROUP = 8
 TURNS = 3
-"""Batches of each count of workers."""
+"""Batches of each size."""
+
+
+class Size(NamedTuple):
+    """A number of workers, and how many rollouts of a batch each of their places plays."""
+
+    workers: int
+    rounds: int = 3
+
+    @property
+    def prompts(self) -> int:
+        return self.workers * SLOTS * self.rounds // GROUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,11 @@ class Costs:
     @property
     def driver(self) -> float:
         return self.collect + self.step
+
+    @property
+    def paid(self) -> float:
+        """Driver and workers."""
+        return self.driver + self.workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,17 +249,17 @@ async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float],
         yield Driver(await stack.enter_async_context(collector.schedule(prompts, n=GROUP, seed=seed)), trainer, record)
 
 
-async def by_workers(waits: Sequence[float], seed: int, *, counts: Sequence[int], turns: int) -> dict[int, list[Batch]]:
-    """Batches of each count of workers, which take turns."""
-    found: dict[int, list[Batch]] = {count: [] for count in counts}
+async def by_size(waits: Sequence[float], seed: int, *, sizes: Sequence[Size], turns: int) -> dict[Size, list[Batch]]:
+    """Batches of each size, which take turns."""
+    found: dict[Size, list[Batch]] = {size: [] for size in sizes}
     async with AsyncExitStack() as stack:
         drivers = {
-            count: await stack.enter_async_context(opened(count, SLOTS, count * SLOTS * ROUNDS // GROUP, waits, seed))
-            for count in counts
+            size: await stack.enter_async_context(opened(size.workers, SLOTS, size.prompts, waits, seed))
+            for size in sizes
         }
         for _ in range(turns):
-            for count, driver in drivers.items():
-                found[count].append(await driver.batch())
+            for size, driver in drivers.items():
+                found[size].append(await driver.batch())
     return found
 
 
