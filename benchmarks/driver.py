@@ -92,9 +92,9 @@ def word_tokenizer(texts: Sequence[str]) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(tokenizer)
 
 
-def replies(module: ModuleType, seed: int) -> list[str]:
+def replies(module: ModuleType, seed: int, **size: int) -> list[str]:
     """The assistant's side of one dialog, as the model writes it."""
-    calls, answer = module.tool_dialog(seed=seed)
+    calls, answer = module.tool_dialog(seed=seed, **size)
     bodies = [json.dumps({"name": call["name"], "arguments": call["args"]}) for call in calls]
     said = [f"{c['text']}\n<tool_call>\n{body}\n</tool_call>" for c, body in zip(calls, bodies, strict=True)]
     return [f"{text}<|im_end|>" for text in [*said, answer]]
