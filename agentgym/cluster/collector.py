@@ -1,6 +1,7 @@
 """The driver's side of the rollout workers: their engines as one engine, their schedulers as one scheduler."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -199,6 +200,10 @@ class ClusterScheduler:
     """Where the tasks of each worker stand, by rank, as of the last batch."""
     collecting: bool = False
     """Whether a batch is in play: what a worker that is lost had begun of it counts as dropped."""
+    begun: Counter[int] = field(default_factory=Counter)
+    """Groups of the batch in play that workers had begun which were lost meanwhile, by rank."""
+    counted: Counter[int] = field(default_factory=Counter)
+    """Rollouts that count as lost with a worker in the account of the next batch, by rank."""
 
     async def begin(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Open every worker's scheduler from these states of any number of workers."""
@@ -211,6 +216,8 @@ class ClusterScheduler:
         self.collecting = True
         played: list[Played] = await self.workers.ask_all("play_share", to_come)
         self.collecting = False
+        self.begun.clear()
+        self.counted.clear()
         self.states = [each.state for each in played]
         whole = joined(each.share for each in played)
         if self.on_rollout is not None:
@@ -228,11 +235,14 @@ class ClusterScheduler:
     async def renew(self, rank: int, worker: Any) -> None:
         """Bring a new worker to where the lost one stood behind the last batch, and count what that had in play."""
         states = [dict(state) for state in self.states]
-        lost = states[rank]["in_play"]
+        lost, begun = states[rank]["in_play"], self.begun[rank]
         if self.collecting:
-            share = Share(rank, len(states)).of(range(self.asked.prompts))
-            states[rank]["in_play"] = {**lost, "started": lost["started"] + len(share)}
+            begun += len(Share(rank, len(states)).of(range(self.asked.prompts)))
+            states[rank]["in_play"] = {**lost, "started": lost["started"] + begun}
         await answer(worker.begin.remote(self.asked, states, alone=True))
+        rollouts = (lost["started"] + lost["resumed"] + begun) * self.asked.rollouts
+        self.workers.losses.rollouts_lost += rollouts - self.counted[rank]
+        self.begun[rank], self.counted[rank] = begun, rollouts
 
     async def _spread(self, world: int) -> None:
         """Go on with another number of workers; what is in play ahead of its batch is dropped and played again."""

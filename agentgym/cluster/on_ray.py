@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.cluster.collector import ClusterCollector, WorkerEngines
 from agentgym.cluster.config import SANDBOX
+from agentgym.cluster.lost import Losses
 from agentgym.cluster.servers import Servers
 from agentgym.cluster.trainer import ClusterTrainer, TrainerProcess
 from agentgym.cluster.worker import RolloutWorker
@@ -44,14 +45,14 @@ PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "DOCK
 
 
 @asynccontextmanager
-async def joined_cluster(run: RunConfig) -> AsyncIterator["Cluster"]:
+async def joined_cluster(run: RunConfig, losses: Losses) -> AsyncIterator["Cluster"]:
     """Join the Ray cluster that the run names, or start one on this machine; the run's actors end with the block."""
     _refuse_unspreadable(run)
     started = not ray.is_initialized()
     if started:
         await asyncio.to_thread(_connect, run)
     try:
-        yield Cluster(replace(run, env=portable_env(run)))
+        yield Cluster(replace(run, env=portable_env(run)), losses)
     finally:
         if started:
             await asyncio.to_thread(ray.shutdown)
@@ -116,6 +117,11 @@ class Cluster:
     """The parts of a run on a Ray cluster."""
 
     run: RunConfig
+    losses: Losses
+
+    def lost(self) -> dict[str, int]:
+        """Return the counts of what the run has lost so far."""
+        return self.losses.counts()
 
     @asynccontextmanager
     async def trainer(self) -> AsyncIterator["Trainer"]:
@@ -163,7 +169,7 @@ class Cluster:
             client = await stack.enter_async_context(self._client(servers, tokenizer))
             progress(f"{self.world()} rollout workers")
             start = partial(self._start_worker, lambda: servers.urls if servers is not None else ())
-            workers = Workers(start=start, restarts=run.cluster.restarts)
+            workers = Workers(start=start, restarts=run.cluster.restarts, losses=self.losses)
             stack.push_async_callback(workers.close)
             await workers.open(self.world())
             if servers is not None and client is not None:
@@ -180,7 +186,7 @@ class Cluster:
         if not isinstance(config, SGLangConfig) or config.urls:
             yield None
             return
-        servers = Servers(find_model(run.model), server_settings(run, config), run.cluster.restarts)
+        servers = Servers(find_model(run.model), server_settings(run, config), run.cluster.restarts, self.losses)
         progress(f"{config.servers} servers")
         try:
             await servers.open()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.cluster.lost import TrainerLost
+from agentgym.cluster.lost import Losses, TrainerLost
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env
 from agentgym.extras import needs_extra
@@ -43,6 +43,10 @@ class Parts(Protocol):
         """Open what plays the run's rollouts; `engine` takes the place of the one that the run names."""
         ...
 
+    def lost(self) -> dict[str, int]:
+        """Return the counts of what the run has lost so far; none where it is on no cluster."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LocalParts:
@@ -67,25 +71,35 @@ class LocalParts:
         """Open the engine, the boxes, the resources and the named models of the run."""
         return open_collector(self.run, env, trainer, progress, tokenizer=tokenizer, engine=engine)
 
+    def lost(self) -> dict[str, int]:
+        """Return nothing: what this process loses ends the run."""
+        return {}
+
 
 @asynccontextmanager
-async def open_parts(run: RunConfig) -> AsyncIterator[Parts]:
-    """Yield the parts of the run; with `ray` the cluster is joined, or one is started on this machine."""
+async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
+    """Yield the parts of the run; with `ray` the cluster is joined, or one is started on this machine.
+
+    What is lost there is counted in `losses`.
+    """
     if run.ray == OFF:
         yield LocalParts(run)
         return
     with needs_extra():
         from agentgym.cluster.on_ray import joined_cluster
-    async with joined_cluster(run) as cluster:
+    async with joined_cluster(run, losses) as cluster:
         yield cluster
 
 
-async def with_restarts(run: RunConfig, folder: Path, play: Callable[[RunConfig], Awaitable[T]]) -> T:
+async def with_restarts(run: RunConfig, folder: Path, play: Callable[[RunConfig, Losses], Awaitable[T]]) -> T:
     """Play the run; where a trainer on Ray is lost, go on from the last checkpoint, `cluster.restarts` times."""
+    losses = Losses()
     for _ in range(run.cluster.restarts if run.ray != OFF else 0):
         try:
-            return await play(run)
+            return await play(run, losses)
         except TrainerLost as lost:
             _LOG.warning("%s; the run goes on from its last checkpoint", lost)
+            losses.trainers_lost += 1
+            losses.trainers_replaced += 1
             run = replace(run, resume=folder, out=None)
-    return await play(run)
+    return await play(run, losses)

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from agentgym.cluster.lost import Losses
 from agentgym.cluster.workers import answer
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.engine import SGLangEngine
@@ -51,9 +52,11 @@ class Servers:
     model: Path | str
     config: SGLangConfig
     restarts: int
+    losses: Losses
+    """What counts the servers that are lost and those that take their places."""
     moved: Callable[[str, str], Awaitable[None]] | None = None
     lost: int = 0
-    """Servers that were lost and started again."""
+    """Servers that were lost: `restarts` of them are started again."""
     actors: dict[str, Any] = field(default_factory=dict)
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -102,6 +105,7 @@ class Servers:
                 said = str(error).splitlines()[0]
             del self.actors[url]
             self.lost += 1
+            self.losses.servers_lost += 1
             if self.lost > self.restarts:
                 _LOG.error("cluster.restarts: %d servers were lost, and no more is started: %s", self.lost, said)
                 return
@@ -113,6 +117,7 @@ class Servers:
                 _LOG.error("the server at %s could not be started again: %s", url, str(again).splitlines()[0])
                 return
             self.actors[fresh] = actor
+            self.losses.servers_replaced += 1
             if self.moved is not None:
                 await self.moved(url, fresh)
             url = fresh

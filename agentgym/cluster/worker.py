@@ -35,6 +35,11 @@ class Schedule:
     by_turn: bool = False
     rest_rounds: int = 0
 
+    @property
+    def rollouts(self) -> int:
+        """How many rollouts are started in a group."""
+        return self.n + (self.oversample.extra_rollouts if self.oversample is not None else 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from agentgym.cluster.config import SANDBOX
+from agentgym.cluster.lost import Losses
 from agentgym.cluster.worker import EngineFacts
 from agentgym.errors import AgentGymError
 
@@ -35,9 +36,11 @@ class Workers:
 
     start: Start
     restarts: int
+    losses: Losses
+    """What counts the workers that end by themselves and those that take their places."""
     facts: EngineFacts | None = None
     lost: int = 0
-    """Workers that ended by themselves and were replaced."""
+    """Workers that ended by themselves since `open`: `restarts` of them may."""
     handles: list[Any] = field(default_factory=list)
     renew_policy: Renew | None = None
     """Gives a new worker the policy that the run has; it comes before all else that the worker is asked."""
@@ -105,6 +108,7 @@ class Workers:
                 return
             said = str(error).splitlines()[0]
             self.lost += 1
+            self.losses.workers_lost += 1
             if self.lost > self.restarts:
                 raise AgentGymError(
                     f"cluster.restarts: {self.lost} rollout workers have ended, and {self.restarts} may be replaced; "
@@ -122,6 +126,7 @@ class Workers:
                 _LOG.warning("its replacement has ended, too: %s", str(again).splitlines()[0])
                 return  # whoever asks it next meets that, and counts it
             self.handles[rank] = fresh
+            self.losses.workers_replaced += 1
 
 
 def no_room(wanted: str) -> AgentGymError:

@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cluster.parts import open_parts, with_restarts
+from agentgym.cluster.lost import PREFIX, Losses
+from agentgym.cluster.parts import Parts, open_parts, with_restarts
 from agentgym.engines.base import Engine, weights_engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.engines.token_bytes import bytes_by_model
@@ -85,17 +86,23 @@ async def train_policy(
     try:
         with hold_checked(run, env, folder):
             outlets = partial(Outlets, sinks=sinks, on_step=on_step, on_rollout=on_rollout)
-            return await with_restarts(run, folder, lambda run: _run(run, env, folder, outlets, engine))
+            play = partial(_run, env=env, folder=folder, outlets=outlets, given=engine)
+            return await with_restarts(run, folder, play)
     except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
         raise stopped.with_traceback(None) from None
 
 
 async def _run(
-    run: RunConfig, env: type[Env[Any]], folder: Path, outlets: "partial[Outlets]", given: Engine | None
+    run: RunConfig,
+    losses: Losses,
+    env: type[Env[Any]],
+    folder: Path,
+    outlets: "partial[Outlets]",
+    given: Engine | None,
 ) -> dict[str, Any]:
     start = time.perf_counter()
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(open_parts(run))
+        parts = await stack.enter_async_context(open_parts(run, losses))
         trainer = await stack.enter_async_context(parts.trainer())
         run = replace(run, steps=await asyncio.to_thread(trainer.first, lambda: run.steps))  # as it read them
         state = await asyncio.to_thread(load_run_state, trainer, folder, resume=run.resume is not None)
@@ -103,6 +110,7 @@ async def _run(
         share = run.prompts * run.group_size // trainer.world
         log = MetricsLogger(folder, steps=run.steps, shown=first, done=state.step, rollouts=share)
         record = await stack.enter_async_context(open_recorder(folder, log, first=first, done=state.step))
+        losses.begin(log.rows[-1] if log.rows else {})
         told = await stack.enter_async_context(open_outlets(run, folder, outlets, log.alert, first=first))
         if first:
             await asyncio.to_thread(write_surroundings, folder)
@@ -116,7 +124,7 @@ async def _run(
         record.name_tokens(bytes_by_model(collector.engine, collector.models))
         with of_field("teacher"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))
-        steps = _Steps(run, trainer, collector, record, told, teacher)
+        steps = _Steps(run, parts, trainer, collector, record, told, teacher)
         if state.step:
             steps.sync = steps.new_sync(state.probe, state.probe_base)
             await steps.sync(state.step)
@@ -133,6 +141,7 @@ async def _run(
             "best_step": best.step if (best := checkpoints.best) else None,
             "best_reward": best.reward if best else None,
             "outlet_errors": dict(told.errors),
+            **({"lost": lost} if (lost := parts.lost()) else {}),
             "seed": run.seed,
             "box": run.box,
             "out": str(folder),
@@ -154,6 +163,7 @@ class _Steps:
     """The steps and the evaluations of one run."""
 
     run: RunConfig
+    parts: Parts
     trainer: "Trainer"
     collector: Collector
     record: Recorder
@@ -204,6 +214,7 @@ class _Steps:
                 )
                 figures = stats | taught | speed | synced | engine_counts(self.collector.engine)
                 figures |= env_figures(self.collector.env, groups)
+                figures |= {f"{PREFIX}{name}": float(count) for name, count in self.parts.lost().items()}
                 log_step = partial(self.record.step, step, groups, batch, logprobs, figures)
                 state = replace(
                     begun,

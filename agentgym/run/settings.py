@@ -17,6 +17,7 @@ SETTINGS = "settings.json"
 
 MAY_DIFFER = (
     *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "box", "merge", "probe_tolerance"),
+    *("ray", "cluster", "cluster.*"),
     *(
         "engine",
         "engine.*",
