@@ -39,8 +39,8 @@ class SampleBatch(Sequence[Sample]):
     """Number of tokens whose loss mask is true."""
     untrained_tokens: int
     """Number of sampled tokens of scored rollouts that no sample may hold: of other models, or with `train=False`."""
-    numbers: Mapping[int, str] = field(default_factory=dict)
-    """The ids of the groups by their numbers in a run; a trainer refuses a number that it has trained on before."""
+    places: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    """The ids of the groups by their places (`Group.place`); a trainer refuses one that it has trained on before."""
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -183,7 +183,7 @@ def _batch(
         rollouts_failed=sum(rollout.reward is None for rollout in rollouts),
         rollouts_trained=len({sample.rollout_id for sample in samples}),
         trained_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
-        numbers={group.number: group.group_id for group in groups if group.number is not None},
+        places={group.place: group.group_id for group in groups if group.place is not None},
         untrained_tokens=sum(
             int(segment.sampled.sum())
             for rollout in rollouts

@@ -292,8 +292,8 @@ class Group:
     rollouts: tuple[Rollout, ...]
     task: Task | None = None
     """The task that they attempt; None where the group was made without it."""
-    number: int | None = None
-    """Place in a run's order of tasks, which no other group of the run has; None for a group of no run."""
+    place: tuple[str, int] | None = None
+    """Name of a schedule's order of tasks, and the place in it, which is trained on once; None outside a schedule."""
 
     def __post_init__(self) -> None:
         strangers = [r.rollout_id for r in self.rollouts if r.group_id != self.group_id]

@@ -51,12 +51,14 @@ class GroupSettings:
 class GroupState(Generic[TaskT]):
     """The rollouts of one task; complete with `n` scored ones, or when all have ended."""
 
-    def __init__(self, task: TaskT, *, n: int, seed: int, number: int, by_turn: bool = False) -> None:
+    def __init__(self, task: TaskT, *, n: int, seed: int, number: int, order: str = "", by_turn: bool = False) -> None:
         self.task, self.n, self.seed = task, n, seed
         self.by_turn = by_turn
         """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
         self.number = number
         """The number of its task in the run's order of tasks."""
+        self.order = order
+        """The name of that order; "" where it is of this call alone."""
         self.usages: list[RolloutUsage] = []
         """What each rollout used, by index."""
         self.ended: dict[int, Rollout] = {}
@@ -173,4 +175,5 @@ class GroupState(Generic[TaskT]):
     def finished(self) -> Group:
         """The group as it is trained on, rollouts in the order of their index."""
         rollouts = tuple(self.ended[index] for index in sorted(self.ended))
-        return Group(group_id=self.task.id, rollouts=rollouts, task=self.task, number=self.number)
+        place = (self.order, self.number) if self.order else None
+        return Group(group_id=self.task.id, rollouts=rollouts, task=self.task, place=place)

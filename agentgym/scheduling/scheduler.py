@@ -135,6 +135,7 @@ class Scheduler(Generic[TaskT]):
             n=self._settings.n,
             seed=self._settings.seed + self._sampler.batches,
             number=sampled.number,
+            order=self._sampler.order,
             by_turn=self._settings.by_turn,
         )
         self._groups.append(group)

@@ -162,7 +162,11 @@ class TaskSampler(Generic[TaskT]):
     on any number of processes: no task is lost, and none is played twice.
     """
 
-    def __init__(self, tasks: Iterable[TaskT], sharding: Sharding | None = None, *, rest_rounds: int = 0) -> None:
+    def __init__(
+        self, tasks: Iterable[TaskT], sharding: Sharding | None = None, *, rest_rounds: int = 0, order: str = ""
+    ) -> None:
+        self.order = order
+        """The name of the order of tasks, the same in a resumed run; "" where the tasks are of one call alone."""
         self._sharding = sharding or Sharding()
         if rest_rounds and not self._sharding.by_id:
             raise ValueError("rest_rounds: only the process that plays a task knows whether it rests; set by_id=True")
@@ -190,7 +194,7 @@ class TaskSampler(Generic[TaskT]):
         if sharding.by_id and sharding.world > 1:
             _refuse_idle_processes(env, sharding)
         stream = chain.from_iterable(batches(env, sharding.prompts, sys.maxsize, seed=seed))
-        return cls(stream, sharding, rest_rounds=rest_rounds)
+        return cls(stream, sharding, rest_rounds=rest_rounds, order=f"{find_env(env).__qualname__}, seed {seed}")
 
     def next(self, taken: Collection[str] = ()) -> SampledTask[TaskT] | None:
         """The next task whose id is not in `taken`, in play from now on; None where the tasks have run out.
@@ -333,8 +337,7 @@ def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> Non
         raise ValueError(
             f"prompts: process {rank} of {sharding.world} plays {share} tasks of a batch, and {share - missing[rank]} "
             f"of the {len(tasks)} training tasks belong to it: with staleness, rest_rounds, or "
-            "oversample.extra_groups, carry or replace each belongs to one process; use more tasks, fewer prompts or "
-            "fewer processes"
+            "oversample.extra_groups, carry or replace each belongs to one; use more tasks, fewer prompts or processes"
         )
 
 

@@ -57,49 +57,56 @@ class ModelLimits:
 
 
 class TrainedOnce:
-    """The numbers of the groups that were trained on: none of them is trained on again, whoever hands it in twice."""
+    """The places of the groups that were trained on: none of them is trained on again, whoever hands it in twice."""
 
     def __init__(self) -> None:
-        self._ranges: list[list[int]] = []
-        """First number and the one behind the last, ascending: a run hands its groups in nearly in their order."""
+        self._ranges: dict[str, list[list[int]]] = {}
+        """By order of tasks: first place and the one behind the last, ascending. Groups come nearly in their order."""
 
     def refuse(self, samples: Sequence[Sample]) -> None:
-        """Raise ValueError that names a group of a `SampleBatch` whose number was trained on before."""
-        for number, group in _numbers(samples).items():
-            if self._has(number):
+        """Raise ValueError that names a group of a `SampleBatch` whose place was trained on before."""
+        for (order, number), group in _places(samples).items():
+            if self._has(order, number):
                 raise ValueError(
-                    f"samples: group {group!r}, number {number} of the run, was trained on before; each rollout is "
-                    "trained on once. Resume from a checkpoint to train on a batch again"
+                    f"samples: group {group!r}, place {number} in the order of tasks of {order}, was trained on "
+                    "before; each rollout is trained on once. Resume from a checkpoint to train on a batch again, and "
+                    "give a second schedule of one trainer a seed of its own"
                 )
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Note that the groups of a `SampleBatch` were trained on."""
-        for number in sorted(_numbers(samples)):
-            at = bisect([first for first, _ in self._ranges], number)
-            if at and self._ranges[at - 1][1] == number:
-                self._ranges[at - 1][1] += 1
-            else:
-                self._ranges.insert(at, [number, number + 1])
-                at += 1
-            if at < len(self._ranges) and self._ranges[at][0] == self._ranges[at - 1][1]:
-                self._ranges[at - 1][1] = self._ranges.pop(at)[1]
+        for order, number in sorted(_places(samples)):
+            _join(self._ranges.setdefault(order, []), number)
 
-    def state(self) -> list[list[int]]:
+    def state(self) -> dict[str, list[list[int]]]:
         """Return what `load` takes, as plain values."""
-        return [list(each) for each in self._ranges]
+        return {order: [list(each) for each in ranges] for order, ranges in self._ranges.items()}
 
-    def load(self, state: Sequence[Sequence[int]]) -> None:
+    def load(self, state: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Go on from the state of a checkpoint."""
-        self._ranges = [[int(first), int(end)] for first, end in state]
+        self._ranges = {order: [[int(first), int(end)] for first, end in ranges] for order, ranges in state.items()}
 
-    def _has(self, number: int) -> bool:
-        at = bisect([first for first, _ in self._ranges], number)
-        return bool(at) and number < self._ranges[at - 1][1]
+    def _has(self, order: str, number: int) -> bool:
+        ranges = self._ranges.get(order, [])
+        at = bisect([first for first, _ in ranges], number)
+        return bool(at) and number < ranges[at - 1][1]
 
 
-def _numbers(samples: Sequence[Sample]) -> Mapping[int, str]:
-    """The ids of the groups by their numbers in a run; none where the samples are no `SampleBatch` of one."""
-    return getattr(samples, "numbers", {})
+def _join(ranges: list[list[int]], number: int) -> None:
+    """Take the number into the ranges, and join those that then touch."""
+    at = bisect([first for first, _ in ranges], number)
+    if at and ranges[at - 1][1] == number:
+        ranges[at - 1][1] += 1
+    else:
+        ranges.insert(at, [number, number + 1])
+        at += 1
+    if at < len(ranges) and ranges[at][0] == ranges[at - 1][1]:
+        ranges[at - 1][1] = ranges.pop(at)[1]
+
+
+def _places(samples: Sequence[Sample]) -> Mapping[tuple[str, int], str]:
+    """The ids of the groups by their places; none where the samples are no `SampleBatch` of a schedule."""
+    return getattr(samples, "places", {})
 
 
 def digest(samples: Sequence[Sample]) -> int:

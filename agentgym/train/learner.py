@@ -306,7 +306,7 @@ class Learner:
         else:
             restore_part(self.policy, self._optimizer, folder)
         self.optimizer_steps = int(state["optimizer_steps"])
-        self._once.load(state.get("trained_once", ()))
+        self._once.load(state.get("trained_once", {}))
         if self.ranks.rank < len(state["random"]):
             restore_random(state["random"][self.ranks.rank])
 

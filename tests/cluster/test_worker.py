@@ -39,7 +39,7 @@ async def test_two_workers_play_the_groups_of_one_in_the_same_order() -> None:
     for _ in range(2):
         (one, _), (two, _) = await played([alone]), await played(pair)
         assert [group.group_id for group in one] == [group.group_id for group in two]
-        assert [group.number for group in one] == [group.number for group in two]
+        assert [group.place for group in one] == [group.place for group in two]
         assert ids(one) == ids(two)
     await asyncio.gather(*(worker.close() for worker in (alone, *pair)))
 

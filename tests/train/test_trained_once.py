@@ -1,20 +1,25 @@
 """No group of a run is trained on twice, whoever hands it in again, also after a resume."""
 
 import itertools
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import agentgym as ag
+from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.samples import SampleBatch
 from agentgym.train.checks import TrainedOnce
 from agentgym.train.trainer import TrainConfig, Trainer
 from tests.run.sync.test_proof import batch as moving_samples
 
 
-def batch(*numbers: int) -> SampleBatch:
+def batch(*numbers: int, order: str = "Chase, seed 0") -> SampleBatch:
     return SampleBatch(
         samples=(),
         groups=len(numbers),
@@ -24,7 +29,7 @@ def batch(*numbers: int) -> SampleBatch:
         rollouts_trained=0,
         trained_tokens=0,
         untrained_tokens=0,
-        numbers={number: f"task-{number}" for number in numbers},
+        places={(order, number): f"task-{number}" for number in numbers},
     )
 
 
@@ -32,7 +37,10 @@ def test_a_group_that_is_handed_in_twice_is_refused_by_name() -> None:
     once = TrainedOnce()
     once.add(batch(3, 4))
     once.refuse(batch(5))
-    with pytest.raises(ValueError, match=r"samples: group 'task-4', number 4 of the run, was trained on before"):
+    with pytest.raises(
+        ValueError,
+        match=r"samples: group 'task-4', place 4 in the order of tasks of Chase, seed 0, was trained on before",
+    ):
         once.refuse(batch(5, 4))
 
 
@@ -40,7 +48,7 @@ def test_samples_that_are_of_no_run_are_never_refused() -> None:
     once = TrainedOnce()
     once.add([])
     once.refuse([])
-    assert once.state() == []
+    assert once.state() == {}
 
 
 @given(st.lists(st.lists(st.integers(0, 40), unique=True), max_size=12))
@@ -60,7 +68,7 @@ def test_exactly_the_numbers_that_were_trained_on_are_refused_after_a_checkpoint
                 once.refuse(batch(number))
         else:
             once.refuse(batch(number))
-    ranges = once.state()
+    ranges = once.state().get("Chase, seed 0", [])
     assert all(first < end for first, end in ranges)
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), "neighbouring ranges are joined"
 
@@ -70,10 +78,50 @@ async def test_a_trainer_refuses_a_batch_of_a_run_that_comes_again_after_a_resum
     whole = replace(batch(0, 1), samples=tuple(moving_samples(1)))
     async with Trainer("tiny", config) as trainer:
         await trainer.step(whole)
-        with pytest.raises(ValueError, match="group 'task-0', number 0 of the run, was trained on before"):
+        with pytest.raises(ValueError, match="group 'task-0', place 0"):
             await trainer.step(whole)
         trainer.checkpoint(tmp_path, 1)
     async with Trainer("tiny", config) as resumed:
         resumed.resume(tmp_path)
         with pytest.raises(ValueError, match="was trained on before"):
             await resumed.step(whole)
+
+
+class Guess(ag.ToolEnv[ag.Task]):
+    """The same two tasks again and again; every second rollout of each is rewarded."""
+
+    scored: ClassVar[Counter[str]] = Counter()
+
+    @classmethod
+    def tasks(cls, split: ag.Split) -> list[ag.Task]:
+        return [ag.Task(id=name, prompt="Say something.") for name in ("a", "b")]
+
+    @ag.reward
+    def second(self) -> float:
+        self.scored[self.task.id] += 1
+        return float(self.scored[self.task.id] % 2)
+
+
+async def test_a_loop_of_ones_own_may_play_and_train_the_same_tasks_in_each_step() -> None:
+    async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, LocalEngine("tiny") as engine:
+        play = ag.Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
+        for seed in range(2):
+            groups = await play.collect(Guess.tasks("train"), n=2, seed=seed)
+            samples = ag.build_samples(groups)
+            assert samples.trained_tokens > 0
+            await trainer.step(samples)
+
+
+async def test_a_second_schedule_of_one_trainer_has_a_seed_of_its_own() -> None:
+    async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, LocalEngine("tiny") as engine:
+        play = ag.Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
+        for seed, judged in (
+            (0, nullcontext()),
+            (1, nullcontext()),
+            (0, pytest.raises(ValueError, match="of its own")),
+        ):
+            async with play.schedule(2, n=2, seed=seed) as rollouts:
+                groups = await rollouts.collect()
+            assert [group.place for group in groups] == [(f"Guess, seed {seed}", i) for i in range(2)]
+            with judged:
+                await trainer.step(ag.build_samples(groups))
