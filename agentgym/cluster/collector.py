@@ -15,11 +15,13 @@ from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.cluster.worker import EngineFacts, Played, Policy, Schedule
 from agentgym.cluster.workers import Workers, answer
 from agentgym.engines.base import SharedEngine
+from agentgym.engines.token_bytes import bytes_of
 from agentgym.errors import EngineError
 from agentgym.run.distributed_rollouts import Collector, joined
 from agentgym.run.peers import Share
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
 from agentgym.scheduling.oversampling import Oversample
+from agentgym.store.vocabulary import TokenBytes
 from agentgym.types import Completion, Floats, Rollout, Sampling
 
 SAME = 1e-3
@@ -32,7 +34,7 @@ class WorkerEngines:
     `servers` is the driver's own client of the servers that the workers ask; None where each worker samples itself.
     """
 
-    def __init__(self, workers: Workers, tokenizer: ChatTokenizer, servers: Any | None) -> None:
+    def __init__(self, workers: Workers, tokenizer: ChatTokenizer | None, servers: Any | None) -> None:
         self._workers, self._tokenizer, self._servers = workers, tokenizer, servers
         self._version = 0
         self._given: Any = None
@@ -41,6 +43,8 @@ class WorkerEngines:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
+        if self._tokenizer is None:
+            raise EngineError("engine: the tokenizer of the workers' engine cannot be sent to the driver")
         return self._tokenizer
 
     @property
@@ -130,6 +134,12 @@ class ClusterCollector(Collector):
     workers: Workers
     world: Callable[[], int]
     """The number of workers that the cluster has room for now."""
+    tokenizers: Mapping[str, Any]
+    """Those of the workers' models by name, "" for the policy."""
+
+    def token_bytes(self) -> TokenBytes:
+        """Return a function that gives the bytes of token ids of a named model, "" for the policy."""
+        return bytes_of(self.tokenizers)
 
     async def collect(
         self,

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from agentgym.field_checks import Above0, Count, Positive, check_fields, names_its_fields
 
+OFF = "off"
+"""The address in whose place a run or an evaluation is in this process alone."""
 SANDBOX = "sandbox"
 """The custom resource of nodes that run boxes; where the cluster has any, each rollout worker takes one of it."""
 

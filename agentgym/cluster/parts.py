@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.cluster.config import OFF
 from agentgym.cluster.lost import Losses, TrainerLost
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env
@@ -21,8 +22,6 @@ if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for 
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-OFF = "off"
-"""The value of `RunConfig.ray` of a run without Ray."""
 
 
 class Parts(Protocol):

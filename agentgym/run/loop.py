@@ -27,7 +27,6 @@ from agentgym.cluster.lost import PREFIX, Losses
 from agentgym.cluster.parts import Parts, open_parts, with_restarts
 from agentgym.engines.base import Engine, weights_engine
 from agentgym.engines.messages import refuse_in_training
-from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
 from agentgym.models import of_field
 from agentgym.run.config import RunConfig
@@ -121,7 +120,7 @@ async def _run(
             weights_engine(collector.engine)
         for each in members_of(env) if first else ():
             warn_of_engine_limits(each, collector.engine)
-        record.name_tokens(bytes_by_model(collector.engine, collector.models))
+        record.name_tokens(collector.token_bytes())
         with of_field("teacher"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))
         steps = _Steps(run, parts, trainer, collector, record, told, teacher)

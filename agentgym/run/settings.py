@@ -33,7 +33,7 @@ MAY_DIFFER = (
     ),
     *("train.lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
     *("train.layout", "train.micro_tokens", "train.balance", "train.checkpointing"),
-    *("train.threads", "train.device", "train.shard", "train.offload"),
+    *("train.threads", "train.device", "train.shard", "train.replicas", "train.offload"),
 )
 """Settings that a resumed run may have otherwise than it was begun with; every other one makes another policy, other
 tasks or other draws."""

@@ -286,6 +286,10 @@ class SGLangEngine:
         """The servers, for other processes to attach to."""
         return tuple(server.client.url for server in self._fleet.servers)
 
+    def current_policy(self) -> PolicyVersion:
+        """Return the policy that new tokens are sampled from, for clients in other processes to `adopt`."""
+        return self._fleet.policy
+
     def move(self, old: str, new: str) -> None:
         """Ask the server at the address `new` in the place of the one at `old`, once it serves the current policy."""
         self._fleet.move(old, new)
