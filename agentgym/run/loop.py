@@ -28,6 +28,7 @@ from agentgym.cluster.parts import Parts, open_parts, with_restarts
 from agentgym.engines.base import Engine, weights_engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.environments.env import Env
+from agentgym.errors import AgentGymError
 from agentgym.models import of_field
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
@@ -274,8 +275,11 @@ class _Steps:
 
 def _probe(groups: Groups) -> list[int]:
     """The first ids of the first rollout that has any of the policy."""
-    ids: list[int] = next(s.token_ids[:PROBE].tolist() for r in groups.rollouts for s in r.segments if not s.model)
-    return ids
+    for segment in (segment for played in groups.rollouts for segment in played.segments):
+        if not segment.model:
+            ids: list[int] = segment.token_ids[:PROBE].tolist()
+            return ids
+    raise AgentGymError("rollouts: the policy has not spoken in any of the first batch, so nothing can be trained on")
 
 
 @asynccontextmanager

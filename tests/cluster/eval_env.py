@@ -54,3 +54,15 @@ class Judged(ag.ToolEnv[ag.Task]):
 def player(model: str) -> ag.LocalEngine:
     """An engine of the user's own, for a model that an env asks by name."""
     return ag.LocalEngine("tiny", ag.LocalConfig(context_tokens=1024))
+
+
+class Duel(Slow):
+    """Lets the model named opponent speak after each message."""
+
+    limits = ag.Limits(turns=2, turn_tokens=40, context_tokens=1024)
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        asked = [ag.Message(role="user", content=str(action["content"]) or "Begin.")]
+        async with self.fork("subagent", asked, role="opponent", engine="opponent", train=False) as other:
+            await other.turn()
+        return await super().step(action)

@@ -16,8 +16,7 @@ from tests.cluster.conftest import TwoNodes
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 RUN = ag.RunConfig(
     recipe="named",
-    env="negotiate",
-    env_args={"first": "opponent"},
+    env="tests.cluster.eval_env:Duel",
     model="tiny",
     engine=ag.LocalConfig(slots=4),
     models={"opponent": ag.NamedModel(model="mine", engine=OtherEngine(name="tests.cluster.eval_env:player"))},
@@ -25,7 +24,6 @@ RUN = ag.RunConfig(
     steps=1,
     prompts=2,
     group_size=2,
-    max_tokens=12,
     eval_tasks=2,
 )
 
