@@ -20,6 +20,9 @@ class ClusterConfig:
     None, workers join and leave with their nodes, between two batches."""
     worker_cpus: Above0 = 1.0
     """CPUs that Ray sets aside for each worker."""
+    eval_workers: Count = 0
+    """Processes that play the evaluations between two steps (eval_every) while training goes on, each with an engine of
+    its own in it; 0: the workers of the training play them, and training waits."""
     trainers: Positive = 1
     """Processes that train together, each with a GPU of its own where it trains on GPUs."""
     trainer_cpus: Above0 = 1.0

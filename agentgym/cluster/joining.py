@@ -69,7 +69,7 @@ def worker_count(config: ClusterConfig, most: int) -> int:
         return config.workers
     boxes = ray.cluster_resources().get(SANDBOX, 0)
     nodes = sum(node["Alive"] for node in ray.nodes())
-    return max(1, min(int(boxes) or nodes, most))
+    return max(1, min(int(boxes) - config.eval_workers if boxes else nodes, most))
 
 
 def worker_options(config: ClusterConfig) -> dict[str, Any]:

@@ -13,12 +13,18 @@ class TrainerLost(AgentGymError):
     """A training process of a cluster has ended by itself: the run goes on from its last checkpoint."""
 
 
+class WorkersLost(AgentGymError):
+    """More workers of a cluster have ended by themselves than may be replaced."""
+
+
 @dataclass(slots=True)
 class Losses:
     """Counts the processes of a run that ended by themselves, those that took their places, and rollouts lost so."""
 
     workers_lost: int = 0
     workers_replaced: int = 0
+    eval_workers_lost: int = 0
+    eval_workers_replaced: int = 0
     servers_lost: int = 0
     servers_replaced: int = 0
     trainers_lost: int = 0
@@ -31,6 +37,10 @@ class Losses:
         """Go on from the figures of the last step that a resumed run has kept, where those are higher."""
         for name, count in self.counts().items():
             setattr(self, name, max(count, int(row.get(f"{PREFIX}{name}") or 0)))
+
+    def count(self, name: str) -> None:
+        """Add 1 to the count of that name."""
+        setattr(self, name, getattr(self, name) + 1)
 
     def counts(self) -> dict[str, int]:
         """Return all counts by name, those that are 0 too."""

@@ -21,7 +21,9 @@ from agentgym.cluster.trainer import ClusterTrainer, TrainerProcess
 from agentgym.cluster.worker import RolloutWorker
 from agentgym.cluster.workers import PLACE_S, Workers, no_room
 from agentgym.engines.base import Engine
+from agentgym.engines.other import OtherEngine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
+from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.environments.env import Env
 from agentgym.environments.registry import find_env, gallery
 from agentgym.models import find_model
@@ -40,7 +42,7 @@ async def joined_cluster(run: RunConfig, losses: Losses) -> AsyncIterator["Clust
     """Join the Ray cluster that the run names, or start one on this machine; the run's actors end with the block."""
     _refuse_unspreadable(run)
     parts = run.cluster
-    cpus = parts.trainers * parts.trainer_cpus + (parts.workers or 1) * parts.worker_cpus
+    cpus = parts.trainers * parts.trainer_cpus + ((parts.workers or 1) + parts.eval_workers) * parts.worker_cpus
     async with joined(run.ray, cpus=cpus):
         yield Cluster(replace(run, env=_portable_envs(run)), losses)
 
@@ -51,6 +53,12 @@ def _refuse_unspreadable(run: RunConfig) -> None:
         raise ValueError("ray: torchrun has started several processes; start one, and set cluster.trainers")
     if isinstance(run.engine, SGLangConfig) and run.engine.colocate != "off":
         raise ValueError("engine.colocate: on Ray servers have GPUs of their own; leave it out")
+    if run.cluster.eval_workers and not isinstance(run.engine, LocalConfig | OtherEngine):
+        raise ValueError(
+            "cluster.eval_workers: servers sample from the newest policy alone, and not from one before; leave it at 0"
+        )
+    if run.cluster.eval_workers and not run.eval_every:
+        raise ValueError("cluster.eval_workers: there is no evaluation between steps; set eval_every, or leave it at 0")
     servers = [name for name, named in run.models.items() if isinstance(named.engine, SGLangConfig)]
     if launched := [name for name in servers if not cast("SGLangConfig", run.models[name].engine).urls]:
         raise ValueError(f"models.{launched[0]}.engine: on Ray its servers are not launched; start them, and give urls")
@@ -146,6 +154,37 @@ class Cluster:
                 world=self.world,
                 tokenizers=tokenizers,
             )
+
+    @asynccontextmanager
+    async def evaluator(self, env: type[Env[Any]], progress: Callable[[str], None]) -> AsyncIterator[Collector | None]:
+        """Start the workers that play evaluations while training goes on; None where the run has none."""
+        run, world = self.run, self.run.cluster.eval_workers
+        if not world:
+            yield None
+            return
+        progress(f"{world} evaluation workers")
+        workers = Workers(
+            start=partial(self._start_worker, lambda: ()),
+            restarts=run.cluster.restarts,
+            losses=self.losses,
+            kind="eval_workers",
+        )
+        try:
+            await workers.open(world)
+            engines = WorkerEngines(workers, None, None)
+            yield ClusterCollector(
+                env,
+                engines,
+                Share(),
+                None,
+                run.sampling,
+                run.engine.slots,
+                workers=workers,
+                world=lambda: world,
+                tokenizers={},
+            )
+        finally:
+            await workers.close()
 
     @asynccontextmanager
     async def _servers(self, progress: Callable[[str], None]) -> AsyncIterator[Servers | None]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -42,6 +42,12 @@ class Parts(Protocol):
         """Open what plays the run's rollouts; `engine` takes the place of the one that the run names."""
         ...
 
+    def evaluator(
+        self, env: type[Env[Any]], progress: Callable[[str], None]
+    ) -> AbstractAsyncContextManager[Collector | None]:
+        """Open what plays evaluations while training goes on; None where the run has nothing for it."""
+        ...
+
     def lost(self) -> dict[str, int]:
         """Return the counts of what the run has lost so far; none where it is on no cluster."""
         ...
@@ -69,6 +75,12 @@ class LocalParts:
     ) -> AbstractAsyncContextManager[Collector]:
         """Open the engine, the boxes, the resources and the named models of the run."""
         return open_collector(self.run, env, trainer, progress, tokenizer=tokenizer, engine=engine)
+
+    def evaluator(
+        self, env: type[Env[Any]], progress: Callable[[str], None]
+    ) -> AbstractAsyncContextManager[Collector | None]:
+        """Return nothing: without a cluster training waits for its evaluations."""
+        return nullcontext()
 
     def lost(self) -> dict[str, int]:
         """Return nothing: what this process loses ends the run."""

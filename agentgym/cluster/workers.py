@@ -4,13 +4,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from agentgym.cluster.config import SANDBOX
-from agentgym.cluster.lost import Losses
+from agentgym.cluster.lost import Losses, WorkersLost
 from agentgym.cluster.worker import EngineFacts
 from agentgym.errors import AgentGymError
 
@@ -38,6 +38,8 @@ class Workers:
     restarts: int
     losses: Losses
     """What counts the workers that end by themselves and those that take their places."""
+    kind: Literal["workers", "eval_workers"] = "workers"
+    """What they are called in the count of losses."""
     facts: EngineFacts | None = None
     lost: int = 0
     """Workers that ended by themselves since `open`: `restarts` of them may."""
@@ -108,9 +110,9 @@ class Workers:
                 return
             said = str(error).splitlines()[0]
             self.lost += 1
-            self.losses.workers_lost += 1
+            self.losses.count(f"{self.kind}_lost")
             if self.lost > self.restarts:
-                raise AgentGymError(
+                raise WorkersLost(
                     f"cluster.restarts: {self.lost} rollout workers have ended, and {self.restarts} may be replaced; "
                     f"the last one: {said}"
                 ) from error
@@ -126,7 +128,7 @@ class Workers:
                 _LOG.warning("its replacement has ended, too: %s", str(again).splitlines()[0])
                 return  # whoever asks it next meets that, and counts it
             self.handles[rank] = fresh
-            self.losses.workers_replaced += 1
+            self.losses.count(f"{self.kind}_replaced")
 
 
 def no_room(wanted: str) -> AgentGymError:

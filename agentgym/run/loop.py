@@ -17,7 +17,7 @@ import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from agentgym.errors import AgentGymError
 from agentgym.models import of_field
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.held_out.evaluations import Evaluations
 from agentgym.run.log import MetricsLogger
 from agentgym.run.measures.clock import StepClock
 from agentgym.run.measures.surroundings import write_surroundings
@@ -124,15 +125,22 @@ async def _run(
         record.name_tokens(collector.token_bytes())
         with of_field("teacher"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))
-        steps = _Steps(run, parts, trainer, collector, record, told, teacher)
+        clock = StepClock()
+        beside = await stack.enter_async_context(parts.evaluator(env, log.note))
+        evaluations = Evaluations(run, trainer, collector, record, told, clock, beside=beside)
+        await stack.enter_async_context(evaluations)
+        steps = _Steps(run, parts, trainer, collector, record, told, teacher, evaluations, clock)
+        if first:
+            await asyncio.to_thread(evaluations.say_missing, state.step)
         if state.step:
             steps.sync = steps.new_sync(state.probe, state.probe_base)
             await steps.sync(state.step)
         else:
-            state = replace(state, eval_before=await steps.evaluate("eval_before", 0))
+            state = replace(state, eval_before=await evaluations.now("eval_before", 0))
         async with CheckpointManager(trainer, record, state, run) as checkpoints:
             await steps.train(checkpoints)
-            after = await steps.evaluate("eval_after", run.steps, checkpoints)
+            await evaluations.end()
+            after = await evaluations.now("eval_after", run.steps, checkpoints)
         summary = {
             "recipe": run.recipe,
             **record.summary(),
@@ -160,7 +168,7 @@ async def _run(
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps and the evaluations of one run."""
+    """The steps of one run."""
 
     run: RunConfig
     parts: Parts
@@ -170,7 +178,8 @@ class _Steps:
     outlets: Outlets
     teacher: Engine | None
     """Scores what the student sampled; None where advantages come from rewards."""
-    clock: StepClock = field(default_factory=StepClock)
+    evaluations: Evaluations
+    clock: StepClock
     sync: WeightSync | None = None
     """Gives the engine each policy; None before the first, while the engine is at the base model."""
 
@@ -190,8 +199,9 @@ class _Steps:
             on_rollout=self.rollout_ended,
         ) as scheduler:
             for step in range(begun.step, run.steps):
+                await self.evaluations.settle()
                 if run.eval_every and step and step % run.eval_every == 0:
-                    await self.evaluate("eval", step, checkpoints)
+                    await self.evaluations.begin(step, checkpoints)
                 log.note("rollouts")
                 with part("collect"):
                     groups = await scheduler.collect(to_come=run.steps - step - 1, must_score=False)
@@ -248,29 +258,6 @@ class _Steps:
         """Return the way of the policies to the engine, which is at the base model."""
         trainer, engine = self.trainer, self.collector.engine
         return WeightSync(trainer, engine, probe, self.run.sampling, tolerance=self.run.probe_tolerance, base=base)
-
-    async def evaluate(self, phase: str, done: int, checkpoints: CheckpointManager | None = None) -> float | None:
-        """Play the held-out tasks after `done` steps and record them; their mean reward, None where the run has none.
-
-        With `checkpoints`, the policy is kept where it is the best of a run that evaluates it more than once.
-        """
-        run, log = self.run, self.record.log
-        if not run.eval_tasks:
-            return None
-        log.note("held-out evaluation")
-        with self.clock.part("eval"):
-            played = await self.collector.evaluate(
-                run.eval_tasks, n=run.eval_rollouts, must_score=False, sampling=run.held_out_sampling
-            )
-        self.record.evaluated(played, phase=phase, done=done)
-        raise_if_all_failed(played.groups)
-        figures = await asyncio.to_thread(played.figures)
-        figures |= env_figures(self.collector.env, played.groups, "eval/")
-        await asyncio.to_thread(log.held_out, done, figures)
-        await self.outlets.figures(done, figures)
-        if checkpoints is not None and run.eval_every and done:
-            await checkpoints.evaluated(figures["eval/reward"], done)
-        return figures["eval/reward"]
 
 
 def _probe(groups: Groups) -> list[int]:
