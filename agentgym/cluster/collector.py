@@ -13,7 +13,7 @@ import ray
 from agentgym.adapter import Adapter, ModelWeights
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.cluster.worker import EngineFacts, Played, Policy, Schedule
-from agentgym.cluster.workers import Workers, answer
+from agentgym.cluster.workers import Workers, answer, together
 from agentgym.engines.base import SharedEngine
 from agentgym.engines.token_bytes import bytes_of
 from agentgym.errors import EngineError
@@ -152,12 +152,9 @@ class ClusterCollector(Collector):
     ) -> Groups:
         """Play `n` rollouts of every task, shared out over the workers."""
         world = len(self.workers.handles)
-        async with asyncio.TaskGroup() as playing:
-            shares = [
-                playing.create_task(self.workers.ask(rank, "play", Share(rank, world).of(tasks), n, seed, sampling))
-                for rank in range(world)
-            ]
-        found = {group.group_id: group for share in shares for group in share.result()}
+        asked = [(rank, Share(rank, world).of(tasks)) for rank in range(world)]
+        shares = await together([self.workers.ask(rank, "play", mine, n, seed, sampling) for rank, mine in asked])
+        found = {group.group_id: group for share in shares for group in share}
         whole = Groups([found[task.id] for task in tasks])
         if must_score:
             raise_if_all_failed(whole)

@@ -62,7 +62,7 @@ def elsewhere(model: Model, field: str) -> Elsewhere:
 
 
 @asynccontextmanager
-async def _opened(given: Elsewhere) -> AsyncIterator[Path | str | Engine]:
+async def opened(given: Elsewhere) -> AsyncIterator[Path | str | Engine]:
     """Open an endpoint, or a client of servers; names and folders stay as they are."""
     if isinstance(given, str | Path):
         yield given
@@ -102,8 +102,8 @@ class EvaluationWorker:
         """Open the model, the named ones, boxes and resources."""
         job, enter = self._job, self._stack.enter_async_context
         env = open_envs(job.env, job.env_args, "auto")
-        model = await enter(_opened(job.model))
-        models: dict[str, Model] = {name: await enter(_opened(given)) for name, given in job.models.items()}
+        model = await enter(opened(job.model))
+        models: dict[str, Model] = {name: await enter(opened(given)) for name, given in job.models.items()}
         opening = open_playing(env, model, models, None, job.sampling, job.seed, at_once=job.at_once)
         self._playing = await enter(opening)
         return facts_of(self._playing.engine)

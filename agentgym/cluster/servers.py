@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from agentgym.cluster.lost import Losses
-from agentgym.cluster.workers import answer
+from agentgym.cluster.workers import answer, answers
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.engine import SGLangEngine
 from agentgym.errors import AgentGymError
@@ -69,15 +69,14 @@ class Servers:
         """Start all servers at once, and watch them."""
         started = [self._start() for _ in range(self.config.servers)]
         try:
-            async with asyncio.TaskGroup() as opening:
-                urls = [opening.create_task(answer(actor.open.remote())) for actor in started]
-        except ExceptionGroup as failed:
+            urls = await answers([actor.open.remote() for actor in started])
+        except Exception:
             for actor in started:
                 ray.kill(actor)
-            raise failed.exceptions[0] from None
+            raise
         for url, actor in zip(urls, started, strict=True):
-            self.actors[url.result()] = actor
-            self._watching.append(asyncio.create_task(self._watch(url.result(), actor)))
+            self.actors[url] = actor
+            self._watching.append(asyncio.create_task(self._watch(url, actor)))
 
     async def close(self) -> None:
         """End all servers."""

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -15,6 +15,7 @@ from agentgym.cluster.worker import EngineFacts
 from agentgym.errors import AgentGymError
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 PLACE_S = 120.0
 """Seconds for the cluster to make room for the run's actors."""
 CLOSE_S = 30.0
@@ -99,9 +100,7 @@ class Workers:
 
     async def ask_all(self, method: str, *values: Any) -> list[Any]:
         """Return the answers of all workers, by rank."""
-        async with asyncio.TaskGroup() as asking:
-            tasks = [asking.create_task(self.ask(rank, method, *values)) for rank in range(len(self.handles))]
-        return [task.result() for task in tasks]
+        return await together([self.ask(rank, method, *values) for rank in range(len(self.handles))])
 
     async def replace(self, rank: int, handle: Any, error: Exception) -> None:
         """Start a worker in the place of one that has ended, unless that is done already."""
@@ -150,6 +149,14 @@ async def answer(asked: Any) -> Any:
 
 async def answers(asked: Sequence[Any]) -> list[Any]:
     """Wait for all answers; the first error ends the wait."""
-    async with asyncio.TaskGroup() as waiting:
-        tasks = [waiting.create_task(answer(each)) for each in asked]
+    return await together([answer(each) for each in asked])
+
+
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do it all at once and return the results in their order; the first error ends the rest and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as doing:
+            tasks = [doing.create_task(each) for each in work]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -139,9 +139,12 @@ class _Player:
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
         """Play these rollouts, at most `concurrency` at once."""
         jobs = iter(left)
-        async with asyncio.TaskGroup() as players:
-            for _ in range(min(concurrency, len(left))):
-                players.create_task(self._play_next(jobs))
+        try:
+            async with asyncio.TaskGroup() as players:
+                for _ in range(min(concurrency, len(left))):
+                    players.create_task(self._play_next(jobs))
+        except ExceptionGroup as failed:  # such as one of the disk; what a rollout raises is in the rollout
+            raise failed.exceptions[0] from None
 
     async def _play_next(self, jobs: Iterator[tuple[Task, int]]) -> None:
         """Play one rollout after the other, until none is left."""

@@ -1,6 +1,7 @@
 """Evaluation on a Ray cluster: the results of one process, also when a worker is lost; what cannot be sent there."""
 
 import asyncio
+import pickle
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.cli.main import main as command
+from agentgym.cluster.evaluation import elsewhere, opened
 from agentgym.cluster.joining import portable_env
 from agentgym.environments.mixture import Member, mix
 from agentgym.environments.parameters import configured
@@ -18,6 +20,7 @@ from agentgym.evals.evaluation import Evaluation
 from agentgym.store.reader import RolloutStore
 from tests.cluster.conftest import ROOT, TwoNodes
 from tests.cluster.eval_env import Judged, Slow
+from tests.engines.sglang.test_shared import ADAPTER, Held, client, say
 
 
 def ids(played: Evaluation) -> dict[str, list[int]]:
@@ -57,6 +60,34 @@ async def test_an_open_engine_and_open_boxes_are_refused_before_anything_starts(
             await ag.evaluate(Judged, "tiny", n=1, ray="auto", models={"judge": engine})
     with pytest.raises(ValueError, match=r"^workers: without ray there is this process alone"):
         await ag.evaluate(Slow, "tiny", n=1, workers=2)
+
+
+async def test_an_engine_on_servers_is_opened_elsewhere_at_the_policy_that_it_has_here() -> None:
+    held = Held()
+    async with held.peer() as peer, client(peer) as here:
+        before = pickle.loads(pickle.dumps(elsewhere(here, "model")))
+        await here.load_adapter(ADAPTER, version=3)
+        after = pickle.loads(pickle.dumps(elsewhere(here, "model")))
+        versions = [await version_of(given) for given in (before, after)]
+    assert versions == [0, 3]
+    assert held.sampled[0] is None
+    assert held.sampled[1] is not None
+
+
+async def version_of(given: Any) -> int:
+    """The version of the policy that a client samples from that another process opens."""
+    async with opened(given) as there:
+        assert isinstance(there, ag.SGLangEngine)
+        return (await say(there)).versions[0].version
+
+
+def test_an_endpoint_is_sent_without_what_is_open_and_a_folder_as_a_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = ag.Endpoint("http://there/v1", model="m", api_key_env="KEY")
+    sent = pickle.loads(pickle.dumps(elsewhere(endpoint, "model")))
+    assert (sent.url, sent.model, sent.api_key_env) == ("http://there/v1", "m", "KEY")
+    monkeypatch.chdir(ROOT)
+    assert elsewhere("recipes", "model") == ROOT / "recipes"
+    assert elsewhere("tiny", "model") == "tiny"
 
 
 # On a cluster
