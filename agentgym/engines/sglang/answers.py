@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -12,6 +12,42 @@ from agentgym.types import Completion, FinishReason, Floats, Version
 
 _SAID = 400
 """Characters of a server's text that an error quotes."""
+
+
+class ServerFacts(NamedTuple):
+    """The settings that a server reports."""
+
+    context_tokens: int
+    """Most ids of one request, prompt and completion together."""
+    model: str
+    seeded: bool
+    """Whether draws depend on the seed and the request alone, as deterministic inference makes them."""
+    weight_version: str | None
+    """The server's name for the weights that it started with."""
+    tp: int = 1
+    """Processes that hold a part of the weights each."""
+    dtype: str = ""
+    """The type of the weights, such as float32; empty where the server does not say."""
+    lora: bool = False
+    """Whether the server takes adapters; it then takes no weights, whose names are others."""
+
+
+def server_facts(info: Any, server: str) -> ServerFacts:
+    """Return the settings in the answer of GET /server_info; EngineError where it is not what an SGLang server says."""
+    try:
+        # A prompt must be shorter than this limit, so a whole request of one id less always fits.
+        return ServerFacts(
+            context_tokens=int(info["max_req_input_len"]) - 1,
+            model=str(info["model_path"]),
+            seeded=bool(info.get("enable_deterministic_inference")),
+            weight_version=info.get("weight_version"),
+            tp=int(info.get("tp_size") or 1),
+            dtype=str(info.get("dtype") or "").removeprefix("torch."),
+            lora=bool(info.get("enable_lora")),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise EngineError(f"{server}/server_info: not what an SGLang server says of itself: {why}") from None
 
 
 def completion_of(body: Any, version: int, *, named: bool = True, ours: str | None = None) -> Completion:

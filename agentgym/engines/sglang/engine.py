@@ -17,6 +17,7 @@ import numpy as np
 from agentgym.adapter import Adapter, ModelWeights
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.adapter_files import opened_adapter
+from agentgym.engines.sglang.answers import ServerFacts
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.fleet import Fleet, FleetCounts
 from agentgym.engines.sglang.generation import Generation, Piece
@@ -25,7 +26,7 @@ from agentgym.engines.sglang.launching.process import Progress
 from agentgym.engines.sglang.model_info import ModelFacts, model_facts, require_vocabulary
 from agentgym.engines.sglang.policies.parcels import PolicyVersion
 from agentgym.engines.sglang.prompts import Prompts, checked
-from agentgym.engines.sglang.server import NoServer, Server, ServerFacts, Unavailable
+from agentgym.engines.sglang.server import NoServer, Server, Unavailable
 from agentgym.engines.sglang.turns import Turns
 from agentgym.errors import EngineError
 from agentgym.models import find_model
