@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,7 +85,7 @@ class Cluster:
     """The parts of a run on a Ray cluster."""
 
     run: RunConfig
-    losses: Losses
+    losses: Losses = field(default_factory=Losses)
 
     def lost(self) -> dict[str, int]:
         """Return the counts of what the run has lost so far."""

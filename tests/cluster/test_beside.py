@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,36 @@ def assert_same_adapter(one: Path, other: Path) -> None:
 
     ours, theirs = load_file(one / "adapter_model.safetensors"), load_file(other / "adapter_model.safetensors")
     assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        np.testing.assert_allclose(ours[name], tensor, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
+    two_nodes: TwoNodes, tmp_path: Path
+) -> None:
+    run = ag.RunConfig(
+        recipe="whole",
+        env="tests.cluster.eval_env:Slow",
+        model="tiny",
+        engine=ag.LocalConfig(slots=8),
+        train=ag.TrainConfig(method="full", lr=1e-3, device="cpu"),
+        cluster=ag.ClusterConfig(workers=1, eval_workers=1),
+        steps=2,
+        prompts=4,
+        group_size=4,
+        eval_tasks=8,
+        eval_every=1,
+    )
+    for folder, address in (("alone", "off"), ("ray", two_nodes.address)):
+        await ag.train_policy(replace(run, ray=address, out=tmp_path / folder))
+    assert held_out(tmp_path / "ray") == held_out(tmp_path / "alone") != {}
+    best = [json.loads((tmp_path / folder / "best" / "evaluation.json").read_text()) for folder in ("ray", "alone")]
+    assert best[0] == best[1]
+    from safetensors.numpy import load_file
+
+    ours, theirs = (load_file(tmp_path / folder / "best" / "model.safetensors") for folder in ("ray", "alone"))
     for name, tensor in theirs.items():
         np.testing.assert_allclose(ours[name], tensor, atol=1e-4, err_msg=name)
 
