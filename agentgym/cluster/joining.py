@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import os
+import socket
 import sys
 import sysconfig
 from collections.abc import AsyncIterator
@@ -21,6 +22,8 @@ from agentgym.errors import AgentGymError
 from agentgym.run.tasks.envs import member_name
 
 AUTO = "auto"
+ANSWERS_S = 10.0
+"""Seconds in which a cluster that is there takes a connection."""
 PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "DOCKER_HOST")
 """Variables of this process that every actor has too, beside those that begin with AGENTGYM_."""
 
@@ -48,6 +51,7 @@ def _connect(address: str, cpus: float) -> None:
     options: dict[str, Any] = {"runtime_env": {"env_vars": named}, "logging_level": logging.WARNING}
     try:
         if address != AUTO:
+            _refuse_silent(address)
             ray.init(address, **options)
             return
         try:
@@ -55,12 +59,19 @@ def _connect(address: str, cpus: float) -> None:
         except ConnectionError:  # none runs here
             here = max(os.cpu_count() or 1, math.ceil(cpus))
             ray.init("local", num_cpus=here, include_dashboard=False, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         said = str(error).splitlines()[0]
         raise AgentGymError(
             f"ray: no cluster could be joined at {address!r} ({said}); start one with `ray start --head`, name its "
             "HOST:PORT, or give auto, which starts one on this machine"
         ) from error
+
+
+def _refuse_silent(address: str) -> None:
+    """Raise OSError where nobody answers at HOST:PORT: Ray itself would try for many minutes, and not be stopped."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
 
 
 def worker_count(config: ClusterConfig, most: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from agentgym.cluster.evaluation import elsewhere, opened
 from agentgym.cluster.joining import portable_env
 from agentgym.environments.mixture import Member, mix
 from agentgym.environments.parameters import configured
+from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.store.reader import RolloutStore
 from tests.cluster.conftest import ROOT, TwoNodes
@@ -88,6 +90,15 @@ def test_an_endpoint_is_sent_without_what_is_open_and_a_folder_as_a_whole_path(m
     monkeypatch.chdir(ROOT)
     assert elsewhere("recipes", "model") == ROOT / "recipes"
     assert elsewhere("tiny", "model") == "tiny"
+
+
+async def test_an_address_where_no_cluster_is_is_said_at_once_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(
+        AgentGymError, match=rf"^ray: no cluster could be .* at '127.0.0.1:{port}' .*refused.*HOST:"
+    ):
+        await ag.evaluate("nim", "tiny", n=1, ray=f"127.0.0.1:{port}")
 
 
 # On a cluster
