@@ -95,9 +95,7 @@ def test_an_endpoint_is_sent_without_what_is_open_and_a_folder_as_a_whole_path(m
 async def test_an_address_where_no_cluster_is_is_said_at_once_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(
-        AgentGymError, match=rf"^ray: no cluster could be .* at '127.0.0.1:{port}' .*refused.*HOST:"
-    ):
+    with pytest.raises(AgentGymError, match=rf"^ray: no cluster could be .* at '127.0.0.1:{port}' .*refused.*HOST:"):
         await ag.evaluate("nim", "tiny", n=1, ray=f"127.0.0.1:{port}")
 
 
