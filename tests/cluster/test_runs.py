@@ -65,7 +65,18 @@ def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_t
     assert_same_rollouts(tmp_path / "ray", without_ray(tmp_path / "alone", *words))
     ours, theirs = run.figures(), figures(tmp_path / "alone")
     assert np.allclose([row["train/loss"] for row in ours], [row["train/loss"] for row in theirs], atol=1e-4)
-    for row in ours:
+    assert_counts_agree(ours)
+    lost = {name: row for name, row in ours[-1].items() if name.startswith("cluster/")}
+    assert summary["lost"] == {name.removeprefix("cluster/"): int(count) for name, count in lost.items()}
+    assert [lost[f"cluster/{part}_lost"] for part in ("workers", "servers", "trainers")] == [1, 0, 1]
+    assert [lost[f"cluster/{part}_replaced"] for part in ("workers", "servers", "trainers")] == [1, 0, 1]
+    assert "lost: 1 workers, 1 of them replaced" in run.said
+    assert sum(row["rollouts/dropped"] for row in ours) == lost["cluster/rollouts_lost"] > 0
+
+
+def assert_counts_agree(rows: list[dict[str, float]]) -> None:
+    """What was started is in one of the ends, in each step."""
+    for row in rows:
         came = row["rollouts/started"] + row["rollouts/resumed"]
         assert came == sum(row[f"rollouts/{end}"] for end in ("finished", "dropped", "carried", "failed"))
 
@@ -88,8 +99,7 @@ def test_a_run_survives_ten_workers_two_nodes_two_trainers_and_its_driver(two_no
             assert two_nodes.kill(lost), f"no {lost} ran"
     summary = run.ended()
     assert (summary["steps"], summary["eval_after"] >= 0.85) == (30, True), summary
-    for row in run.figures():
-        came = row["rollouts/started"] + row["rollouts/resumed"]
-        assert came == sum(row[f"rollouts/{end}"] for end in ("finished", "dropped", "carried", "failed"))
+    assert_counts_agree(run.figures())
+    assert run.figures()[-1]["cluster/workers_lost"] >= 10
     assert len(run.figures()) == 30
     assert two_nodes.actors("RolloutWorker") == two_nodes.actors("TrainerProcess") == []

@@ -287,6 +287,10 @@ class SGLangEngine:
         """The servers, for other processes to attach to."""
         return tuple(server.client.url for server in self._fleet.servers)
 
+    def current_policy(self) -> PolicyVersion:
+        """Return the policy that new tokens are sampled from, for clients in other processes to `adopt`."""
+        return self._fleet.policy
+
     def move(self, old: str, new: str) -> None:
         """Ask the server at the address `new` in the place of the one at `old`, once it serves the current policy."""
         self._fleet.move(old, new)
@@ -298,8 +302,7 @@ class SGLangEngine:
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Log-probability of each id but the first, given those before it, as `generate` would report it.
 
-        Of several servers, the next one each time, so that all of them are probed. At a temperature other than 0 and 1
-        a server draws once behind each id.
+        Of several servers the next one each time: all are probed. At a temperature but 0 and 1 it draws behind each id.
         """
         ids = checked(token_ids, self._opened().vocabulary)
         if len(ids) > self.context_tokens:
