@@ -37,6 +37,7 @@ from agentgym.errors import AgentGymError
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
 from agentgym.run.flags.refusals import refusal
+from agentgym.transcript import printable
 
 HEADER = """From an idea to a trained model: look after environments, runs, and what is installed on this machine.
 
@@ -97,10 +98,10 @@ def main(args: Sequence[str] | None = None) -> int:
         forget_stdout()
         return BROKEN_PIPE
     except RefusedWords as error:
-        sys.stderr.write(f"agentgym: {error}\n")
+        sys.stderr.write(f"agentgym: {printable(str(error))}\n")
         return 2
     except AgentGymError as error:
-        sys.stderr.write(f"agentgym: {error}\n")
+        sys.stderr.write(f"agentgym: {printable(str(error))}\n")
         return 1
 
 

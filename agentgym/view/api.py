@@ -32,6 +32,8 @@ MOST_READ = 20_000_000
 """Characters that one answer looks through for the pieces around what was searched: half a second."""
 _KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
 """The kinds of segments, of the first ones: all of them would be gone through."""
+_ENDS = "SELECT min(step) AS step FROM rollouts UNION ALL SELECT max(step) FROM rollouts"
+"""The first and the last step."""
 
 
 class Api:
@@ -100,7 +102,7 @@ class Api:
                 phases = store.phases()
                 stops = [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")]
                 kinds = [kind for (kind,) in store.query(_KINDS)]
-                span = list(store.query("SELECT min(step), max(step) FROM rollouts")[0])
+                span = [step for (step,) in store.query(_ENDS)]
         except Refused as error:
             if error.status != 409:
                 raise
@@ -119,12 +121,11 @@ class Api:
     def state(self, run: Run, query: Query) -> dict[str, Any]:
         """Return what changes while a run goes on."""
         progress = self.runs.progress(run)
-        index = self.indexing.of(run)
         return {
             "rollouts": _counts(run)[0],
             "lines": progress.lines,
             "live": run.is_live(),
-            "indexed": None if index is None else index.indexed(),
+            "indexed": self.indexing.indexed(run),
             "steps_done": progress.steps,
         }
 
@@ -133,7 +134,7 @@ class Api:
         wanted, index, found, indexed = asked.text(query, "q"), self.indexing.of(run), None, None
         if wanted is not None:
             if index is None:
-                raise Refused("q: this run cannot be searched here; the log of agentgym view says why", 409)
+                raise Refused(f"q: this run cannot be searched for now: {self.indexing.why(run)}", 409)
             indexed, found = index.indexed(), index.numbers(wanted)
         filters, (offset, limit) = asked.filters(query, found), asked.paging(query)
         sort, descending = asked.sorting(query)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from starlette.testclient import TestClient
 
 from agentgym.run.folder_lock import hold_folder
 from agentgym.store.reader import RolloutStore
-from agentgym.store.schema import FILE
+from agentgym.store.schema import FILE, TABLES
 from agentgym.store.writer import RolloutWriter
 from agentgym.view.runs import Runs
 from tests.store.test_store import group, rollout
@@ -435,3 +436,40 @@ def test_bytes_of_the_store_that_are_damaged_are_said(tmp_path: Path, table: str
     with client(tmp_path) as asked:
         found = asked.get(f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}{address}")
     assert (found.status_code, "rollouts.sqlite: the store cannot be read" in found.json()["error"]) == (409, True)
+
+
+PLACES_OF_ALL = (
+    "",
+    "/rollouts",
+    "/rollouts/1",
+    "/rollouts/1/tokens",
+    "/groups?task=task0&step=0",
+    "/tasks",
+    "/failures",
+)
+KEY = {"rollouts": "number", "segments": "rollout"}
+COLUMNS = [
+    (table, name, kind)
+    for table, key in KEY.items()
+    for name, kind in re.findall(
+        r"^ {4}(\w+) +(TEXT|INTEGER|REAL|BLOB)", TABLES.partition(f"{table} (")[2].partition("\n)")[0], re.M
+    )
+    if name != key
+]
+
+
+@pytest.mark.parametrize(("table", "column", "kind"), COLUMNS)
+def test_a_value_of_another_kind_than_its_column_is_named_and_never_a_fault_of_the_viewer(
+    tmp_path: Path, table: str, column: str, kind: str
+) -> None:
+    folder = make_run(tmp_path / "mine")
+    value = "CAST('no bytes' AS TEXT)" if kind == "BLOB" else "x'c0ffee'"
+    with sqlite3.connect(folder / FILE) as store:
+        store.execute(f"UPDATE {table} SET {column} = {value} WHERE {KEY[table]} = 1")
+    store.close()
+    with client(tmp_path) as asked:
+        base = f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}"
+        answers = [asked.get(f"{base}{place}") for place in (*PLACES_OF_ALL, "/reward-histogram", "/task?task=task0")]
+    assert {answer.status_code for answer in answers} <= {200, 404, 409}
+    said = [answer.json()["error"] for answer in answers if answer.status_code == 409]
+    assert any(column in sentence for sentence in said), said
