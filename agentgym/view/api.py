@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from agentgym.run.settings import versions
 from agentgym.store.overview import (
@@ -34,6 +34,9 @@ _KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDE
 """The kinds of segments, of the first ones: all of them would be gone through."""
 _ENDS = "SELECT min(step) AS step FROM rollouts UNION ALL SELECT max(step) FROM rollouts"
 """The first and the last step."""
+NO_CHOICES: dict[str, list[Any]] = {"phases": [], "stop_reasons": [], "kinds": [], "steps_range": [None, None]}
+"""What the rollouts of a run without a store can be chosen by."""
+T = TypeVar("T")
 
 
 class Api:
@@ -76,9 +79,7 @@ class Api:
     def in_short(self, run: Run) -> dict[str, Any]:
         """Return a run in a few figures."""
         progress = self.runs.progress(run)
-        many, failed = _counts(run)
-        settings, summary = run.settings(), run.summary() or {}
-        last = summary.get("reward_last", progress.reward) if run.kind == "train" else summary.get("reward")
+        (many, failed), steps = _counts(run), run.settings().get("steps")
         return {
             "run": run.key,
             "name": run.name,
@@ -88,34 +89,21 @@ class Api:
             "begun": run.begun(),
             "live": run.is_live(),
             "steps_done": progress.steps,
-            "steps": settings.get("steps") if isinstance(settings.get("steps"), int) else None,
+            "steps": steps if isinstance(steps, int) else None,
             "rollouts": many,
             "failed": failed,
-            "reward_last": last,
+            "reward_last": progress.reward if run.kind == "train" else _score(run),
         }
 
     def about_run(self, run: Run, query: Query) -> dict[str, Any]:
         """Return all that is known of a run but its figures and its rollouts."""
-        stops, kinds, phases, span = list[str](), list[str](), list[str](), [None, None]
-        try:
-            with run.store() as store:
-                phases = store.phases()
-                stops = [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")]
-                kinds = [kind for (kind,) in store.query(_KINDS)]
-                span = [step for (step,) in store.query(_ENDS)]
-        except Refused as error:
-            if error.status != 409:
-                raise
         return self.in_short(run) | {
             "settings": run.settings(),
             "versions": run.settings_file().get("versions") or {},
             "summary": run.summary(),
-            "phases": phases,
             "envs": _envs(run),
-            "stop_reasons": stops,
-            "kinds": kinds,
-            "steps_range": span,
             "has_search": self.indexing.of(run) is not None,
+            **_of_store(run, _choices, NO_CHOICES),
         }
 
     def state(self, run: Run, query: Query) -> dict[str, Any]:
@@ -258,15 +246,41 @@ def _task(query: Query) -> str:
     return name
 
 
-def _counts(run: Run) -> tuple[int, int]:
-    """How many rollouts there are, and how many failed; none where there is no store yet."""
+def _of_store(run: Run, give: Callable[[RolloutStore], T], otherwise: T) -> T:
+    """What the store gives; `otherwise` where there is none yet, or none that can be read."""
     try:
         with run.store() as store:
-            return _both(store)
+            return give(store)
     except Refused as error:
         if error.status != 409:
             raise
-        return 0, 0
+        return otherwise
+
+
+def _choices(store: RolloutStore) -> dict[str, list[Any]]:
+    """What rollouts can be chosen by."""
+    return {
+        "phases": store.phases(),
+        "stop_reasons": [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")],
+        "kinds": [kind for (kind,) in store.query(_KINDS)],
+        "steps_range": [step for (step,) in store.query(_ENDS)],
+    }
+
+
+def _counts(run: Run) -> tuple[int, int]:
+    """How many rollouts there are, and how many failed."""
+    return _of_store(run, _both, (0, 0))
+
+
+def _score(run: Run) -> float | None:
+    """The mean reward of an evaluation: of one that goes on, or was scored again, that of its rollouts."""
+    said = (run.summary() or {}).get("reward")
+    return said if isinstance(said, int | float) else _of_store(run, _mean_reward, None)
+
+
+def _mean_reward(store: RolloutStore) -> float | None:
+    (mean,) = store.query("SELECT avg(reward) AS reward FROM rollouts")[0]
+    return None if mean is None else float(mean)
 
 
 def _both(store: RolloutStore) -> tuple[int, int]:

@@ -378,6 +378,23 @@ def test_an_evaluation_is_offered_with_its_score(tmp_path: Path) -> None:
     assert about["summary"] == {"reward": 0.5}
 
 
+@pytest.mark.parametrize("summary", [None, '{"reward": "<b>"}'])
+def test_an_evaluation_without_a_score_has_the_mean_of_its_rollouts(tmp_path: Path, summary: str | None) -> None:
+    with RolloutWriter(tmp_path / "mine") as writer:
+        writer.add([group(rollout("t/0", 1.0), rollout("t/1", None), rollout("t/2", 0.5))], phase="eval", step=0)
+    (tmp_path / "mine" / "settings.json").write_text('{"env": "envs.chase.env:Chase", "regraded": "elsewhere"}')
+    if summary:
+        (tmp_path / "mine" / "summary.json").write_text(summary)
+    with client(tmp_path) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 0.75
+
+
+def test_the_reward_of_a_training_is_that_of_its_last_step(tmp_path: Path) -> None:
+    (make_run(tmp_path / "mine") / "summary.json").write_text('{"reward_last": 0.5}')  # which is a mean of several
+    with client(tmp_path) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 1.0
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "settings.json"])
 def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, name: str) -> None:
     for run in ("one", "two"):

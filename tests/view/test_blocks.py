@@ -90,6 +90,7 @@ def test_the_answer_of_a_tool_and_the_thoughts_of_a_model_are_blocks_of_their_ow
     [
         ("data:image/png;base64,AAAA", "data:image/png;base64,AAAA"),
         ("data:image/svg+xml;base64,AAAA", None),
+        ('data:image/png;base64,"><script>', None),
         ("data:text/html,<script>", None),
         ("https://evil.example/x.png", None),
         ("javascript:alert(1)", None),

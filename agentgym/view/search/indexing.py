@@ -105,9 +105,9 @@ class Indexing:
             more = index.advance()
         except Unsearchable as error:
             with self._lock:
-                if error.is_disk_full:
-                    index.remove()  # the run needs the room
-                    self._crowded.add(index.run.key)
+                if error.is_disk_full and index.run.key not in self._crowded:
+                    self._move(index)
+                    return True
                 self._set_aside(index.run, error)
             return False
         except Refused:  # no store yet, or one that is being replaced
@@ -119,6 +119,12 @@ class Indexing:
         with self._advanced:
             self._advanced.notify_all()
         return more
+
+    def _move(self, index: SearchIndex) -> None:
+        """Begin the index anew in the spare folder: on a full disk the run needs the room."""
+        index.remove()
+        self._crowded.add(index.run.key)
+        self._open(index.run)
 
     def _set_aside(self, run: Run, error: Exception) -> None:
         """Try it again later; what is wrong is said once."""

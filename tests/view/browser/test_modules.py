@@ -141,3 +141,20 @@ def test_smoothing_has_no_pull_to_the_start_and_thinning_loses_no_peak(viewer: W
     length, peak = viewer.page.evaluate(source)
     assert length < 1100
     assert peak == 9
+
+
+@pytest.mark.parametrize(
+    "values", [[0.3, 0.1 + 0.2], [1e308, -1e308], [1e308, 0.99e308], [5e-324, 0], [1e15, 1e15 + 1], [7], []]
+)
+def test_every_range_of_values_has_an_axis_with_a_few_numbers(viewer: Watched, values: list[float]) -> None:
+    low, high = call(viewer, "charts/scale.js", "extent", values)
+    assert low < high
+    assert all(low <= value <= high for value in values)
+    found = call(viewer, "charts/scale.js", "ticks", [low, high], 4)
+    assert 1 <= len(found) <= 5
+    assert found == sorted(set(found))
+
+
+def test_an_axis_of_steps_that_are_hardly_apart_has_a_number(viewer: Watched) -> None:
+    assert call(viewer, "charts/scale.js", "ticks", [1, 1 + 2e-16], 4) == [1]
+    assert call(viewer, "charts/scale.js", "ticks", [1e15, 1e15 + 0.25], 6) == [1e15]
