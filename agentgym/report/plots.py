@@ -39,7 +39,7 @@ def draw_curves(path: Path, curves: Sequence[Curve], *, title: str, unit: str, f
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(7, 4), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot(xlabel="steps", ylabel=plain(unit), title=plain(title))
+        axes = figure.add_subplot(xlabel="step", ylabel=plain(unit), title=plain(title))
         for place, curve in enumerate(curves):
             colour, mean = COLOURS[place % len(COLOURS)], band(curve.seeds)
             alone = len(curve.seeds) == 1

@@ -158,3 +158,20 @@ def test_every_range_of_values_has_an_axis_with_a_few_numbers(viewer: Watched, v
 def test_an_axis_of_steps_that_are_hardly_apart_has_a_number(viewer: Watched) -> None:
     assert call(viewer, "charts/scale.js", "ticks", [1, 1 + 2e-16], 4) == [1]
     assert call(viewer, "charts/scale.js", "ticks", [1e15, 1e15 + 0.25], 6) == [1e15]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["chase_grpo", "chase_tree"], ["chase_grpo", "chase_tree"]),
+        (["chase_grpo_of_long_settings_seed_1", "chase_grpo_of_long_settings_seed_12"], ["…seed_1", "…seed_12"]),
+        (["chase_grpo_of_long_settings", "chase_grpo_of_long_settings_2"], ["…long_settings", "…long_settings_2"]),
+        (["chase_grpo_with_long_settings_seed_1"] * 2, ["chase_grpo_with_long_settings_seed_1"] * 2),
+        (["a_long_name_that_is_alone_in_its_beginning", "b"], ["a_long_name_that_is_alone_in_its_beginning", "b"]),
+        (["chase_grpo/20260801-101500", "chase_grpo/20260801-111500"], ["…20260801-101500", "…20260801-111500"]),
+    ],
+)
+def test_long_names_of_runs_are_cut_where_they_are_alike(viewer: Watched, names: list[str], shown: list[str]) -> None:
+    source = "async names => [...(await import('/core/run_names.js')).shortNames(names)]"
+    found = dict(viewer.page.evaluate(source, names))
+    assert [found[name] for name in names] == shown
