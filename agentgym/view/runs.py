@@ -190,10 +190,10 @@ def _read(path: Path) -> dict[str, Any]:
 def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
+    except PermissionError:  # another user's
         return True
+    except (OSError, OverflowError):
+        return False
     return True
 
 

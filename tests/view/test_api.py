@@ -20,7 +20,8 @@ from agentgym.run.folder_lock import hold_folder
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE, TABLES
 from agentgym.store.writer import RolloutWriter
-from agentgym.view.runs import Runs
+from agentgym.view.asked import paging
+from agentgym.view.runs import Runs, run_of
 from tests.store.test_store import group, rollout
 from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
 
@@ -363,6 +364,42 @@ def test_a_run_whose_process_was_killed_is_not_live(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
     with client(run) as asked:
         assert get(asked, "/api/runs")["runs"][0]["live"] is False
+
+
+@pytest.mark.parametrize(("refusal", "live"), [(ProcessLookupError, False), (PermissionError, True)])
+def test_a_process_of_another_user_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: type[OSError], live: bool
+) -> None:
+    run = make_run(tmp_path / "mine")
+    (run / ".lock").write_text("12345")
+    for path in run.iterdir():
+        os.utime(path, (0, 0))
+
+    def refused(process: int, number: int) -> None:  # root, who may run the tests, is never refused
+        raise refusal
+
+    monkeypatch.setattr("agentgym.view.runs.os.kill", refused)
+    with client(run) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["live"] is live
+
+
+def test_a_number_that_no_process_can_have_is_none_that_runs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    (run / ".lock").write_text("9" * 30)
+    for path in run.iterdir():
+        os.utime(path, (0, 0))
+    with client(run) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["live"] is False
+
+
+def test_a_link_to_a_run_is_answered_before_anybody_asked_for_the_list(tmp_path: Path) -> None:
+    run = run_of(make_run(tmp_path / "mine"))
+    with client(tmp_path) as asked:
+        assert get(asked, f"/api/runs/{run.key}")["name"] == "mine"
+
+
+def test_a_page_of_the_table_has_200_rows_unasked() -> None:
+    assert paging({}) == (0, 200)
 
 
 def test_an_evaluation_is_offered_with_its_score(tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def test_of_very_much_code_the_first_part_is_coloured_and_all_of_it_shown() -> N
 DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@ def f\n same\n-old\n+new\n"
 
 
+def test_letters_of_arguments_are_shown_as_they_are() -> None:
+    (found,) = call({"word": "Straße 漢字"})
+    assert found["arguments"] == '{\n  "word": "Straße 漢字"\n}'
+
+
 @pytest.mark.parametrize("text", [f"```diff\n{DIFF}```", f"```\n{DIFF}```", DIFF])
 def test_a_unified_diff_is_shown_as_one(text: str) -> None:
     (found,) = text_blocks(text, Colours())

@@ -15,6 +15,7 @@ from agentgym.store.schema import FILE
 from agentgym.store.texts import RolloutTexts, texts_behind
 from agentgym.store.writer import RolloutWriter
 from agentgym.view.runs import Run, Runs, run_of
+from agentgym.view.search import index as index_module
 from agentgym.view.search.index import INDEX, SearchIndex, Unsearchable, snippet
 from agentgym.view.search.indexing import Indexing
 from tests.store.test_store import group, rollout, segment
@@ -291,3 +292,36 @@ def test_an_index_that_is_damaged_while_it_is_used_is_made_again(tmp_path: Path)
     while index.advance():
         pass
     assert index.numbers("needle") == [1, 2, 6]
+
+
+def test_who_searches_does_not_wait_for_who_indexes(tmp_path: Path) -> None:
+    index = indexed(written(tmp_path), tmp_path)
+    with sqlite3.connect(index.path) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        assert index.numbers("needle") == [1, 2, 6]
+        writer.rollback()
+    writer.close()
+
+
+def test_on_a_full_disk_the_index_goes_elsewhere_and_leaves_the_room_to_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path / "run", {f"t{n}/0": " ".join(f"word{n}of{i}" for i in range(3000)) for n in range(3)})
+    connected = index_module._connected
+
+    def with_little_room(path: Path, mode: str = "rwc") -> sqlite3.Connection:
+        """A connection to a file that is full where it is in the run's folder, as SQLite itself says it."""
+        index = connected(path, mode)
+        if path.parent == run.folder:
+            index.execute("PRAGMA max_page_count = 1")
+        return index
+
+    monkeypatch.setattr(index_module, "_connected", with_little_room)
+    with Indexing() as indexing:
+        indexing.of(run)
+        while indexing.indexed(run) != 3:
+            pass
+        found = indexing.of(run)
+        assert found is not None
+        assert found.numbers("word1of7") == [2]
+        assert not list(run.folder.glob(f"{INDEX}*"))

@@ -54,7 +54,7 @@ class SearchIndex:
 
     def indexed(self) -> int:
         """Return how many rollouts can be found."""
-        with self._opened() as index:
+        with self._opened("rw") as index:
             return int(index.execute("SELECT count(*) FROM indexed").fetchone()[0])
 
     def numbers(self, asked: str) -> list[int]:
@@ -62,7 +62,7 @@ class SearchIndex:
         wanted = match(asked)
         if not wanted:
             return []
-        with self._opened() as index:
+        with self._opened("rw") as index:
             rows = index.execute("SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rowid", (wanted,))
             return [number for (number,) in rows]
 
@@ -87,10 +87,10 @@ class SearchIndex:
                 self.path.with_name(f"{self.path.name}{end}").unlink()
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _opened(self, mode: str = "rwc") -> Iterator[sqlite3.Connection]:
         """A connection; an index that is damaged or of another version is made anew. Unsearchable where it fails."""
         try:
-            with closing(_connected(self.path)) as index:
+            with closing(_connected(self.path, mode)) as index:
                 yield index
         except sqlite3.Error as error:
             found = Unsearchable(self.path, error)
@@ -158,8 +158,9 @@ def _place(run: Run, spare: Path) -> Path:
     return spare / f"{run.key}.sqlite"
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    index = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+def _connected(path: Path, mode: str = "rwc") -> sqlite3.Connection:
+    """A connection to the index; "rwc" makes one where there is none."""
+    index = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_S, isolation_level=None)
     try:
         if index.execute("PRAGMA user_version").fetchone()[0] != VERSION:
             index.execute("PRAGMA journal_mode = WAL")
