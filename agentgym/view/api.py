@@ -152,10 +152,9 @@ def metric_names() -> dict[str, Any]:
     return {"groups": list(GROUPS)}
 
 
-def metrics(run: Run, query: Query) -> dict[str, Any]:
-    """Return the figures of the lines behind those that the page has."""
-    lines, rows = metric_rows(run.folder, asked.whole(query, "after", 0))
-    return {"lines": lines, "rows": rows}
+def metrics(run: Run, query: Query) -> bytes:
+    """Return the figures of the lines behind those that the page has, as JSON."""
+    return metric_rows(run.folder, asked.whole(query, "after", 0), asked.maybe_whole(query, "mark")).as_json()
 
 
 def rollout(run: Run, number: int, query: Query) -> dict[str, Any]:

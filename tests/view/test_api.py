@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from agentgym.run.folder_lock import hold_folder
+from agentgym.sound_json import whole_characters
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE, TABLES
 from agentgym.store.writer import RolloutWriter
 from agentgym.view.asked import paging
+from agentgym.view.figures import metric_rows
 from agentgym.view.runs import Runs, run_of
 from tests.store.test_store import group, rollout
 from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
@@ -77,6 +79,62 @@ def test_figures_come_line_by_line_with_the_time_of_the_steps(asked: TestClient,
     assert found["rows"][1]["figures"] == {"reward": 0.0, "reward/std": None, "time/step": 1.5, "time/train": 0.5}
     assert get(asked, f"{base}/metrics", after=3)["rows"] == found["rows"][3:]
     assert get(asked, f"{base}/metrics", after=4)["rows"] == []
+
+
+NUMBERS = st.none() | st.booleans() | st.floats() | st.integers() | st.integers(-(10**400), 10**400)
+NAMES_OF_FIGURES = st.sampled_from(["reward", "eval/reward", "time/step", "a b", 'a"b', "é", "\ud800"]) | st.text(
+    max_size=4
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(
+        st.dictionaries(NAMES_OF_FIGURES, NUMBERS | st.text(max_size=3) | st.lists(st.none()), max_size=4), max_size=4
+    ),
+    steps=st.lists(st.integers(-9, 10**20) | st.text(max_size=1), min_size=4, max_size=4),
+)
+def test_a_line_that_is_passed_on_as_it_is_says_what_one_that_was_read_says(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], steps: list[Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    lines = [json.dumps({"step": step} | row) for step, row in zip(steps, rows, strict=False)]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    found = metric_rows(folder).as_json()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentgym.view.figures._plain_row", lambda line: None)
+        read = metric_rows(folder).as_json()
+    strict = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
+    assert json.loads(whole_characters(json.dumps(json.loads(found, **strict), ensure_ascii=False))) == json.loads(
+        read, **strict
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 1, "a": 007}', '{"step": 01}', '{"step": 1, "a": +1}', '{"step": 1, "a": .5}']
+)
+def test_a_line_that_only_looks_like_json_spoils_no_other(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0}}\n{line}\n')
+    found = json.loads(metric_rows(tmp_path).as_json())
+    assert found["rows"] == [{"step": 0, "time": 0.0, "held_out": False, "figures": {}}]
+
+
+def test_lines_that_a_resumed_run_wrote_again_are_told_from_those_that_the_page_has(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    path = run / "metrics.jsonl"
+    with client(run) as asked:
+        base = f"/api/runs/{run_of(run).key}/metrics"
+        had = get(asked, base)
+        first, *_ = path.read_text().splitlines()
+        path.write_text(f'{first}\n{{"step": 0, "reward": 0.5}}\n' + '{"step": 1, "reward": 0.75}\n' * 4)
+        found = get(asked, base, after=had["lines"], mark=had["mark"])
+        assert (found["from"], found["lines"], len(found["rows"])) == (0, 6, 6)
+        again = get(asked, base, after=found["lines"], mark=found["mark"])
+        assert (again["from"], again["lines"], again["rows"]) == (6, 6, [])
+        with path.open("a") as file:
+            file.write('{"step": 2, "reward": 1.0}\n')
+        more = get(asked, base, after=found["lines"], mark=found["mark"])
+    assert (more["from"], [row["step"] for row in more["rows"]]) == (6, [2])
 
 
 def test_a_line_that_is_still_being_written_is_left_for_the_next_time(tmp_path: Path) -> None:
