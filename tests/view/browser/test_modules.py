@@ -15,7 +15,7 @@ WRITTEN = {"\n", "\t"}
 
 def call(viewer: Watched, module: str, name: str, *values: Any) -> Any:
     """The answer of a function that a module exports."""
-    source = f"async values => (await import('/{module}')).{name}(...values)"
+    source = f"async values => (await import(new URL('{module}', document.baseURI))).{name}(...values)"
     return viewer.page.evaluate(source, list(values))
 
 
@@ -172,6 +172,6 @@ def test_an_axis_of_steps_that_are_hardly_apart_has_a_number(viewer: Watched) ->
     ],
 )
 def test_long_names_of_runs_are_cut_where_they_are_alike(viewer: Watched, names: list[str], shown: list[str]) -> None:
-    source = "async names => [...(await import('/core/run_names.js')).shortNames(names)]"
+    source = "async names => [...(await import(new URL('core/run_names.js', document.baseURI))).shortNames(names)]"
     found = dict(viewer.page.evaluate(source, names))
     assert [found[name] for name in names] == shown
