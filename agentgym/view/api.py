@@ -127,8 +127,8 @@ class Api:
         filters, (offset, limit) = asked.filters(query, found), asked.paging(query)
         sort, descending = asked.sorting(query)
         envs = _envs(run)
-        if len(envs) < 2 and filters.env is not None:
-            filters = _within_one_env(filters, envs)
+        if len(envs) < 2 and filters.env is not None:  # the only env is no condition, and another one has no rollout
+            filters = replace(filters, env=None, among=filters.among if filters.env in envs else [])
         with run.store() as store:
             total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
             shown = [table_row(row, envs) for row in rows]
@@ -176,7 +176,7 @@ def group(run: Run, query: Query) -> dict[str, Any]:
     filters, envs, name = asked.filters(query), _envs(run), _task(query)
     step = asked.maybe_whole(query, "step")
     if step is not None:
-        filters = _replaced(filters, step_from=step, step_to=step)
+        filters = replace(filters, step_from=step, step_to=step)
     with run.store() as store:
         rows = rows_of(store, filters)
         gained = group_advantages(store, [row.summary.number for row in rows])
@@ -289,14 +289,3 @@ def _both(store: RolloutStore) -> tuple[int, int]:
 
 def _envs(run: Run) -> list[str]:
     return list(env_texts(run))
-
-
-def _within_one_env(filters: Any, envs: list[str]) -> Any:
-    """The only env is no condition; another one has no rollout here."""
-    if filters.env in envs:
-        return _replaced(filters, env=None)
-    return _replaced(filters, env=None, among=[])
-
-
-def _replaced(filters: Any, **changes: Any) -> Any:
-    return replace(filters, **changes)

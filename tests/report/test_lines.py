@@ -75,3 +75,10 @@ def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [0.25])
     with pytest.raises(AgentGymError, match=r"^runs: .*a is named twice; name each run once$"):
         kept_runs([folder, tmp_path])
+
+
+def test_behind_z_the_marks_have_two_letters(tmp_path: Path) -> None:
+    for number in range(54):
+        write_run(tmp_path / f"{number:02}", [0.1], lr=number)
+    marks = [line.mark for line in lines_of(kept_runs([tmp_path]))]
+    assert (marks[0], marks[25:28], marks[51:]) == ("A", ["Z", "AA", "AB"], ["AZ", "BA", "BB"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import main as cli
-from agentgym.report.figures import end_rows, stop_rows
+from agentgym.report.figures import end_rows, score_rows, stop_rows
 from agentgym.report.folders import kept_runs
 from agentgym.report.lines import lines_of
 from agentgym.types import Rollout
@@ -295,3 +295,31 @@ def test_a_share_that_a_step_does_not_have_is_nothing_there(tmp_path: Path) -> N
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "stop/answer": 0.5}\n')
     assert stop_rows(lines_of(kept_runs([folder]))) == [["", "runs", "answer"], ["A", "1", "0.250"]]
+
+
+def test_a_report_that_is_written_again_takes_the_place_of_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "a", [0.1], figures={"train/entropy": 0.5})
+    reported(capsys, folder)
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace("train/entropy", "train/loss"))
+    reported(capsys, folder)
+    assert {path.name for path in (folder / "report").iterdir()} == {"report.html", "reward.png"}
+
+
+def test_the_only_evaluation_of_a_training_is_not_its_best(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.5], held_out=[(0, 0.25)])
+    (heads, row) = end_rows(lines_of(kept_runs([tmp_path])))
+    found = dict(zip(heads, row, strict=True))
+    assert (found["held out before"], found["held out at last"], found["held out at best"]) == ("0.250", "", "")
+
+
+def test_the_scores_of_evaluations_are_those_of_their_summaries(tmp_path: Path) -> None:
+    for seed, reward in enumerate((0.25, 0.75)):
+        write_evaluation(tmp_path / f"{seed}", reward, seed=seed)
+    spread = "0.500 ± 0.354 (0.250 to 0.750)"
+    assert score_rows(lines_of(kept_runs([tmp_path]))) == [
+        ["", "runs", "reward", "pass@1", "rollouts", "failed"],
+        ["A", "2", spread, spread, "8", "1"],
+    ]

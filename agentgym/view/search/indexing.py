@@ -5,7 +5,7 @@ import threading
 import time
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from agentgym.process_identity import lent_folder, sweep_folders
 from agentgym.view.answers import Refused
@@ -85,11 +85,8 @@ class Indexing:
         return run.key not in self._failed or time.monotonic() - self._failed[run.key][0] >= TRY_AGAIN_S
 
     def _open(self, run: Run) -> None:
-        try:
-            self._indexes[run.key] = SearchIndex(run, self._spare, beside=run.key not in self._crowded)
-            self._wake.set()
-        except (Unsearchable, OSError) as error:
-            self._set_aside(run, error)
+        self._indexes[run.key] = SearchIndex(run, self._spare, beside=run.key not in self._crowded)
+        self._wake.set()
 
     def _run(self) -> None:
         while not self._stopped:
@@ -101,35 +98,35 @@ class Indexing:
                 self._wake.wait(LOOK_AGAIN_S)
 
     def _advance(self, index: SearchIndex) -> bool:
+        """Index a part; whether there may be more. Whatever is wrong, the other runs are indexed on."""
         try:
             more = index.advance()
         except Unsearchable as error:
-            with self._lock:
-                if error.is_disk_full and index.run.key not in self._crowded:
-                    self._move(index)
-                    return True
-                self._set_aside(index.run, error)
-            return False
+            return self._moved(index) if error.is_disk_full else self._set_aside(index.run, error)
         except Refused:  # no store yet, or one that is being replaced
             return False
-        except Exception as error:  # the other runs are indexed on
-            with self._lock:
-                self._set_aside(index.run, error)
-            return False
+        except Exception as error:
+            return self._set_aside(index.run, error)
         with self._advanced:
             self._advanced.notify_all()
         return more
 
-    def _move(self, index: SearchIndex) -> None:
-        """Begin the index anew in the spare folder: on a full disk the run needs the room."""
+    def _moved(self, index: SearchIndex) -> bool:
+        """Begin the index anew in the spare folder, once: on a full disk the run needs the room."""
         index.remove()
-        self._crowded.add(index.run.key)
-        self._open(index.run)
+        with self._lock:
+            if index.run.key not in self._crowded:
+                self._crowded.add(index.run.key)
+                self._open(index.run)
+                return True
+        return self._set_aside(index.run, OSError("no disk has room for an index"))
 
-    def _set_aside(self, run: Run, error: Exception) -> None:
+    def _set_aside(self, run: Run, error: Exception) -> Literal[False]:
         """Try it again later; what is wrong is said once."""
         said = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-        if said != self._failed.get(run.key, (0.0, ""))[1]:
-            log.warning("%s: it is not indexed for now: %s", run.folder, said)
-        self._failed[run.key] = (time.monotonic(), said)
-        self._indexes.pop(run.key, None)
+        with self._lock:
+            if said != self._failed.get(run.key, (0.0, ""))[1]:
+                log.warning("%s: it is not indexed for now: %s", run.folder, said)
+            self._failed[run.key] = (time.monotonic(), said)
+            self._indexes.pop(run.key, None)
+        return False

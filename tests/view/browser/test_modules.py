@@ -133,7 +133,7 @@ def test_smoothing_has_no_pull_to_the_start_and_thinning_loses_no_peak(viewer: W
         [5.0] * 5
     )
     source = """async () => {
-      const { thinned } = await import("/charts/series.js");
+      const { thinned } = await import(new URL("charts/series.js", document.baseURI));
       const all = Array.from({ length: 50000 }, (_, x) => ({ x, y: x === 31337 ? 9 : 0, step: x }));
       const kept = thinned(all, (x) => x / 100);
       return [kept.length, Math.max(...kept.map((point) => point.y))];
