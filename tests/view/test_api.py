@@ -104,10 +104,13 @@ def test_a_line_that_is_passed_on_as_it_is_says_what_one_that_was_read_says(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentgym.view.figures._plain_row", lambda line: None)
         read = metric_rows(folder).as_json()
-    strict = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
-    assert json.loads(whole_characters(json.dumps(json.loads(found, **strict), ensure_ascii=False))) == json.loads(
-        read, **strict
-    )
+    same = whole_characters(json.dumps(strictly(found), ensure_ascii=False))  # what was read has no half characters
+    assert json.loads(same) == strictly(read)
+
+
+def strictly(text: bytes) -> Any:
+    """A text read as a browser reads JSON."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 @pytest.mark.parametrize(
