@@ -105,7 +105,7 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
         ),
         (
             ("show", "run", "--worst", "a"),
-            "show: error parsing --worst: no type matching {None}|INT could be instantiated from ['a']; "
+            "show: error parsing --worst: no type matching INT could be instantiated from ['a']; "
             "`agentgym show --help` says more",
         ),
         (

@@ -45,6 +45,11 @@ def test_of_very_much_code_the_first_part_is_coloured_and_all_of_it_shown() -> N
 DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@ def f\n same\n-old\n+new\n"
 
 
+def test_letters_of_arguments_are_shown_as_they_are() -> None:
+    (found,) = call({"word": "Straße 漢字"})
+    assert found["arguments"] == '{\n  "word": "Straße 漢字"\n}'
+
+
 @pytest.mark.parametrize("text", [f"```diff\n{DIFF}```", f"```\n{DIFF}```", DIFF])
 def test_a_unified_diff_is_shown_as_one(text: str) -> None:
     (found,) = text_blocks(text, Colours())
@@ -90,6 +95,7 @@ def test_the_answer_of_a_tool_and_the_thoughts_of_a_model_are_blocks_of_their_ow
     [
         ("data:image/png;base64,AAAA", "data:image/png;base64,AAAA"),
         ("data:image/svg+xml;base64,AAAA", None),
+        ('data:image/png;base64,"><script>', None),
         ("data:text/html,<script>", None),
         ("https://evil.example/x.png", None),
         ("javascript:alert(1)", None),
