@@ -23,7 +23,7 @@ ANSWERS = 64
 class Paced:
     """An engine that answers a few requests in each pass of the loop, once so many were asked at the same time.
 
-    `longest_s` is the longest pass.
+    `longest_s` is the longest pass, in CPU seconds: other programs on the machine do not count.
     """
 
     def __init__(self, engine: Any, rollouts: int) -> None:
@@ -48,7 +48,7 @@ class Paced:
 
     async def answer(self) -> None:
         """Answer requests until it is cancelled."""
-        before = time.perf_counter()
+        before = time.process_time()
         while True:
             if len(self.asked) >= self.awaited:
                 self.awaited = 0
@@ -57,7 +57,7 @@ class Paced:
                 if not turn.done():
                     turn.set_result(None)
             await asyncio.sleep(0)
-            now = time.perf_counter()
+            now = time.process_time()
             self.longest_s, before = max(self.longest_s, now - before), now
 
 
