@@ -54,7 +54,7 @@ class Template:
         text = message["content"]
         if self._marks is None or (self._literals is not None and self._literals.search(text)):
             return False
-        return self._marks.text(text, message["role"]) == text
+        return bool(self._marks.text(text, message["role"]) == text)
 
     def end_text(self, tokenizer: Renders, last: int) -> str:
         """Return the text of the id that ended a turn; each is decoded once."""
