@@ -32,6 +32,17 @@ def set_vectors(obj: object, **dtypes: Any) -> None:
             object.__setattr__(obj, name, array)
 
 
+def set_pair(obj: Any, one: str, one_type: Any, other: str, other_type: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Do what `set_vectors` does for two fields, at half of its cost, and return the vectors."""
+    given, other_given = getattr(obj, one), getattr(obj, other)
+    made, other_made = _vector(one, given, one_type), _vector(other, other_given, other_type)
+    if made is not given:
+        object.__setattr__(obj, one, made)
+    if other_made is not other_given:
+        object.__setattr__(obj, other, other_made)
+    return made, other_made
+
+
 def require(law: bool, message: str) -> None:
     if not law:
         raise ValueError(message)
