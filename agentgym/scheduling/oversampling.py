@@ -175,6 +175,6 @@ class BatchPolicy:
 
     def _rest_in_time(self, groups: Sequence[GroupT], version: int) -> bool:
         """Whether the groups that this batch leaves are few enough to come before the bound, `wanted` a version."""
-        taken = self.next_batch(groups, version)
+        taken = {*self.next_batch(groups, version)}
         versions_left = sorted(self.bound - group.age(version) for group in groups if group not in taken)
         return all(i < versions * self._wanted for i, versions in enumerate(versions_left))

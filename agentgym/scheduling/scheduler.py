@@ -228,7 +228,7 @@ class Scheduler(Generic[TaskT]):
 
     def _harvest(self) -> Groups:
         """Return the batch and its account; carry over what is left in play where that is allowed, or drop it."""
-        taken = self._policy.next_batch(self._groups, self._gate.version)
+        taken = {*self._policy.next_batch(self._groups, self._gate.version)}
         batch = [group for group in self._groups if group in taken]  # In the order of their tasks, not of their ends.
         self._groups = [group for group in self._groups if group not in taken]
         if not self._policy.bound:
