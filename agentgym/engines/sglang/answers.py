@@ -63,21 +63,32 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
         raise EngineError(f"the server ended a request by {reason!r}")
     if reason == "stop" and isinstance(body["meta_info"]["finish_reason"].get("matched"), str):
         reason = "stop_text"
-    try:
-        values, sampled = [float(row[0]) for row in rows], [int(row[1]) for row in rows]
-    except (TypeError, ValueError, IndexError, KeyError):
-        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
+    values, sampled = _columns(rows)
     if sampled != ids:
         raise EngineError(f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(rows)} other ones")
     try:
         return Completion(
-            token_ids=np.array(sampled, np.int64),
-            logprobs=np.array(values, np.float32),
+            token_ids=np.fromiter(sampled, np.int64, len(sampled)),
+            logprobs=np.fromiter(values, np.float32, len(values)),
             finish_reason=cast("FinishReason", reason),
             versions=_versions(body["meta_info"], version, ours) if named else (Version(0, version),),
         )
     except ValueError as error:
         raise EngineError(f"the server's answer: {error}") from error
+
+
+def _columns(rows: Any) -> tuple[Sequence[float], list[int]]:
+    """Return the values and the ids of rows `[value, id, text]`; EngineError where they are none."""
+    try:
+        values, ids, _ = zip(*rows, strict=True)
+        if {*map(type, values)} == {float} and {*map(type, ids)} == {int}:  # It is so, and read in one go.
+            return values, [*ids]
+    except (TypeError, ValueError):
+        pass  # It is read row by row, which says what is wrong.
+    try:
+        return [float(row[0]) for row in rows], [int(row[1]) for row in rows]
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
 
 
 def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[Version, ...]:
