@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from copy import copy, deepcopy
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, TypeVar
 
 from agentgym.errors import EnvError
@@ -20,12 +20,12 @@ def copied(env: EnvT, memo: dict[int, Any]) -> EnvT:
     memo[id(env)] = twin
     for name in _attributes(env):
         value = getattr(env, name)
-        if (function := _bound_to(value, env)) is not None:
-            raise _refused(env, name, f"{function} was made with this instance in it, and would go on with it")
+        if (why := _why_not(value, env, memo)) is not None:
+            raise _refused(env, name, why)
         try:
             setattr(twin, name, deepcopy(value, memo))
         except Exception as error:
-            raise _refused(env, name, f"{error}") from error
+            raise _refused(env, name, str(error)) from error
     return twin
 
 
@@ -40,34 +40,36 @@ def _listed(slots: str | Sequence[str]) -> Sequence[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 
-def _bound_to(value: Any, env: object) -> str | None:
-    """Return the name of a function in `value` that keeps the env in its closure; None where there is none.
-
-    `deepcopy` shares functions: the copy would change the env that it was copied from.
-    """
-    for function in _functions(value):
-        cells = function.__closure__ or ()
-        held = [cell.cell_contents for cell in cells if not _is_empty(cell)]
-        if any(each is env or getattr(each, "__self__", None) is env for each in held):
-            return function.__qualname__
+def _why_not(value: Any, env: object, memo: dict[int, Any]) -> str | None:
+    """Say why `deepcopy` would give a copy that still reaches what the env has; None where it does not, at a glance."""
+    for each in _inner(value):
+        if id(each) in memo or hasattr(each, "__deepcopy__"):
+            continue
+        if isinstance(each, FunctionType) and _keeps(each, env):
+            return f"the function {each.__qualname__} was made with this instance in it, and would go on with it"
+        if hasattr(type(each), "__aexit__") or hasattr(type(each), "__exit__"):
+            return f"a {type(each).__name__} is open, and two would use and close it"
     return None
 
 
-def _is_empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
-
-
-def _functions(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions in an attribute: itself, those in it, and those that tools in it call."""
+def _inner(value: Any) -> Iterator[Any]:
+    """Yield the value, or what is in a list or a dict of values, with what the tools among them call."""
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
     for each in inner:
-        for found in (each, getattr(each, "call", None)):
-            if isinstance(found, FunctionType) and not isinstance(found, MethodType):
-                yield found
+        yield each
+        yield getattr(each, "call", None)
+
+
+def _keeps(function: FunctionType, env: object) -> bool:
+    """Whether the env, or a method of it, is in the closure of a function: `deepcopy` shares functions."""
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # It is empty.
+            continue
+        if held is env or getattr(held, "__self__", None) is env:
+            return True
+    return False
 
 
 def _refused(env: object, name: str, why: str) -> EnvError:
