@@ -275,8 +275,8 @@ class Rollout:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages of the model, turn by turn."""
-        return [turn.message for segment in self.segments for turn in segment.turns]
+        """The messages of the model, turn by turn, without those of branches."""
+        return [turn.message for segment in self.segments if segment.branch is None for turn in segment.turns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

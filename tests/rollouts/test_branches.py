@@ -206,7 +206,7 @@ async def test_the_clock_of_the_rollout_stands_still_while_its_branches_play() -
 
 async def test_a_failed_branch_is_counted_and_is_no_sample() -> None:
     class Fails(Dice):
-        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:  # type: ignore[override]
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
             if "+1/" in session:
                 raise EngineError("it is gone")
             return await super().generate(token_ids, session=session, **given)
@@ -251,7 +251,7 @@ class Counting(ag.ToolEnv[ag.Task]):
 
     async def setup(self) -> None:
         self.count = [0]
-        self.helper = {"box": self.box, "of": self.count}
+        self.helper: dict[str, Any] = {"box": self.box, "of": self.count}
         await self.box.python("n = 0")
 
     @ag.tool
@@ -470,6 +470,6 @@ async def test_an_env_whose_rollouts_cannot_branch_is_refused(env: Any, branchin
 @pytest.mark.parametrize("field", ["per_state", "every", "tokens"])
 def test_settings_that_mean_nothing_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        Branching(**{field: 0})
+        Branching(**{field: 0})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="after"):
         Branching(after="entropy")  # type: ignore[arg-type]
