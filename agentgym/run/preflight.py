@@ -73,9 +73,9 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
     """
     _refuse_without_tasks(run, env)
     _refuse_images(run, env)
-    run.check_files()
     for each in members_of(env) if run.advantage_level == "branches" else ():
         check_branching(each, run.branching)
+    run.check_files()
     if any(each.sandbox is not None for each in members_of(env)):
         _refuse_box(run.box)
     if int(os.environ.get("RANK", "0")):

@@ -405,10 +405,16 @@ class Delegates(Letters):
         return await super().step(action)
 
 
+class Aided(Delegates):
+    """The same in three turns."""
+
+    limits = ag.Limits(turns=20)
+    length = 3
+
+
 async def test_sub_agents_of_branches_are_of_their_branch_and_have_the_rewards_of_their_role() -> None:
-    env = type("Aided", (Delegates,), {"limits": ag.Limits(turns=20), "length": 3})
-    played = await play(env, Branching(per_state=2))
-    assert facts(played) == facts(await play(env))
+    played = await play(Aided, Branching(per_state=2))
+    assert facts(played) == facts(await play(Aided))
     for place, branch in enumerate(played.branches):
         own = [s for s in played.segments if s.branch == place]
         aides = [s for s in own if s.role == "aide"]
@@ -416,7 +422,7 @@ async def test_sub_agents_of_branches_are_of_their_branch_and_have_the_rewards_o
         assert {s.parent for s in aides} == {own[0].index}
         before = [s for s in played.segments if s.branch is None and s.role == "aide"][: branch.turn // 2]
         assert branch.role_rewards["aide"] == sum(said(s) == ["a"] for s in [*before, *aides])
-    other = await play(env, seed=1, rollout_id="t/1")
+    other = await play(Aided, seed=1, rollout_id="t/1")
     batch = build_samples([Group(group_id="t", rollouts=(played, other))], advantage_level="branches")
     assert batch.trained_tokens == played.sampled_tokens + other.sampled_tokens
 
