@@ -33,8 +33,6 @@ own, and late turns count as often as they were sampled.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 
 class State(NamedTuple):
     """A state that branches were played from."""
@@ -80,4 +78,4 @@ def _against_the_others(returns: Sequence[float], reward: float) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+    return sum(values) / len(values)

@@ -248,7 +248,7 @@ class Env(Generic[TaskT]):
 
         By default it copies every attribute as `copy.deepcopy(value, memo)` does, where `memo` has what stands in the
         place of the box, the task and the like. Override it where an attribute is refused, such as a connection. The
-        runner gives the copy its box and models, and closes it as any env.
+        runner gives the copy its box, models and metrics, and closes it as any env.
         """
         return copied(self, memo)
 

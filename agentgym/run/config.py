@@ -263,6 +263,8 @@ class RunConfig:
                 raise ValueError("branching: no branches are played; set advantage_level branches, or leave it out")
         elif self.advantage not in ("dr_grpo", "rloo"):
             raise ValueError(f"advantage: {self.advantage} has a unit, and branches give differences; use dr_grpo")
+        elif self.train.loss == "gspo_rollout":
+            raise ValueError("train.loss: gspo_rollout is of a whole rollout, and branches are not one; use gspo")
 
     def _check_teacher(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a teacher or without one."""

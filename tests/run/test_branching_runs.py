@@ -35,6 +35,10 @@ def test_branches_are_settings_of_a_run() -> None:
     [
         ({"branching": ag.Branching(every=2)}, "^branching: no branches are played; set advantage_level branches"),
         ({"advantage_level": "branches", "advantage": "grpo"}, "^advantage: grpo has a unit"),
+        (
+            {"advantage_level": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},
+            "^train.loss: gspo_rollout is of a whole rollout",
+        ),
     ],
 )
 def test_what_means_nothing_with_branches_or_without_them_is_refused(changes: dict[str, Any], said: str) -> None:

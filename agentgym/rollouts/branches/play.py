@@ -8,6 +8,7 @@
 """
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -151,6 +152,9 @@ class BranchAttempt(Attempt):
         box = memo.get(id(origin._box))
         self.env = env = await self._copied(origin, memo)
         env._box, env._models, env._forks, env._threads = box, state.models, None, Threads(env)
+        # A shallow copy of an env's own making shares them.
+        env.metrics, env.tool_failures = dict(env.metrics), Counter(env.tool_failures)
+        env.role_rewards = dict(env.role_rewards)
         at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
         return env
 
