@@ -13,6 +13,8 @@ from agentgym.agents.env import AgentEnv
 from agentgym.asking.judge import Judge
 from agentgym.asking.user import SimulatedUser, UserEnv
 from agentgym.boxes import Box, ExecResult
+from agentgym.branching.ends import RolloutBranch
+from agentgym.branching.settings import Branching
 from agentgym.data.chosen import split, where
 from agentgym.data.endless import Endless
 from agentgym.data.procedural import Procedural
@@ -89,6 +91,7 @@ __all__ = [
     "AnyBox",
     "Box",
     "BoxKilledError",
+    "Branching",
     "Bubblewrap",
     "ClosedError",
     "ClusterConfig",
@@ -131,6 +134,7 @@ __all__ = [
     "Procedural",
     "Process",
     "Rollout",
+    "RolloutBranch",
     "Rows",
     "RunConfig",
     "SGLangConfig",

@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from agentgym.credit.estimates import State
 from agentgym.types import Floats, Ints, Rollout, Turn
 
 Estimator: TypeAlias = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "maxrl"]
@@ -104,14 +105,30 @@ def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_g
 def has_signal(rollouts: Sequence[Rollout], *, by_turn: bool = False) -> bool:
     """Tell whether the scored rollouts of one group differ enough to learn from.
 
-    Their rewards are compared, or with `by_turn` their returns at each turn; and so are those of each role.
+    Their rewards are compared, or with `by_turn` their returns at each turn; and so are those of each role. What
+    branches of one state came to is compared, too.
     """
     for role in ("", *roles_of(rollouts)):
         having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
         rewards = np.array([[rollout.reward_of(role)] for rollout in having], np.float64)
-        if _differ(_returns(having, role) if by_turn else rewards):
+        if _differ(_returns(having, role) if by_turn else rewards) or branches_differ(having, role):
             return True
     return False
+
+
+def states_of(rollout: Rollout, role: str) -> list[State]:
+    """Return the states that the rollout has branches from, with the rewards of a role in them, in order."""
+    returns: dict[int, list[float]] = {}
+    for branch in sorted(rollout.branches, key=lambda branch: branch.turn):
+        if (reward := branch.reward_of(role)) is not None:
+            returns.setdefault(branch.turn, []).append(reward)
+    return [State(turn, values) for turn, values in returns.items()]
+
+
+def branches_differ(rollouts: Sequence[Rollout], role: str) -> bool:
+    """Tell whether what came of any one state with branches differs, in these rollouts with a reward of the role."""
+    came = ([*state.returns, r.reward_of(role) or 0.0] for r in rollouts for state in states_of(r, role))
+    return any(max(returns) - min(returns) >= LEAST_DIFFERENCE for returns in came)
 
 
 def roles_of(rollouts: Sequence[Rollout]) -> list[str]:
@@ -147,8 +164,8 @@ def _turn_rewards(rollout: Rollout, role: str) -> NDArray[np.float64]:
 
 
 def turns_of(rollout: Rollout, role: str) -> list[Turn]:
-    """Return the trained turns of a role, in the order of their numbers."""
-    segments = [segment for segment in rollout.segments if segment.trained and segment.role == role]
+    """Return the trained turns of a role in the rollout itself, without branches, in the order of their numbers."""
+    segments = [s for s in rollout.segments if s.trained and s.role == role and s.branch is None]
     return sorted((turn for segment in segments for turn in segment.turns), key=lambda turn: turn.number)
 
 

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeAlias, overload
+from typing import get_args, overload
 
 import numpy as np
 
-from agentgym.advantages import Estimator, advantages, roles_of, turn_advantages, turns_of
+from agentgym.advantages import Estimator
+from agentgym.credit.levels import LEVELS, AdvantageLevel
 from agentgym.engines.messages import NO_POLICY
 from agentgym.types import Floats, Group, Rollout, Sample, Segment, Turn
 
@@ -38,7 +39,8 @@ class SampleBatch(Sequence[Sample]):
     trained_tokens: int
     """Number of tokens whose loss mask is true."""
     untrained_tokens: int
-    """Number of sampled tokens of scored rollouts that no sample may hold: of other models, or with `train=False`."""
+    """Number of sampled tokens of scored rollouts that no sample may hold: of other models, with `train=False`, of
+    failed branches, or of branches where advantages are not made of them."""
     places: Mapping[tuple[str, int], str] = field(default_factory=dict)
     """The ids of the groups by their places (`Group.place`); a trainer refuses one that it has trained on before."""
 
@@ -71,9 +73,6 @@ class SampleBatch(Sequence[Sample]):
         }
 
 
-AdvantageLevel: TypeAlias = Literal["outcome", "turn"]
-
-
 def build_samples(
     groups: Sequence[Group],
     *,
@@ -94,28 +93,30 @@ def build_samples(
 
     With `advantage_level` "outcome" every sampled token has the advantage of its rollout. With "turn" each turn has
     an advantage of its own, from the rewards that the environment's steps gave from that turn on (`turn_advantages`).
+    With "branches" the turns between two states with branches have one, estimated from what the branches came to, and
+    the branches are samples, too (`agentgym.credit.estimates`); on the other levels they are none.
     A segment of a role has the advantage of that role's reward among those of the same role in the group instead.
     Segments that are not trained (`Segment.trained`) make no samples, and their tokens are counted.
 
     Failed rollouts and groups without a signal (see `agentgym.advantages`) are left out and counted. Two groups with
     one id share a baseline. Raises ValueError for a rollout id that appears twice.
     """
-    if advantage_level not in ("outcome", "turn"):
-        raise ValueError(f"advantage_level: {advantage_level!r} is none of outcome, turn")
+    if advantage_level not in get_args(AdvantageLevel):
+        raise ValueError(f"advantage_level: {advantage_level!r} is none of {', '.join(get_args(AdvantageLevel))}")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)
     _refuse_without_ids(rollouts)
-    by_turn = advantage_level == "turn"
-    by_id = _turn_levels(rollouts, advantage) if by_turn else _outcome_levels(rollouts, advantage)
-    of_tokens = _turn_tokens if by_turn else _role_tokens
+    levels, of_tokens = LEVELS[advantage_level]
+    by_id = levels(rollouts, advantage)
+    branches = advantage_level == "branches"
     with_signal = {rollout.group_id for rollout in rollouts if any(by_id.get(rollout.rollout_id, {}).values())}
     samples = tuple(
         sample
         for rollout in rollouts
         if rollout.rollout_id in by_id and rollout.group_id in with_signal
-        for sample in _cut(rollout, partial(of_tokens, by_id[rollout.rollout_id]), merged=merge)
+        for sample in _cut(rollout, partial(of_tokens, by_id[rollout.rollout_id]), merged=merge, branches=branches)
     )
-    return _batch(groups, rollouts, samples, with_signal)
+    return _batch(groups, rollouts, samples, with_signal, branches=branches)
 
 
 def teacher_samples(
@@ -149,9 +150,16 @@ def teacher_samples(
     return _batch(groups, rollouts, samples, with_signal)
 
 
-def _trained(rollout: Rollout) -> list[Segment]:
-    """Return the segments of which samples are cut."""
-    return [segment for segment in rollout.segments if segment.trained and segment.turns]
+def _trained(rollout: Rollout, *, branches: bool = False) -> list[Segment]:
+    """Return the segments of which samples are cut: those of the rollout itself, and of its scored branches."""
+    kept = {None, *(i for i, branch in enumerate(rollout.branches) if branches and branch.reward is not None)}
+    return [segment for segment in rollout.segments if segment.trained and segment.turns and segment.branch in kept]
+
+
+def _untrained(rollout: Rollout, *, branches: bool) -> list[Segment]:
+    """Return the other segments."""
+    trained = {segment.index for segment in _trained(rollout, branches=branches)}
+    return [segment for segment in rollout.segments if segment.index not in trained]
 
 
 def _of_segment(rollout: Rollout, segment: Segment, advantages: Mapping[tuple[str, int], Floats]) -> Floats:
@@ -172,9 +180,15 @@ def _within(by_segment: Mapping[int, Floats], segment: Segment, turns: tuple[Tur
 
 
 def _batch(
-    groups: Sequence[Group], rollouts: Sequence[Rollout], samples: tuple[Sample, ...], with_signal: set[str]
+    groups: Sequence[Group],
+    rollouts: Sequence[Rollout],
+    samples: tuple[Sample, ...],
+    with_signal: set[str],
+    *,
+    branches: bool = False,
 ) -> SampleBatch:
     """Return the samples with the counts of what they were cut from."""
+    scored = [rollout for rollout in rollouts if rollout.reward is not None]
     return SampleBatch(
         samples=samples,
         groups=len(groups),
@@ -184,18 +198,19 @@ def _batch(
         rollouts_trained=len({sample.rollout_id for sample in samples}),
         trained_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
         places={group.place: group.group_id for group in groups if group.place is not None},
-        untrained_tokens=sum(
-            int(segment.sampled.sum())
-            for rollout in rollouts
-            for segment in rollout.segments
-            if rollout.reward is not None and not segment.trained
-        ),
+        untrained_tokens=sum(_tokens(_untrained(rollout, branches=branches)) for rollout in scored),
     )
+
+
+def _tokens(segments: Sequence[Segment]) -> int:
+    """Count the sampled tokens of these segments."""
+    return sum(int(segment.sampled.sum()) for segment in segments)
 
 
 def _refuse_without_ids(rollouts: Sequence[Rollout]) -> None:
     for rollout in rollouts:
-        if any(turn.versions[0].version == NO_POLICY for segment in _trained(rollout) for turn in segment.turns):
+        turns = (turn for segment in _trained(rollout, branches=True) for turn in segment.turns)
+        if any(turn.versions[0].version == NO_POLICY for turn in turns):
             raise ValueError(
                 f"rollout {rollout.rollout_id!r}: was played by an endpoint, which gives neither token ids nor "
                 "log-probabilities; train on rollouts of an engine that does, such as ag.LocalEngine or SGLang"
@@ -239,56 +254,21 @@ def _demonstration(rollout: Rollout, segment: Segment, context_weight: float) ->
         loss_mask=np.ones_like(sampled) if context_weight else sampled,
         logprobs=np.zeros(len(sampled), np.float32),
         advantages=np.where(sampled, np.float32(1), np.float32(context_weight)),
-        weight=float(sampled.sum() / rollout.trained_tokens),
+        weight=float(sampled.sum() / _tokens(_trained(rollout))),
     )
 
 
-Advantages: TypeAlias = dict[str | int, float]
-"""The advantages of a rollout by role, "" for its own; or those of its turns by the turns' numbers."""
-
-
-def _outcome_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return the advantages of each scored rollout's roles by its id, each role against its own baseline."""
-    by_id: dict[str, Advantages] = {}
-    for role in ("", *roles_of(rollouts)):
-        values = advantages(
-            [rollout.reward_of(role) for rollout in rollouts],
-            [rollout.rollout_id for rollout in rollouts],
-            [rollout.group_id for rollout in rollouts],
-            estimator=estimator,
-        )
-        for rollout, value in zip(rollouts, values.tolist(), strict=True):
-            if rollout.reward_of(role) is not None:
-                by_id.setdefault(rollout.rollout_id, {})[role] = value
-    return by_id
-
-
-def _turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return the advantages of the turns of each scored rollout by its id, those of each role against its baseline."""
-    by_id: dict[str, Advantages] = {}
-    for rollout in rollouts:
-        numbers = [turn.number for segment in rollout.segments for turn in segment.turns]
-        if len(set(numbers)) < len(numbers):
-            raise ValueError(
-                f'rollout {rollout.rollout_id!r}: two turns have one number, and advantage_level="turn" tells them '
-                'apart by it; number the turns, or use advantage_level="outcome"'
-            )
-        if rollout.reward is not None:
-            by_id[rollout.rollout_id] = {}
-    for role in ("", *roles_of(rollouts)):
-        having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
-        for rollout, values in zip(having, turn_advantages(having, estimator=estimator, role=role), strict=True):
-            numbers = [turn.number for turn in turns_of(rollout, role)]
-            by_id[rollout.rollout_id].update(zip(numbers, values.tolist(), strict=True))
-    return by_id
-
-
 def _cut(
-    rollout: Rollout, advantages_of: Callable[[Segment, tuple[Turn, ...]], Floats], *, merged: bool
+    rollout: Rollout,
+    advantages_of: Callable[[Segment, tuple[Turn, ...]], Floats],
+    *,
+    merged: bool,
+    branches: bool = False,
 ) -> Iterator[Sample]:
     """Yield the samples of one rollout, in the order of its segments and turns."""
-    total = rollout.trained_tokens
-    for segment in _trained(rollout):
+    segments = _trained(rollout, branches=branches)
+    total = _tokens(segments)
+    for segment in segments:
         for step, turns in _spans(segment.turns, merged=merged):
             start, stop = turns[0].start, turns[-1].stop
             yield Sample(
@@ -311,21 +291,3 @@ def _spans(turns: tuple[Turn, ...], *, merged: bool) -> Iterator[tuple[int, tupl
         yield 0, turns
     else:
         yield from ((step, (turn,)) for step, turn in enumerate(turns))
-
-
-def _turn_tokens(given: Advantages, segment: Segment, turns: tuple[Turn, ...]) -> Floats:
-    """Return the advantage of its turn for each response token of a sample; 0 for a token that nobody sampled."""
-    start, stop = turns[0].start, turns[-1].stop
-    values = np.zeros(stop - start, np.float32)
-    for turn in turns:
-        values[turn.start - start : turn.stop - start] = given[turn.number]
-    return values
-
-
-def _role_tokens(given: Advantages, segment: Segment, turns: tuple[Turn, ...]) -> Floats:
-    """Return the advantage of its role for each response token of a sample; 0 for a token that nobody sampled."""
-    sampled = segment.sampled[turns[0].start : turns[-1].stop]
-    advantage = given[segment.role]
-    if sampled.all():
-        return np.broadcast_to(np.float32(advantage), sampled.shape)  # one float, however long the turn
-    return np.where(sampled, np.float32(advantage), np.float32(0))

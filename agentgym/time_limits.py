@@ -76,6 +76,11 @@ class TimeLimit:
         """Whether the time has run out."""
         return self._timeout is not None and self._timeout.expired()
 
+    @property
+    def left(self) -> float:
+        """The seconds that are left while it is paused."""
+        return self._left
+
     def of(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether this limit runs in that event loop."""
         return self._loop is loop

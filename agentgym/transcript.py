@@ -3,7 +3,7 @@
 import json
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,13 +30,17 @@ class SegmentTranscript:
     opened: int = 0
     """The number of messages that it opened with; some of them may stand in its parent, too."""
     notes: tuple[str, ...] = ()
-    """Who speaks in it, such as "role white" or "by judge", and whether it is not trained."""
+    """Who speaks in it, such as "role white" or "by judge", whether it is not trained, and what its branch came to."""
 
     @property
     def title(self) -> str:
         """The segment in a few words, such as "segment 2: compaction of segment 0"."""
         kind = self.kind if self.parent is None else f"{self.kind} of segment {self.parent}"
         return ", ".join([f"segment {self.index}: {kind}", *self.notes])
+
+    def noted(self, note: str) -> "SegmentTranscript":
+        """The same with one note more."""
+        return replace(self, notes=(*self.notes, note))
 
 
 def shorten(text: str, limit: int | None) -> str:

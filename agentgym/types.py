@@ -7,13 +7,14 @@ Arrays are read-only numpy vectors, so a slice of a segment is a view and costs 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentgym.branching.ends import RolloutBranch, require_roles
+from agentgym.branching.ends import StopReason as StopReason
 from agentgym.errors import Failure
 from agentgym.frozen import require, set_pair, set_vectors
 from agentgym.messages import Message
@@ -120,7 +121,7 @@ class Turn:
         return f"<Turn {self.number}: {self.stop - self.start} ids, {self.finish_reason}{calls}>"
 
 
-SegmentKind: TypeAlias = Literal["root", "compaction", "fork", "subagent", "rerender"]
+SegmentKind: TypeAlias = Literal["root", "compaction", "fork", "subagent", "rerender", "branch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -155,6 +156,8 @@ class Segment:
     """The named model that sampled it; "" for the policy."""
     trained: bool = True
     """Whether its sampled tokens become samples; those of a named model never do."""
+    branch: int | None = None
+    """The place of its branch in `Rollout.branches`; None for what the rollout itself went through."""
 
     def __post_init__(self) -> None:
         set_vectors(self, token_ids=np.int64, sampled=np.bool_, logprobs=np.float32)
@@ -162,6 +165,7 @@ class Segment:
         require(len(self.sampled) == n, f"sampled: {len(self.sampled)} for {n} token_ids")
         require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
         require((self.parent is None) == (self.kind == "root"), "parent: None for the root, and only for it")
+        require(self.kind != "branch" or self.branch is not None, "branch: None in a segment that begins a branch")
         spans, end = np.zeros(n, np.bool_), 0
         for turn in self.turns:
             if turn.start < end or turn.stop > n:
@@ -182,19 +186,6 @@ class Segment:
         who = [f"role {self.role}" if self.role else "", f"by {self.model}" if self.model else ""]
         notes = tuple(filter(None, [*who, "" if self.trained or self.model else "not trained"]))
         return SegmentTranscript(self.index, self.kind, self.parent, (*self.prompt_messages, *said), opened, notes)
-
-
-class StopReason(StrEnum):
-    """The reasons for which rollouts end; a tool that returns `Stop("word")` adds its own word."""
-
-    ANSWER = "answer"
-    DONE = "done"
-    TURNS = "turns"
-    SECONDS = "seconds"
-    TOKENS = "tokens"
-    CONTEXT = "context"
-    LENGTH = "length"
-    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -219,18 +210,20 @@ class Rollout:
     """The cases of hidden tests (`box.verify`) that have not passed when they last ran, with the reasons."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
     """The rewards of the roles that have one of their own (`Segment.role`)."""
+    branches: tuple[RolloutBranch, ...] = ()
+    """What became of the branches that were played from its states (`Segment.branch`), in the order of the states."""
 
     def __post_init__(self) -> None:
         for name in ("rollout_id", "group_id", "stop_reason"):
             require(bool(getattr(self, name)), f"{name}: empty")
         require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
         require(self.reward is None or math.isfinite(self.reward), f"reward: {self.reward} is not finite")
-        for role, value in self.role_rewards.items():
-            require(bool(role) and math.isfinite(value), f"role_rewards: {role!r} is {value}; name it, and be finite")
-        if self.reward is not None:
-            played = {s.role for s in self.segments if s.role and s.trained and s.turns}
-            without = sorted(played - self.role_rewards.keys())
-            require(not without, f"role_rewards: none of {', '.join(without)}, whose turns are to be trained")
+        ends: dict[int | None, Rollout | RolloutBranch] = {None: self, **dict(enumerate(self.branches))}
+        for place, end in ends.items():
+            name = "role_rewards" if place is None else f"branches[{place}].role_rewards"
+            mine = (s for s in self.segments if s.branch == place and s.trained and s.turns and end.reward is not None)
+            require_roles({s.role for s in mine}, end.role_rewards, name)
+        require(all(s.branch is None or 0 <= s.branch < len(self.branches) for s in self.segments), "branch: of none")
         in_order = all(s.index == i and (s.parent is None or s.parent < i) for i, s in enumerate(self.segments))
         require(in_order, "segments: indices must count from 0 and a parent must come first")
 
@@ -247,8 +240,10 @@ class Rollout:
         return "\n".join(filter(None, [f"rollout {self._head()}", said, foot]))
 
     def transcript(self) -> tuple[SegmentTranscript, ...]:
-        """The whole conversation of every segment, in the order of their opening."""
-        return tuple(segment.transcript() for segment in self.segments)
+        """The whole conversation of every segment, in the order of their opening; those of branches come last."""
+        shown = [segment.transcript() for segment in self.segments]
+        ends = [None if segment.branch is None else self.branches[segment.branch] for segment in self.segments]
+        return tuple(s if end is None else s.noted(str(end)) for s, end in zip(shown, ends, strict=True))
 
     def show(self, *, full: bool = False, console: Any = None) -> None:
         """Print the transcript with colours; `full` cuts no message, `console` is a rich Console instead of stdout."""
@@ -280,8 +275,8 @@ class Rollout:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages of the model, turn by turn."""
-        return [turn.message for segment in self.segments for turn in segment.turns]
+        """The messages of the model, turn by turn, without those of branches."""
+        return [turn.message for segment in self.segments if segment.branch is None for turn in segment.turns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

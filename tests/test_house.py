@@ -28,11 +28,11 @@ HEAVY = (
 
 ORDER = [
     "failures sound_json task_fields field_checks frozen models process_identity time_limits messages adapter sampling",
-    "errors boxes transcript",
+    "errors boxes transcript branching",
     "extras types",
     "data tools",
     "environments",
-    "advantages agents games store sandboxes train chat",
+    "advantages credit agents games store sandboxes train chat",
     "samples engines",
     "asking",
     "rollouts",
@@ -87,7 +87,7 @@ SERVER_ORDER = [
 NEVER = {
     "train": {"env", "tools", "chat", "engines", "rollouts", "scheduling", "sandboxes"},
     "asking": {"train", "sandboxes", "samples"},
-    "rollouts": {"train", "sandboxes", "samples", "advantages"},
+    "rollouts": {"train", "sandboxes", "samples", "advantages", "credit"},
     "scheduling": {"train", "sandboxes", "samples"},
     "chat": {"env", "tools", "train", "sandboxes", "samples"},
     "engines": {"env", "tools", "train", "sandboxes", "samples"},

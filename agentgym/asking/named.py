@@ -82,6 +82,10 @@ class NamedModels:
             self._models[name] = AskedModel(name, engine, f"{self.session}/model.{name}", self.seed, self.metrics)
         return self._models[name]
 
+    def asked(self) -> dict[str, "AskedModel"]:
+        """The models that were made so far, by name."""
+        return dict(self._models)
+
     async def release(self) -> None:
         """Release every session, also where that fails for one of them."""
         failed: BaseException | None = None

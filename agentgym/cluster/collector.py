@@ -11,6 +11,7 @@ import numpy as np
 import ray
 
 from agentgym.adapter import Adapter, ModelWeights
+from agentgym.branching.settings import Branching
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.cluster.worker import EngineFacts, Played, Policy, Schedule
 from agentgym.cluster.workers import Workers, answer, together
@@ -173,6 +174,7 @@ class ClusterCollector(Collector):
         alone: bool = False,
         by_turn: bool = False,
         rest_rounds: int = 0,
+        branching: Branching | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator["ClusterScheduler"]:
         """Open the schedulers of all workers; `on_rollout` is called with a batch's rollouts when it is there."""
@@ -184,6 +186,7 @@ class ClusterCollector(Collector):
             seed=seed,
             by_turn=by_turn,
             rest_rounds=rest_rounds,
+            branching=branching,
         )
         scheduler = ClusterScheduler(self.workers, asked, self.world, on_rollout)
         await scheduler.begin(sampler_states)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from agentgym.adapter import Adapter, ModelWeights
+from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine, SharedEngine, own_model_name, weights_engine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.token_bytes import tokenizers_of
@@ -37,6 +38,7 @@ class Schedule:
     seed: int = 0
     by_turn: bool = False
     rest_rounds: int = 0
+    branching: Branching | None = None
 
     @property
     def rollouts(self) -> int:
@@ -131,6 +133,7 @@ class RolloutWorker:
             alone=alone,
             by_turn=asked.by_turn,
             rest_rounds=asked.rest_rounds,
+            branching=asked.branching,
         )
         self._scheduler = await self._scheduling.enter_async_context(opening)
         return self._scheduler.scheduler.state_dict()

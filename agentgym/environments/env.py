@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from agentgym.boxes import Box, Sandbox
+from agentgym.branching.env_copy import copied
 from agentgym.environments.context_policies import Compact, Window
 from agentgym.environments.forks import ForkedAgent, ForkKind, ForkManager, Model
 from agentgym.environments.limits import Limits
@@ -29,6 +30,7 @@ from agentgym.tools.declarations import (
     check_settings,
 )
 from agentgym.tools.tool_threads import Threads
+from agentgym.tools.tool_threads import threads_ended as threads_ended
 from agentgym.types import Rollout, StepResult, Task
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -83,13 +85,12 @@ class Env(Generic[TaskT]):
         check_settings(made, _SETTINGS)
         check_on_class(made, "tasks")
         check_read(made, "tools")
-        for method in ("reset", "step", "score", "close", "group_reward"):
+        for method in ("reset", "step", "score", "close", "branch", "group_reward"):
             check_awaited(made, method)
         check_opened(made, "open_resources")
         for method in ("interrupt", "restore_played"):
             if inspect.iscoroutinefunction(getattr(cls, method)):
                 raise ValueError(f"{name}.{method}: it is not awaited; make it a plain `def`")
-
         asked = (("sandbox_for", "it is asked before there is an instance"), ("group_reward", "it sees many instances"))
         for method, why in asked:
             if not isinstance(vars(cls).get(method, getattr(Env, method)), classmethod | MethodType):
@@ -242,6 +243,15 @@ class Env(Generic[TaskT]):
         It is called on a new instance, with task, `answer`, `metrics` and `role_rewards` set; more is refused by name.
         """
 
+    async def branch(self, memo: dict[int, Any]) -> Self:
+        """Return a copy of this env as it is now, which plays a branch of the rollout (`ag.Branching`).
+
+        By default it copies every attribute as `copy.deepcopy(value, memo)` does, where `memo` has what stands in the
+        place of the box, the task and the like. Override it where an attribute is refused, such as a connection. The
+        runner gives the copy its box, models and metrics, and closes it as any env.
+        """
+        return copied(self, memo)
+
     def interrupt(self) -> None:
         """End a call of C in which a plain tool or reward hangs, such as a query: `self.db.interrupt()`.
 
@@ -306,16 +316,6 @@ def has_group_reward(env: type[Env[Any]]) -> bool:
     given: Any = env.group_reward
     own: Any = Env.group_reward
     return given.__func__ is not own.__func__
-
-
-async def threads_ended(env: Env[Any]) -> None:
-    """Wait until the threads of the env's plain tools and rewards have ended, for five seconds at most.
-
-    The log names each thread that goes on.
-    """
-    threads: Threads | None = getattr(env, "_threads", None)
-    if threads is not None and len(threads):
-        await threads.ended(type(env).__name__)
 
 
 async def close(env: Env[Any]) -> None:

@@ -236,7 +236,9 @@ class _Scorer:
                 await models.release()
         _check_given(cls, rollout, scores)
         reward = 0.0
-        for turn in sorted((t for s in rollout.segments for t in s.turns), key=lambda turn: turn.number):
+        for turn in sorted(
+            (t for s in rollout.segments if s.branch is None for t in s.turns), key=lambda turn: turn.number
+        ):
             reward += turn.reward
         reward += total(cls, scores)
         if not math.isfinite(reward):

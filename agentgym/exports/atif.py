@@ -61,6 +61,7 @@ def _fields(stored: StoredRollout) -> dict[str, Any]:
         "failed_cases": dict(played.failed_cases),
         "box": played.box,
         "failure": None if played.failure is None else asdict(played.failure),
+        "branches": [asdict(branch) for branch in played.branches],
     }
 
 
@@ -121,6 +122,8 @@ def _segment_fields(segment: Segment) -> dict[str, Any]:
     behind = segment.turns[-1].stop if segment.turns else 0
     fields: dict[str, Any] = {name: getattr(segment, name) for name in ("index", "parent", "kind", "role", "model")}
     fields["trained"] = segment.trained
+    if segment.branch is not None:
+        fields["branch"] = segment.branch
     if _has_ids(segment):
         fields["last_token_ids"] = segment.token_ids[behind:].tolist()
     else:

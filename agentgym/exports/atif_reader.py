@@ -15,6 +15,7 @@ from agentgym.errors import Failure
 from agentgym.exports.atif_images import put_back
 from agentgym.exports.atif_messages import message_of, ours, tool_message_of
 from agentgym.messages import Message
+from agentgym.store.rows import branch_of
 from agentgym.types import Rollout, Segment, SegmentKind, Turn, Version
 
 FAMILY = "ATIF-v1."
@@ -118,6 +119,7 @@ def read_atif(path: Path) -> Imported:
             failure=failure if reward is None else None,
             box=fields.get("box"),
             **{key: fields.get(key, {}) for key in ("rewards", "metrics", "failed_cases", "role_rewards")},
+            branches=tuple(branch_of(branch) for branch in fields.get("branches", ())),
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -259,6 +261,7 @@ def _segment(piece: _Piece, place: int) -> Segment:
             role=kept.get("role", ""),
             model=kept.get("model", ""),
             trained=kept.get("trained", True),
+            branch=kept.get("branch"),
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{piece.where}: {error}") from error

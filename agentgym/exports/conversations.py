@@ -9,6 +9,7 @@ from agentgym.messages import Message, ToolCall, first_image
 from agentgym.sound_json import whole_characters
 from agentgym.types import Segment
 
+BRANCH = "branches, whose rewards are not those of their rollouts"
 NOT_TRAINED = "conversations without a turn that may be trained"
 CUT = "conversations with a turn that a limit cut off"
 SEEN = "conversations with an image, for which the format has no place"
@@ -20,6 +21,8 @@ def why_not(segment: Segment, *, images: bool) -> str | None:
 
     Without `images`, one with an image is none.
     """
+    if segment.branch is not None:
+        return BRANCH
     if not segment.turns or not segment.trained:
         return NOT_TRAINED
     if any(turn.finish_reason == "length" for turn in segment.turns):

@@ -76,6 +76,10 @@ class Attempt:
             limits=cls.limits,
             context=cls.context,
         )
+        self.seconds = cls.limits.seconds
+        """The time limit of its turns."""
+        self.at_state: Callable[[Conversation, TimeLimit], Awaitable[None]] | None = None
+        """What is done in each state, before its next turn is sampled."""
         self.env: Env[Any] | None = None
         self.digest: str | None = None
         """The digest of the box, once there is one."""
@@ -171,14 +175,13 @@ class Attempt:
 
     async def _play_and_score(self, env: Env[Any]) -> str:
         """Play within the limit, then score once, within as long again; the stop reason."""
-        seconds = self.cls.limits.seconds
-        deadline = TimeLimit(seconds)
+        deadline = TimeLimit(self.seconds)
         try:
             end = await deadline.bound(self._play(env, deadline))
         except TimeoutError as error:
             if not self.state.segments:
                 with boundary(EnvError, f"{self.name}.reset"):
-                    raise _too_slow(seconds) from error
+                    raise _too_slow(self.seconds) from error
             end = Ending(StopReason.SECONDS)
         except BoxKilledError:
             if not self.state.segments:
@@ -206,11 +209,16 @@ class Attempt:
                 self.state.metrics |= read_metrics(self.env.metrics, f"{self.name}.metrics")
 
     async def _play(self, env: Env[Any], deadline: TimeLimit) -> Ending:
-        """Reset, then turn after turn: query the model, act in the env, observe its answer."""
+        """Reset, then turn after turn."""
         if isinstance(env, AgentEnv):
             return await self._serve(env)
-        conversation = await self._reset(env)
+        return await self._turns(env, await self._reset(env), deadline)
+
+    async def _turns(self, env: Env[Any], conversation: Conversation, deadline: TimeLimit) -> Ending:
+        """Turn after turn: query the model, act in the env, observe its answer."""
         while not conversation.out_of_turns():
+            if self.at_state is not None:
+                await self.at_state(conversation, deadline)
             message = await conversation.query()
             if isinstance(message, StopReason):
                 return Ending(message)

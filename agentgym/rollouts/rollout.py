@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 
 from agentgym.asking.named import check_models
 from agentgym.boxes import Boxes
+from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.mixture import member_of
@@ -13,6 +14,7 @@ from agentgym.environments.resources import open_resources, opens_resources
 from agentgym.environments.task_boxes import check_boxes, declares_boxes, open_boxes
 from agentgym.environments.task_rows import as_task
 from agentgym.rollouts.attempt import Attempt
+from agentgym.rollouts.branches.play import Branches, check_branching
 from agentgym.types import Rollout, Sampling
 
 _BY_DEFAULT = Sampling()
@@ -31,15 +33,18 @@ async def rollout(
     seed: int = 0,
     rollout_id: str | None = None,
     models: Mapping[str, Engine] | None = None,
+    branching: Branching | None = None,
 ) -> Rollout:
     """Play one attempt; what goes wrong in the env, the box or the engine is a Rollout without a reward.
 
     Without `boxes`, an env that declares a sandbox gets a box of its own for this rollout; SandboxError where none
     can be had at all. The same seed, weights and tool answers give the same tokens. Cancelling closes the env and
     gives the box back. A failed engine or box is tried again, from nothing, up to `limits.retries` times, as long as
-    no action had reached the env. `models` are what the env asks by name (`Env.model`), beside the policy.
+    no action had reached the env. `models` are what the env asks by name (`Env.model`), beside the policy. With
+    `branching` it is also played on from some of its states; the rollout itself is what it would be without.
 
     :raises EnvError: where the env's resources cannot be opened or closed.
+    :raises ValueError: where the env's rollouts cannot have these branches.
     :raises TypeError: where `engine` or one of `models` is no engine, or `boxes` no open boxes.
     """
     check_engine(engine)
@@ -48,6 +53,7 @@ async def rollout(
     cls = find_env(env)
     task = as_task(cls, task)
     cls = member_of(cls, task)
+    check_branching(cls, branching)
     async with AsyncExitStack() as stack:
         if boxes is None and declares_boxes(cls):
             boxes = await stack.enter_async_context(open_boxes(cls, 1))
@@ -57,10 +63,14 @@ async def rollout(
             # Nothing of a failed attempt goes into the next: not its env, its box, its ids or its counts.
             attempt = Attempt(cls, task, engine, named, sampling or _BY_DEFAULT, seed, rollout_id or f"{task.id}/0")
             attempt.retries = retry
+            branches = None if branching is None else Branches(attempt, branching)
+            attempt.at_state = None if branches is None else branches.play
             await attempt.run(boxes)
             if not attempt.may_be_retried:
                 break
     played = attempt.rollout()
+    if branches is not None:
+        played = branches.added(played)
     for observe in observers:
         observe(played)
     return played

@@ -91,6 +91,10 @@ class OpenSegment:
     token_ids: list[int] = field(default_factory=list)
     turns: list[OpenTurn] = field(default_factory=list)
     speaker: Speaker = POLICY
+    turns_before: int = 0
+    """The turns of the segment that a branch goes on from, which count for the context policy."""
+    branch: int | None = None
+    """The place of its branch among those of the rollout; None for the rollout itself."""
 
     @property
     def room(self) -> int:
@@ -187,6 +191,7 @@ class OpenSegment:
             role=self.speaker.role,
             model=self.speaker.model,
             trained=self.speaker.trained,
+            branch=self.branch,
         )
 
 
@@ -197,4 +202,4 @@ def is_due(policy: Compact | Window, segment: OpenSegment, held: int, reserve: i
     """
     full = policy.at is not None and held >= policy.at * segment.context_tokens
     full = full or held + reserve > segment.context_tokens
-    return full or (policy.turns is not None and len(segment.turns) >= policy.turns)
+    return full or (policy.turns is not None and segment.turns_before + len(segment.turns) >= policy.turns)

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, InstanceOf
 
 from agentgym.advantages import Estimator
+from agentgym.branching.settings import Branching
 from agentgym.cluster.config import ClusterConfig
 from agentgym.engines.other import OtherEngine
 from agentgym.engines.sglang.engine import SGLangConfig
@@ -174,7 +175,10 @@ class RunConfig:
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
     advantage_level: AdvantageLevel = "outcome"
-    """Whether all tokens of a rollout have its advantage, or each turn that of what came after it."""
+    """Whether all tokens of a rollout have its advantage, or each turn that of what came after it, or that of what
+    branches from the states before and behind it came to."""
+    branching: Branching = field(default_factory=Branching)
+    """The states that branches are played from, and how many, with advantage_level branches."""
     teacher: FolderOrName | None = None
     """Folder or Hugging Face name of a model with the same vocabulary to learn from: each token's advantage is its
     log-probability there less its own, and rewards are recorded only. None learns from rewards."""
@@ -230,6 +234,7 @@ class RunConfig:
         if slashed := [name for name in self.models if "/" in name]:
             raise ValueError(f"models: {slashed[0]!r} is no name of a model; write a word without a slash")
         self._check_teacher()
+        self._check_branching()
         if self.group_size < 2 and self.teacher is None:
             raise ValueError("group_size: one rollout has no other of its task to be better than; use at least 2")
         if self.eval_every and not self.eval_tasks:
@@ -250,6 +255,16 @@ class RunConfig:
             if not isinstance(named.engine, OtherEngine):  # what makes that knows alone what its model's name means
                 with needs_extra():
                     refuse_unreachable(named.model, f"models.{name}.model")
+
+    def _check_branching(self) -> None:
+        """Raise ValueError, naming the field, for what means nothing with branches or without them."""
+        if self.advantage_level != "branches":
+            if self.branching != Branching():
+                raise ValueError("branching: no branches are played; set advantage_level branches, or leave it out")
+        elif self.advantage not in ("dr_grpo", "rloo"):
+            raise ValueError(f"advantage: {self.advantage} has a unit, and branches give differences; use dr_grpo")
+        elif self.train.loss == "gspo_rollout":
+            raise ValueError("train.loss: gspo_rollout is of a whole rollout, and branches are not one; use gspo")
 
     def _check_teacher(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a teacher or without one."""

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from agentgym.boxes import Boxes
+from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine
 from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
@@ -93,14 +94,16 @@ class Collector:
         alone: bool = False,
         by_turn: bool = False,
         rest_rounds: int = 0,
+        branching: Branching | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator["DistributedScheduler"]:
         """Open a scheduler whose every `collect` gives a batch of `prompts` groups of `n`; see `Scheduler`.
 
         `sampler_states` are what `DistributedScheduler.sampler_states` gave in a run that was stopped: this one goes on
         from there; with `alone` this process was lost, and the others go on. A task that taught nothing is passed over
-        the next `rest_rounds` times. Raises ValueError, naming the field, where the states are wrong or of another run,
-        and where the sampling is from a part of the distribution, which cannot be trained on.
+        the next `rest_rounds` times. With `branching`, rollouts are played on from some of their states. Raises
+        ValueError, naming the field, where the states are wrong or of another run, and where the sampling is from a
+        part of the distribution, which cannot be trained on.
         """
         if not self.sampling.whole:
             raise ValueError(f"sampling: {WHOLE}")
@@ -113,7 +116,14 @@ class Collector:
         sampler: TaskSampler[Any] = TaskSampler.for_training(self.env, sharding, seed=seed, rest_rounds=rest_rounds)
         if sampler_states:
             sampler.load_state_dict(sampler_states, alone=alone)
-        settings = GroupSettings(n=n, concurrency=self.concurrency, sampling=self.sampling, seed=seed, by_turn=by_turn)
+        settings = GroupSettings(
+            n=n,
+            concurrency=self.concurrency,
+            sampling=self.sampling,
+            seed=seed,
+            by_turn=by_turn,
+            branching=branching,
+        )
         async with Scheduler(
             self.env,
             sampler,

@@ -196,6 +196,7 @@ class _Steps:
             sampler_states=begun.sampler_states,
             by_turn=run.advantage_level == "turn",
             rest_rounds=run.rest_rounds,
+            branching=run.branching if run.advantage_level == "branches" else None,
             on_rollout=self.rollout_ended,
         ) as scheduler:
             for step in range(begun.step, run.steps):

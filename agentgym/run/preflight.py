@@ -13,6 +13,7 @@ from agentgym.environments.limits import Limits
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.task_rows import as_tasks, is_data
 from agentgym.messages import SEE_ELSEWHERE
+from agentgym.rollouts.branches.play import check_branching
 from agentgym.run.folder_lock import LOCK, hold_folder, make_folder
 from agentgym.run.log import METRICS
 from agentgym.run.measures.plot import PLOT
@@ -72,6 +73,8 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
     """
     _refuse_without_tasks(run, env)
     _refuse_images(run, env)
+    for each in members_of(env) if run.advantage_level == "branches" else ():
+        check_branching(each, run.branching)
     run.check_files()
     if any(each.sandbox is not None for each in members_of(env)):
         _refuse_box(run.box)

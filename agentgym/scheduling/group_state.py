@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from agentgym.advantages import has_signal
+from agentgym.branching.settings import Branching
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
 from agentgym.scheduling.gate import RolloutUsage
@@ -41,6 +42,8 @@ class GroupSettings:
     """Seed of the first batch's rollouts; each later batch adds 1."""
     by_turn: bool = False
     """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
+    branching: Branching | None = None
+    """The branches that are played from states of each rollout; None for none."""
 
     def __post_init__(self) -> None:
         for name in ("n", "concurrency"):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from agentgym.boxes import Boxes
+from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
@@ -27,13 +28,15 @@ async def run_groups(
     seed: int = 0,
     on_rollout: Callable[[Rollout], None] | None = None,
     models: Mapping[str, Engine] | None = None,
+    branching: Branching | None = None,
 ) -> Groups:
     """Play `n` rollouts of every task, at most `concurrency` at once; every one started is in the result.
 
     A rollout that fails is kept without a reward. Where all of them failed, AgentGymError with the first one's error is
     raised, or SandboxError where no box was to be had: nothing could be learned from going on. Cancelling cancels them
-    all. `models` are what the env asks by name. Raises ValueError where `n` or `concurrency` is below 1, or two tasks
-    have one id. For more rollouts than are needed, or batch after batch, see `Scheduler`.
+    all. `models` are what the env asks by name. With `branching`, rollouts are
+    played on from some of their states. Raises ValueError where `n` or `concurrency` is below 1, or two tasks have one
+    id. For more rollouts than are needed, or batch after batch, see `Scheduler`.
     """
     groups = await play_groups(
         env,
@@ -46,6 +49,7 @@ async def run_groups(
         seed=seed,
         on_rollout=on_rollout,
         models=models,
+        branching=branching,
     )
     raise_if_all_failed(groups)
     return groups
@@ -63,6 +67,7 @@ async def play_groups(
     seed: int = 0,
     on_rollout: Callable[[Rollout], None] | None = None,
     models: Mapping[str, Engine] | None = None,
+    branching: Branching | None = None,
 ) -> Groups:
     """Do what `run_groups` does for one process's share of a batch: raise nothing where all of its rollouts failed."""
     tasks = as_tasks(find_env(env), tasks)
@@ -71,7 +76,13 @@ async def play_groups(
         env,
         tasks,
         engine,
-        GroupSettings(n=n, concurrency=min(concurrency, max(1, n * len(tasks))), sampling=sampling, seed=seed),
+        GroupSettings(
+            n=n,
+            concurrency=min(concurrency, max(1, n * len(tasks))),
+            sampling=sampling,
+            seed=seed,
+            branching=branching,
+        ),
         boxes=boxes,
         on_rollout=on_rollout,
         models=models,

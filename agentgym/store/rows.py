@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.branching.ends import RolloutBranch
 from agentgym.errors import Failure
 from agentgym.transcript import printable
 from agentgym.types import Floats, Ints, Rollout, Segment, Task, Turn, Version
@@ -57,7 +58,7 @@ def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...
         "failed_cases": dict(rollout.failed_cases),
         "role_rewards": dict(rollout.role_rewards),
         "failure": asdict(rollout.failure) if rollout.failure is not None else None,
-    }
+    } | ({"branches": [asdict(branch) for branch in rollout.branches]} if rollout.branches else {})
     return (
         stored_text(phase),
         step,
@@ -96,7 +97,7 @@ def segment_row(segment: Segment) -> tuple[object, ...]:
         "tools": segment.tools,
         "turns": [[turn.message, turn.env_messages] for turn in segment.turns],
         "speaker": [segment.role, segment.model, segment.trained],
-    }
+    } | ({"branch": segment.branch} if segment.branch is not None else {})
     return (
         segment.index,
         segment.parent,
@@ -134,6 +135,7 @@ def segment_of(row: Sequence[Any]) -> Segment:
         role=role,
         model=model,
         trained=trained,
+        branch=said.get("branch"),
     )
 
 
@@ -167,6 +169,12 @@ def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> T
     )
 
 
+def branch_of(found: Mapping[str, Any]) -> RolloutBranch:
+    """The end of a branch of these fields, in JSON's types."""
+    failure = found["failure"]
+    return RolloutBranch(**{**found, "failure": None if failure is None else Failure(**failure)})
+
+
 def rollout_of(row: Sequence[Any], segments: Sequence[Segment]) -> Rollout:
     """The rollout of a row of ROLLOUT_COLUMNS and its segments."""
     _, _, group_id, rollout_id, reward, stop_reason, _, _, _, _, detail = row
@@ -183,4 +191,5 @@ def rollout_of(row: Sequence[Any], segments: Sequence[Segment]) -> Rollout:
         box=found["box"],
         failed_cases=found["failed_cases"],
         role_rewards=found.get("role_rewards", {}),
+        branches=tuple(branch_of(branch) for branch in found.get("branches", ())),
     )

@@ -200,3 +200,13 @@ def _read(future: "asyncio.Future[Any]") -> None:
     """Read what the future raised, so that asyncio does not report it: nobody waits for it."""
     if not future.cancelled():
         future.exception()
+
+
+async def threads_ended(env: Interruptible) -> None:
+    """Wait until the threads of the env's plain tools and rewards have ended, for five seconds at most.
+
+    The log names each thread that goes on.
+    """
+    threads: Threads | None = getattr(env, "_threads", None)
+    if threads is not None and len(threads):
+        await threads.ended(type(env).__name__)

@@ -85,6 +85,7 @@ def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[
         "task_fields": store.task(played.group_id),
         "segments": [
             _segment(segment, advantages, gaps, colours)
+            | {"branch": None if segment.branch is None else str(played.branches[segment.branch])}
             for segment, advantages, gaps in zip(played.segments, found.advantages, found.turn_gaps, strict=True)
         ],
         "timeline": spans,

@@ -19,7 +19,7 @@ from agentgym.cli.main import COMMANDS, main
 WIDTH = "84"
 """Columns of a command's help."""
 SETTINGS = {
-    "A run": ("RunConfig", "TrainSampling", "EvalSampling", "Oversample", "NamedModel"),
+    "A run": ("RunConfig", "TrainSampling", "EvalSampling", "Oversample", "Branching", "NamedModel"),
     "The trainer": ("TrainConfig",),
     "Engines": ("LocalConfig", "SGLangConfig", "OtherEngine", "Sampling"),
     "Environments": ("Limits", "Compact", "Window", "GroupSettings"),
@@ -28,7 +28,7 @@ SETTINGS = {
 """The classes whose fields are settings, by the heading that they stand under."""
 NAMES = {
     "environments": ("environments", "tools", "data", "games", "agents", "boxes", "sandboxes", "asking"),
-    "rollouts": ("types", "messages", "rollouts", "scheduling", "samples", "advantages", "errors"),
+    "rollouts": ("types", "messages", "rollouts", "branching", "scheduling", "samples", "advantages", "errors"),
     "engines": ("engines", "chat"),
     "training": ("train", "run"),
     "evaluation": ("evals", "store", "exports"),

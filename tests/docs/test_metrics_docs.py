@@ -19,6 +19,7 @@ ELSEWHERE = {
     "train/(mfu|gpu_memory_gib)": "a GPU",
     "train/skipped_rollouts": "a loss that is not finite",
     "role/.*": "an env with roles",
+    "rollout/branch.*": "branches",
 }
 """Figures of the page that no run of this test writes, and what it would take."""
 SMALL = ag.RunConfig(

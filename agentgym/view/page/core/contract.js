@@ -116,6 +116,7 @@
  * @property {string} role
  * @property {string} model
  * @property {boolean} trained
+ * @property {string|null} branch
  * @property {number} tokens
  * @property {number} sampled
  * @property {any[]} tools

@@ -71,7 +71,7 @@ function placed(segment, children) {
 }
 
 /** @type {Record<string, string>} */
-const KINDS = { compaction: "goes on after a compaction", fork: "forks here", subagent: "is a sub-agent that was asked here", rerender: "goes on with the chat rendered anew" };
+const KINDS = { compaction: "goes on after a compaction", fork: "forks here", branch: "is a branch from here", subagent: "is a sub-agent that was asked here", rerender: "goes on with the chat rendered anew" };
 
 /**
  * @param {Segment} child

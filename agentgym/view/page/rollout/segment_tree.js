@@ -39,7 +39,7 @@ function chainOf(segment, segments) {
  * @param {(segment: number) => void} open
  */
 function entry(segment, isChosen, href, open) {
-  const notes = [segment.role, segment.model && `by ${segment.model}`, !segment.trained && "not trained"].filter(Boolean).join(", ");
+  const notes = [segment.branch, segment.role, segment.model && `by ${segment.model}`, !segment.trained && "not trained"].filter(Boolean).join(", ");
   return h("a", { href: href(segment.index), "aria-current": isChosen ? "true" : null, onclick: (/** @type {MouseEvent} */ event) => {
     if (event.metaKey || event.ctrlKey || event.shiftKey) return;
     event.preventDefault();

@@ -1,0 +1,1 @@
+"""Credit: which advantage each turn of a rollout has, on each level."""

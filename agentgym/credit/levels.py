@@ -1,0 +1,96 @@
+"""The advantages of rollouts by their ids, on each level, and those of a sample's tokens."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from agentgym.advantages import Estimator, advantages, roles_of, turn_advantages, turns_of
+from agentgym.credit.branches import branch_advantages
+from agentgym.types import Floats, Rollout, Segment, Turn
+
+AdvantageLevel: TypeAlias = Literal["outcome", "turn", "branches"]
+Advantages: TypeAlias = dict[str | int | tuple[int, int], float]
+"""The advantages of a rollout by role, "" for its own; or those of its turns, by number or by segment and number."""
+
+
+def outcome_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
+    """Return the advantages of each scored rollout's roles by its id, each role against its own baseline."""
+    by_id: dict[str, Advantages] = {}
+    for role in ("", *roles_of(rollouts)):
+        values = advantages(
+            [rollout.reward_of(role) for rollout in rollouts],
+            [rollout.rollout_id for rollout in rollouts],
+            [rollout.group_id for rollout in rollouts],
+            estimator=estimator,
+        )
+        for rollout, value in zip(rollouts, values.tolist(), strict=True):
+            if rollout.reward_of(role) is not None:
+                by_id.setdefault(rollout.rollout_id, {})[role] = value
+    return by_id
+
+
+def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
+    """Return the advantages of the turns of each scored rollout by its id, those of each role against its baseline."""
+    by_id: dict[str, Advantages] = {}
+    for rollout in rollouts:
+        numbers = [turn.number for s in rollout.segments if s.branch is None for turn in s.turns]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f'rollout {rollout.rollout_id!r}: two turns have one number, and advantage_level="turn" tells them '
+                'apart by it; number the turns, or use advantage_level="outcome"'
+            )
+        if rollout.reward is not None:
+            by_id[rollout.rollout_id] = {}
+    for role in ("", *roles_of(rollouts)):
+        having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
+        for rollout, values in zip(having, turn_advantages(having, estimator=estimator, role=role), strict=True):
+            numbers = [turn.number for turn in turns_of(rollout, role)]
+            by_id[rollout.rollout_id].update(zip(numbers, values.tolist(), strict=True))
+    return by_id
+
+
+def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
+    """Return the advantages of the turns of each scored rollout and of its branches by its id, roles each apart."""
+    by_id: dict[str, Advantages] = {rollout.rollout_id: {} for rollout in rollouts if rollout.reward is not None}
+    for role in ("", *roles_of(rollouts)):
+        having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
+        for rollout, given in zip(having, branch_advantages(having, estimator=estimator, role=role), strict=True):
+            by_id[rollout.rollout_id].update(given)
+    return by_id
+
+
+def _turn_tokens(given: Advantages, segment: Segment, turns: tuple[Turn, ...]) -> Floats:
+    """Return the advantage of its turn for each response token of a sample; 0 for a token that nobody sampled."""
+    return _spread(turns, [given[turn.number] for turn in turns])
+
+
+def _branch_tokens(given: Advantages, segment: Segment, turns: tuple[Turn, ...]) -> Floats:
+    """Return the advantage of its turn for each response token of a sample; 0 for a token that nobody sampled."""
+    return _spread(turns, [given[segment.index, turn.number] for turn in turns])
+
+
+def _spread(turns: tuple[Turn, ...], advantages: Sequence[float]) -> Floats:
+    """Return one number for each token from the first of these turns to the last: its turn's, or 0 between them."""
+    start, stop = turns[0].start, turns[-1].stop
+    values = np.zeros(stop - start, np.float32)
+    for turn, advantage in zip(turns, advantages, strict=True):
+        values[turn.start - start : turn.stop - start] = advantage
+    return values
+
+
+def _role_tokens(given: Advantages, segment: Segment, turns: tuple[Turn, ...]) -> Floats:
+    """Return the advantage of its role for each response token of a sample; 0 for a token that nobody sampled."""
+    sampled = segment.sampled[turns[0].start : turns[-1].stop]
+    advantage = given[segment.role]
+    if sampled.all():
+        return np.broadcast_to(np.float32(advantage), sampled.shape)  # one float, however long the turn
+    return np.where(sampled, np.float32(advantage), np.float32(0))
+
+
+LEVELS = {
+    "outcome": (outcome_levels, _role_tokens),
+    "turn": (turn_levels, _turn_tokens),
+    "branches": (branch_levels, _branch_tokens),
+}
+"""For each level, what finds the advantages of rollouts, and what gives each token its own."""

@@ -1,0 +1,193 @@
+"""Branches: a rollout is played on from one of its states, more than once, while it waits there itself.
+
+::
+
+    rollout     turn 0  turn 1 | turn 2 ...
+    branch 0                   | turn 2  turn 3   end        each with a copy of the env, a branch of the box
+    branch 1                   | turn 2  end                 and draws of its own
+"""
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+from agentgym.agents.env import AgentEnv
+from agentgym.boxes import Boxes
+from agentgym.branching.ends import RolloutBranch
+from agentgym.branching.settings import Branching
+from agentgym.environments.env import Env, has_group_reward
+from agentgym.environments.tool_env import ToolEnv
+from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, SandboxError, alone, boundary
+from agentgym.rollouts.at_exit import at_exit
+from agentgym.rollouts.attempt import Attempt, Ending
+from agentgym.rollouts.branches.states import StateChooser
+from agentgym.rollouts.conversation import Conversation
+from agentgym.rollouts.forks import ConversationForks
+from agentgym.time_limits import TimeLimit, off_the_clock
+from agentgym.tools.tool_threads import Threads
+from agentgym.types import Rollout, Segment, StopReason
+
+CANCELLED = "its task was cancelled by code of the env"
+"""Why a branch has failed that ended without a result."""
+
+
+def check_branching(env: type[Env[Any]], branching: Branching | None) -> None:
+    """Raise ValueError, which says why, where the rollouts of an env cannot have these branches."""
+    if branching is None:
+        return
+    if issubclass(env, AgentEnv):
+        raise ValueError(f"branching: {env.__name__} starts a program of its own, which cannot be copied; leave it out")
+    if has_group_reward(env):
+        raise ValueError(
+            f"branching: {env.__name__}.group_reward compares whole rollouts, and gives a branch nothing; leave it out"
+        )
+    if branching.after == "tool_error" and not issubclass(env, ToolEnv):
+        raise ValueError(f"branching.after: {env.__name__} is no ToolEnv and counts no tool errors; use 'turn'")
+
+
+class Branches:
+    """The branches of one rollout; in each state of it, it plays those that the settings ask for."""
+
+    def __init__(self, root: Attempt, settings: Branching) -> None:
+        self.root, self.settings = root, settings
+        self.played: list[BranchAttempt] = []
+        self._chooser = StateChooser(settings)
+
+    async def play(self, conversation: Conversation, deadline: TimeLimit) -> None:
+        """Play the branches of this state to their ends, where it is chosen; the rollout's own time stands still.
+
+        :raises EnvError: where the env cannot be copied.
+        """
+        assert self.root.env is not None
+        if not self._chooser.chooses(conversation, self.root.env):
+            return
+        if self.root.state.out_of(conversation.segment.room) is not None:  # The rollout ends here: nothing is to come.
+            return
+        with off_the_clock():
+            seconds = deadline.left
+            begun = [BranchAttempt(self, conversation, place, seconds) for place in range(self.settings.per_state)]
+            self.played += begun
+            try:
+                async with asyncio.TaskGroup() as playing:
+                    for attempt in begun:
+                        attempt.task_of_it = playing.create_task(attempt.run(None))
+            except BaseExceptionGroup as group:
+                raise alone(group) from group
+        self._chooser.spent += sum(attempt.tokens for attempt in begun)
+        for attempt in begun:
+            if attempt.refusal is not None:
+                raise attempt.refusal
+
+    def added(self, played: Rollout) -> Rollout:
+        """Return the rollout with its branches, and the counts of what they took."""
+        ends = tuple(attempt.end() for attempt in self.played)
+        segments: list[Segment] = list(played.segments)
+        for place, attempt in enumerate(self.played):
+            segments += attempt.segments(place, len(segments))
+        counts = {
+            "branches": float(len(ends)),
+            "branches_failed": float(sum(end.reward is None for end in ends)),
+            "branch_tokens": float(sum(attempt.tokens for attempt in self.played)),
+        }
+        return replace(played, segments=tuple(segments), branches=ends, metrics={**played.metrics, **counts})
+
+
+class BranchAttempt(Attempt):
+    """One branch while it is played: an attempt that begins in a state of another one, with what that had left."""
+
+    def __init__(self, branches: Branches, origin: Conversation, place: int, seconds: float) -> None:
+        root, state = branches.root, branches.root.state
+        name = f"{state.rollout_id}/{state.answers}+{place}"
+        super().__init__(root.cls, root.task, state.engine, state.engines, state.sampling, state.seed, name)
+        self.root, self.origin, self.seconds = root, origin, seconds
+        self.is_trained = branches.settings.train
+        self.reward, self.rewards = root.reward, dict(root.rewards)
+        self.state.turns, self.state.tokens, self.state.answers = state.turns, state.tokens, state.answers
+        self.state.began = state.began
+        self.turn, self._turns_before, self._tokens_before = state.answers, state.turns, state.tokens
+        self.refusal: AgentGymError | None = None
+        """The error of an env that cannot be copied."""
+        self.task_of_it: asyncio.Task[None] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that it has sampled itself."""
+        return self.state.tokens - self._tokens_before
+
+    def end(self) -> RolloutBranch:
+        """What became of it."""
+        if self.task_of_it is not None and self.task_of_it.cancelled() and self.failure is None:
+            self.stop_reason, self.failure = StopReason.ERROR, Failure(type="AgentGymError", message=CANCELLED)
+        own = {"turns": float(self.state.turns - self._turns_before), "tokens": float(self.tokens)}
+        return RolloutBranch(
+            turn=self.turn,
+            reward=self.reward if self.failure is None else None,
+            stop_reason=self.stop_reason,
+            rewards=self.rewards,
+            role_rewards=self.role_rewards,
+            failure=self.failure,
+            metrics={**self.state.metrics, **own},
+        )
+
+    def segments(self, branch: int, first: int) -> list[Segment]:
+        """Close its segments as those of the rollout, where they stand from the index `first` on; to be called once."""
+        for opened in self.state.segments:
+            opened.index, opened.branch = opened.index + first, branch
+            if opened.kind != "branch":  # That one's parent is a segment of the rollout.
+                opened.parent = (opened.parent or 0) + first
+        return [opened.close() for opened in self.state.segments]
+
+    async def _open(self, stack: AsyncExitStack, boxes: Boxes | None) -> Env[Any]:
+        """Copy the env and fork its box; what is opened here is closed when the stack is left."""
+        state, origin = self.state, self.root.env
+        assert origin is not None
+        at_exit(stack, EngineError, "release", state.models.release)
+        at_exit(stack, EngineError, "release", lambda: state.release(f"{state.rollout_id}/"))
+        memo = self._memo(origin)
+        if origin._box is not None:
+            with boundary(SandboxError, "the branch of the box"):
+                memo[id(origin.box)] = await stack.enter_async_context(await origin.box.fork())
+        box = memo.get(id(origin._box))
+        self.env = env = await self._copied(origin, memo)
+        env._box, env._models, env._forks, env._threads = box, state.models, None, Threads(env)
+        # A shallow copy of an env's own making shares them.
+        env.metrics, env.tool_failures = dict(env.metrics), Counter(env.tool_failures)
+        env.role_rewards = dict(env.role_rewards)
+        at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
+        return env
+
+    def _memo(self, origin: Env[Any]) -> dict[int, Any]:
+        """What stands in the place of what a copy of the env may not copy, by its id."""
+        state, root = self.state, self.root.state
+        shared = [origin.task, origin._resources, root.engine, *root.engines.values(), *root.stand_ins.values()]
+        memo: dict[int, Any] = {id(each): each for each in shared}
+        memo |= {id(origin._forks): None, id(origin._threads): None, id(root.models): state.models}
+        return memo | {id(model): state.models(name) for name, model in root.models.asked().items()}
+
+    async def _copied(self, origin: Env[Any], memo: dict[int, Any]) -> Env[Any]:
+        try:
+            with boundary(EnvError, f"{self.name}.branch"):
+                twin = await type(origin).branch(origin, memo)
+                if type(twin) is not type(origin) or twin is origin:
+                    raise TypeError(f"it must return another {self.name}, got {twin!r:.80}")
+        except AgentGymError as error:
+            self.refusal = error
+            raise
+        return twin
+
+    async def _play(self, env: Env[Any], deadline: TimeLimit) -> Ending:
+        """Go on from the state, turn after turn."""
+        conversation = self._conversation()
+        env._forks = ConversationForks(conversation)
+        return await self._turns(env, conversation, deadline)
+
+    def _conversation(self) -> Conversation:
+        """The conversation of the rollout as it stood, in a segment of its own that reads what was said so far."""
+        origin, held = self.origin, self.origin.segment
+        speaker = origin.speaker if self.is_trained else origin.speaker._replace(trained=False)
+        conversation = Conversation(self.state, origin.chat.branch(), origin.first, "", origin.turns_left, speaker)
+        conversation.open("branch", list(conversation.chat.messages), held.token_ids, held.index)
+        conversation.segment.turns_before = held.turns_before + len(held.turns)
+        return conversation

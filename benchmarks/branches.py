@@ -1,0 +1,172 @@
+"""Credit by branches against credit by outcome at equal sampled turns, in envs of 20 turns whose policy is a table.
+
+`python -m benchmarks.branches [--json] [--seed N]`
+
+Each turn of a rollout has a softmax of its own over four actions, one of which is right. `sum`: the reward is the
+share of right turns. `chain`: the first wrong turn ends the rollout, and the reward is the share of turns before it.
+`key`: one turn in the middle decides. `*_snr` is the squared length of the mean gradient over the trace of its
+variance, for a batch of 1,680 turns, as a multiple of that of outcomes: above 1, fewer turns give the same gradient.
+`*_reward` is the mean reward over the last fifth of 40 steps of 1,680 turns each, over ten seeds, less that of
+outcomes; `*_error` is its standard error. `outcome` is the leave-one-out baseline of whole rollouts; `every5` plays
+two branches behind each fifth turn, `middle` two behind the tenth, `dense` one behind each turn; with `_root` the
+branches only estimate, and are not trained.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentgym.credit.estimates import State, estimate
+from benchmarks.harness import arguments, report
+
+TURNS, ACTIONS, KEY = 20, 4, 10
+BATCH = 1680
+"""Sampled turns of a batch."""
+SEEDS, STEPS, BATCHES = 10, 40, 200
+LEARNING_RATE = 2.0
+START = {"sum": 0.4, "chain": 0.85, "key": 0.4}
+"""How likely the right action is at first."""
+Table: TypeAlias = NDArray[np.float64]
+Way: TypeAlias = NDArray[np.int64]
+"""The actions of a rollout; 0 is the right one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """From which states branches are played, how many, and whether they are trained."""
+
+    every: int = TURNS
+    branches: int = 0
+    train: bool = True
+
+
+CREDITS = {
+    "outcome": Credit(),
+    "every5": Credit(every=5, branches=2),
+    "middle": Credit(every=10, branches=2),
+    "dense": Credit(every=1, branches=1),
+    "every5_root": Credit(every=5, branches=2, train=False),
+    "middle_root": Credit(every=10, branches=2, train=False),
+}
+
+
+def length_of_chain(way: Way) -> int:
+    """The turns of a rollout of `chain`."""
+    wrong = np.flatnonzero(way)
+    return int(wrong[0]) + 1 if len(wrong) else len(way)
+
+
+ENVS: dict[str, tuple[Callable[[Way], int], Callable[[Way], float]]] = {
+    "sum": (len, lambda way: float((way == 0).mean())),
+    "chain": (length_of_chain, lambda way: float((way[: length_of_chain(way)] == 0).sum()) / TURNS),
+    "key": (len, lambda way: float(way[KEY] == 0)),
+}
+
+
+class Batch:
+    """Rollouts of one policy until the turns of a batch are sampled, with their gradient."""
+
+    def __init__(self, env: str, logits: Table, rng: np.random.Generator) -> None:
+        self.length, self.worth = ENVS[env]
+        chances = np.exp(logits - logits.max(1, keepdims=True))
+        self.chances = chances / chances.sum(1, keepdims=True)
+        self.bounds, self.rng, self.turns = self.chances.cumsum(1), rng, 0
+        self.gradient, self.rewards = np.zeros_like(logits), list[float]()
+
+    def play(self, credit: Credit) -> None:
+        """Play rollouts of one task until the batch is full."""
+        group = list[tuple[Way, dict[int, list[Way]]]]()
+        while self.turns < BATCH or len(group) < 2:
+            group.append(self._rollout(credit))
+        rewards = self.rewards = [self.worth(way) for way, _ in group]
+        for place, (way, branches) in enumerate(group):
+            self._add(way, rewards[place], rewards[:place] + rewards[place + 1 :], branches, credit)
+
+    def _sample(self, prefix: Way) -> Way:
+        """Play on from a prefix to the end, and count the turns."""
+        rest = (self.rng.random(TURNS - len(prefix))[:, None] > self.bounds[len(prefix) :]).sum(1)
+        way = np.concatenate([prefix, rest])
+        way = way[: self.length(way)]
+        self.turns += len(way) - len(prefix)
+        return way
+
+    def _rollout(self, credit: Credit) -> tuple[Way, dict[int, list[Way]]]:
+        way = self._sample(np.zeros(0, np.int64))
+        states = range(credit.every, len(way), credit.every)
+        return way, {turn: [self._sample(way[:turn]) for _ in range(credit.branches)] for turn in states}
+
+    def _add(
+        self, way: Way, reward: float, others: list[float], branches: dict[int, list[Way]], credit: Credit
+    ) -> None:
+        states = [State(turn, [self.worth(branch) for branch in played]) for turn, played in branches.items()]
+        given = estimate(reward, others, [state for state in states if state.returns])
+        stretch = np.searchsorted(given.starts, np.arange(len(way)), side="right") - 1
+        self._push(way, 0, np.asarray(given.stretches)[stretch])
+        if credit.train:
+            for (turn, played), values in zip(branches.items(), given.branches, strict=False):
+                for branch, value in zip(played, values, strict=True):
+                    self._push(branch, turn, np.full(len(branch) - turn, value))
+
+    def _push(self, way: Way, start: int, advantages: Table) -> None:
+        """Add the gradient of log p of the turns from `start` on, each times its advantage."""
+        turns = np.arange(start, len(way))
+        self.gradient[turns] -= self.chances[turns] * advantages[:, None]
+        self.gradient[turns, way[start:]] += advantages
+
+
+def logits_at(right: float) -> Table:
+    """A policy that takes the right action with this probability in each turn."""
+    logits = np.zeros((TURNS, ACTIONS))
+    logits[:, 0] = np.log(right * (ACTIONS - 1) / (1 - right))
+    return logits
+
+
+def signal(env: str, credit: Credit, seed: int) -> float:
+    """The squared length of the mean gradient of a batch over the trace of its variance, without bias."""
+    found, turns = list[Table](), 0
+    for number in range(BATCHES):
+        batch = Batch(env, logits_at(START[env]), np.random.default_rng([seed, number]))
+        batch.play(credit)
+        turns += batch.turns
+        found.append(batch.gradient.ravel() / len(batch.rewards))
+    gradients = np.array(found)
+    variance = float(gradients.var(0, ddof=1).sum())
+    mean = float((gradients.mean(0) ** 2).sum()) - variance / BATCHES
+    return mean / variance * (BATCH * BATCHES / turns)
+
+
+def learned(env: str, credit: Credit, seed: int) -> float:
+    """The mean reward over the last fifth of the steps of a run."""
+    logits, rewards = logits_at(START[env]), list[float]()
+    for step in range(STEPS):
+        batch = Batch(env, logits, np.random.default_rng([seed, 1, step]))
+        batch.play(credit)
+        # Each step is as long as the last: what differs is where it leads.
+        size = float(np.sqrt((batch.gradient**2).sum()))
+        logits = logits + LEARNING_RATE * batch.gradient / max(size, 1e-9) / 4
+        rewards.append(float(np.mean(batch.rewards)))
+    return float(np.mean(rewards[-STEPS // 5 :]))
+
+
+def main() -> None:
+    args = arguments(__doc__ or "")
+    figures: dict[str, float] = {}
+    for env in ENVS:
+        usual = signal(env, CREDITS["outcome"], args.seed)
+        base = np.array([learned(env, CREDITS["outcome"], args.seed + i) for i in range(SEEDS)])
+        figures[f"{env}_outcome_reward"] = float(base.mean())
+        for name, credit in CREDITS.items():
+            if name == "outcome":
+                continue
+            figures[f"{env}_{name}_snr"] = signal(env, credit, args.seed) / usual
+            gained = np.array([learned(env, credit, args.seed + i) for i in range(SEEDS)]) - base
+            figures[f"{env}_{name}_reward"] = float(gained.mean())
+            figures[f"{env}_{name}_error"] = float(gained.std(ddof=1) / SEEDS**0.5)
+    report("branches", figures=figures, reference={}, goals={}, as_json=args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,481 @@
+"""Branches: a rollout is played on from its states with copies of all that it has, and stays what it is without."""
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.branching.settings import Branching
+from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
+from agentgym.errors import EngineError
+from agentgym.messages import Message
+from agentgym.samples import build_samples
+from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.scheduler import Scheduler
+from agentgym.types import Completion, Group, Rollout, Sampling, Segment, StepResult
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
+DECODE = ByteTokenizer().decode
+
+
+class Dice(Scripted):
+    """Answers a or b, each as likely, by the seed of the turn alone; knows which sessions are open."""
+
+    def __init__(self, *, likely: float = 0.5) -> None:
+        super().__init__([])
+        self.likely, self.open, self.asked = likely, set[str](), list[str]()
+
+    async def generate(
+        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
+    ) -> Completion:
+        await asyncio.sleep(0)
+        self.open.add(session)
+        self.asked.append(session)
+        first = random.Random(seed).random() < self.likely
+        ids = self.tokenizer.encode(("a" if first else "b") + self.end)[:max_tokens]
+        chance = self.likely if first else 1 - self.likely
+        logprobs = np.array([math.log(chance), *[0.0] * (len(ids) - 1)], np.float32)
+        return Completion(
+            token_ids=np.array(ids), logprobs=logprobs, finish_reason="stop" if len(ids) > 1 else "length"
+        )
+
+    async def release(self, session: str) -> None:
+        self.open.discard(session)
+
+
+class Letters(ag.Env[ag.Task]):
+    """Takes letters, up to `length`; each a is worth 1, and the env's own draws are part of the reward."""
+
+    length: ClassVar[int] = 4
+    closed: ClassVar[list["Letters"]] = []
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.closed = []
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
+        self.letters: list[str] = []
+        self.random = random.Random(seed)
+        return await super().reset(seed=seed)
+
+    async def step(self, action: Message) -> StepResult:
+        self.letters.append(action["content"])
+        self.metrics["letters"] = float(len(self.letters))
+        done = len(self.letters) == self.length
+        return StepResult([Message(role="user", content="more")], 0.5 * (action["content"] == "a"), done, False, {})
+
+    async def score(self) -> dict[str, float]:
+        return {"a": 0.5 * self.letters.count("a"), "noise": self.random.random()}
+
+    async def close(self) -> None:
+        self.closed.append(self)
+
+
+def letters(name: str = "Some", **given: Any) -> type[Letters]:
+    return type(name, (Letters,), given)
+
+
+async def play(env: type[ag.Env[Any]], branching: Branching | None = None, **given: Any) -> Rollout:
+    return await ag.rollout(env, TASK, given.pop("engine", None) or Dice(), branching=branching, **given)
+
+
+def said(segment: Segment) -> list[str]:
+    return [DECODE(segment.token_ids[t.start : t.stop].tolist()).removesuffix("<|im_end|>") for t in segment.turns]
+
+
+def facts(played: Rollout) -> Any:
+    own = [s for s in played.segments if s.branch is None]
+    counts = {k: v for k, v in played.metrics.items() if not k.startswith("branch") and "seconds" not in k}
+    return (
+        [(s.index, s.parent, s.kind, s.token_ids.tolist(), s.logprobs.tolist()) for s in own],
+        [(t.number, t.reward, t.message, t.env_messages) for s in own for t in s.turns],
+        (played.reward, played.rewards, played.role_rewards, played.stop_reason, counts),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_rollout_itself_is_what_it_is_without_branches(seed: int) -> None:
+    env = letters(limits=ag.Limits(turns=9), context=ag.Compact(at=None, turns=2), length=6)
+    plain = await play(env, seed=seed)
+    branched = await play(env, Branching(per_state=3), seed=seed)
+    assert facts(branched) == facts(plain)
+    assert len(branched.branches) == 15
+
+
+async def test_a_branch_goes_on_from_its_state_and_is_worth_its_whole_way() -> None:
+    played = await play(letters(), Branching(per_state=2), seed=3)
+    root, *others = played.segments
+    assert [branch.turn for branch in played.branches] == [1, 1, 2, 2, 3, 3]
+    assert played.metrics["branches"] == 6
+    for place, (segment, branch) in enumerate(zip(others, played.branches, strict=True)):
+        assert (segment.kind, segment.parent, segment.branch) == ("branch", 0, place)
+        assert [turn.number for turn in segment.turns] == list(range(branch.turn, 4))
+        taken = root.turns[branch.turn].start
+        assert segment.token_ids[:taken].tolist() == root.token_ids[:taken].tolist()
+        assert not segment.sampled[:taken].any()
+        way = said(root)[: branch.turn] + said(segment)
+        assert branch.rewards["a"] == 0.5 * way.count("a")
+        # The env's own draws are those of the rollout: the copy has its generator as it stood.
+        assert branch.rewards["noise"] == played.rewards["noise"]
+        assert branch.reward == pytest.approx(way.count("a") + branch.rewards["noise"])
+        assert branch.metrics["turns"] == len(segment.turns)
+        assert branch.metrics["letters"] == 4
+    assert sum(branch.metrics["tokens"] for branch in played.branches) == played.metrics["branch_tokens"]
+
+
+async def test_every_draw_has_a_seed_of_its_own() -> None:
+    engine = Dice()
+    await play(letters(length=8), Branching(per_state=3), engine=engine)
+    assert max(Counter(engine.asked).values()) == 8  # the rollout's own session, one seed a turn
+    assert len(set(engine.asked)) == 1 + 3 * 7
+
+
+async def test_what_was_opened_is_closed_however_it_ends() -> None:
+    env, engine = letters(), Dice()
+    played = await play(env, Branching(per_state=2), engine=engine)
+    assert engine.open == set()
+    assert len(env.closed) == len({id(each) for each in env.closed}) == 1 + len(played.branches)
+
+
+async def test_with_branches_each_sampled_token_is_trained_once() -> None:
+    env = letters(limits=ag.Limits(turns=9), context=ag.Compact(at=None, turns=2), length=6)
+    rollouts = tuple([await play(env, Branching(per_state=2), seed=i, rollout_id=f"t/{i}") for i in range(3)])
+    batch = build_samples([Group(group_id="t", rollouts=rollouts)], advantage_level="branches")
+    assert batch.trained_tokens == sum(rollout.sampled_tokens for rollout in rollouts)
+    assert batch.untrained_tokens == 0
+    for rollout in rollouts:
+        assert sum(s.weight for s in batch if s.rollout_id == rollout.rollout_id) == pytest.approx(1)
+
+
+async def test_a_branch_compacts_where_the_rollout_would_have() -> None:
+    env = letters(limits=ag.Limits(turns=9), context=ag.Compact(at=None, turns=3), length=5)
+    played = await play(env, Branching(per_state=1))
+    for place, branch in enumerate(played.branches):
+        own = [s for s in played.segments if s.branch == place]
+        sampled = [len(s.turns) for s in own]
+        # Turns 0, 1, 2, the summary as turn 3, then two more in the next segment; a branch takes up in between.
+        assert sampled == {1: [3, 2], 2: [2, 2], 4: [2], 5: [1]}[branch.turn]
+        assert [s.kind for s in own] == ["branch", *["compaction"] * (len(own) - 1)]
+        assert all(s.parent == own[0].index for s in own[1:])
+
+
+async def test_a_branch_has_what_the_rollout_had_left() -> None:
+    turns = await play(letters(length=9, limits=ag.Limits(turns=3)), Branching(per_state=1))
+    assert [(b.turn, b.metrics["turns"], b.stop_reason) for b in turns.branches] == [(1, 2, "turns"), (2, 1, "turns")]
+    tokens = await play(letters(length=9, limits=ag.Limits(tokens=6)), Branching(per_state=2))
+    assert [(b.turn, b.metrics["tokens"], b.stop_reason) for b in tokens.branches] == [
+        (1, 4, "tokens"),
+        (1, 4, "tokens"),
+        (2, 2, "tokens"),
+        (2, 2, "tokens"),
+    ]
+    assert (tokens.stop_reason, tokens.metrics["turns"]) == ("tokens", 3)
+
+
+async def test_the_clock_of_the_rollout_stands_still_while_its_branches_play() -> None:
+    class Waits(Letters):
+        """The second way to step 2 never answers: it is a branch, and has the seconds that were left."""
+
+        async def step(self, action: Message) -> StepResult:
+            answer = await super().step(action)
+            if len(self.letters) == 2 and not self.closed and self.is_branch:
+                await asyncio.Event().wait()
+            return answer
+
+        is_branch = False
+
+        async def branch(self, memo: dict[int, Any]) -> Self:
+            twin = await super().branch(memo)
+            twin.is_branch = True
+            return twin
+
+    Waits.limits = ag.Limits(seconds=0.2)
+    played = await play(Waits, Branching(per_state=1, every=1))
+    assert played.stop_reason == "done"
+    assert [branch.stop_reason for branch in played.branches] == ["seconds", "done", "done"]
+
+
+async def test_a_failed_branch_is_counted_and_is_no_sample() -> None:
+    class Fails(Dice):
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+            if "+1/" in session:
+                raise EngineError("it is gone")
+            return await super().generate(token_ids, session=session, **given)
+
+    played = await play(letters(), Branching(per_state=2), engine=Fails())
+    assert played.reward is not None
+    assert [branch.reward is None for branch in played.branches] == [False, True] * 3
+    assert "it is gone" in str(played.branches[1].failure)
+    assert played.metrics["branches_failed"] == 3
+    batch = build_samples(
+        [Group(group_id="t", rollouts=(played, await play(letters(), rollout_id="t/1", seed=9)))],
+        advantage_level="branches",
+    )
+    assert {sample.segment for sample in batch if sample.rollout_id == "t/0"} == {0, 1, 3, 5}
+
+
+async def test_a_cancelled_rollout_closes_its_branches() -> None:
+    class Hangs(Letters):
+        reached: ClassVar[asyncio.Event]
+
+        async def step(self, action: Message) -> StepResult:
+            if len(self.letters) == 2:
+                self.reached.set()
+                await asyncio.Event().wait()
+            return await super().step(action)
+
+    Hangs.reached, engine = asyncio.Event(), Dice()
+    running = asyncio.create_task(play(Hangs, Branching(per_state=3), engine=engine))
+    await Hangs.reached.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(Hangs.closed) == 4
+    assert engine.open == set()
+
+
+class Counting(ag.ToolEnv[ag.Task]):
+    """Counts in the box, on this side, and by a helper that holds the box."""
+
+    sandbox = ag.AnyBox()
+    ends: ClassVar[list[tuple[int, int, int]]] = []
+
+    async def setup(self) -> None:
+        self.count = [0]
+        self.helper: dict[str, Any] = {"box": self.box, "of": self.count}
+        await self.box.python("n = 0")
+
+    @ag.tool
+    async def add(self) -> str:
+        """Add one everywhere."""
+        self.count[0] += 1
+        await self.helper["box"].python("n += 1")
+        if self.count[0] == 2:
+            raise RuntimeError("a tool error")
+        return "added"
+
+    @ag.reward
+    async def total(self) -> float:
+        in_box = int((await self.box.python("print(n)")).text(limit=20))
+        assert self.helper["of"] is self.count
+        self.ends.append((in_box, self.count[0], len(self.answer or "")))
+        return float(in_box)
+
+
+async def test_each_branch_has_a_branch_of_the_box_and_gives_it_back() -> None:
+    forked: list[FakeBox] = []
+    fork = FakeBox.fork
+
+    async def counted(self: FakeBox, **given: Any) -> FakeBox:
+        forked.append(await fork(self, **given))
+        return forked[-1]
+
+    Counting.ends = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeBox, "fork", counted)
+        engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
+        played = await ag.rollout(Counting, TASK, engine, boxes=FakeBoxes(), branching=Branching(per_state=2))
+    assert played.reward == 3.0, played
+    assert [branch.reward for branch in played.branches] == [3.0] * 6
+    assert Counting.ends == [(3, 3, 3)] * 7
+    assert len(forked) == 6
+    for branch in forked:
+        with pytest.raises(ag.SandboxError):
+            await branch.python("n")
+
+
+async def test_states_are_chosen_by_what_came_before_them() -> None:
+    seven = letters(length=7)
+
+    async def turns(branching: Branching, env: type[ag.Env[Any]] = seven, **given: Any) -> list[int]:
+        played = await play(env, branching, **given)
+        return sorted({branch.turn for branch in played.branches})
+
+    assert await turns(Branching()) == [1, 2, 3, 4, 5, 6]
+    assert await turns(Branching(every=3)) == [3, 6]
+    # Four tokens are spent at least behind the first state: its two branches have six turns each.
+    assert await turns(Branching(tokens=1)) == [1]
+    engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
+    assert await turns(Branching(after="tool_error"), Counting, engine=engine, boxes=FakeBoxes()) == [2]
+    for seed in range(4):
+        plain = await play(letters(length=7), engine=Dice(likely=0.8), seed=seed)
+        means = [float(turn.logprobs.mean()) for turn in _logprobs(plain)]
+        unlikely = [i + 1 for i in range(1, 6) if means[i] < sum(means[:i]) / i]
+        found = await turns(Branching(after="unlikely_turn"), engine=Dice(likely=0.8), seed=seed)
+        assert found == unlikely
+
+
+def _logprobs(played: Rollout) -> list[Any]:
+    (segment,) = played.segments
+
+    class _Turn:
+        def __init__(self, start: int, stop: int) -> None:
+            self.logprobs = segment.logprobs[start:stop]
+
+    return [_Turn(turn.start, turn.stop) for turn in segment.turns]
+
+
+class Holds(Letters):
+    """Holds what no copy may share."""
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
+        self.held = self.make()
+        return await super().reset(seed=seed)
+
+    def make(self) -> Any:
+        return asyncio.Lock()
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda env: lambda: env.letters, "was made with this instance in it"),
+        (lambda env: [env.score, lambda: env], "was made with this instance in it"),
+        (lambda env: (i for i in range(3)), "cannot pickle 'generator' object"),
+        (lambda env: asyncio.Lock(), "a Lock is open"),
+        (lambda env: {"file": Path(__file__).open()}, "a TextIOWrapper is open"),  # noqa: SIM115
+    ],
+)
+async def test_an_env_that_cannot_be_copied_is_refused_by_name_and_told_what_to_write(made: Any, why: str) -> None:
+    env = type("Held", (Holds,), {"make": made})
+    plain = await play(env)
+    assert plain.failure is None
+    played = await play(env, Branching())
+    assert played.reward is None
+    message = str(played.failure)
+    assert "Held.branch: self.held" in message
+    assert why in message
+    assert "override `async def branch(self, memo)`" in message
+
+
+async def test_an_env_may_copy_itself() -> None:
+    class Own(Holds):
+        async def branch(self, memo: dict[int, Any]) -> Self:
+            twin = copy(self)
+            twin.letters, twin.random = list(self.letters), copy(self.random)
+            twin.held = asyncio.Lock()
+            return twin
+
+    played = await play(Own, Branching(per_state=1))
+    assert [branch.reward is not None for branch in played.branches] == [True] * 3
+
+    class Same(Letters):
+        async def branch(self, memo: dict[int, Any]) -> Self:
+            return self
+
+    assert "Same.branch: TypeError: it must return another Same" in str((await play(Same, Branching())).failure)
+
+
+class Asks(Letters):
+    """Keeps the judge that it asks."""
+
+    stand_ins: ClassVar[dict[str, Any]] = {"judge": Scripted(lambda text: say("fine"))}
+
+    async def step(self, action: Message) -> StepResult:
+        if not hasattr(self, "judge"):
+            self.judge = self.model("judge")
+        await self.judge.ask("Well?")
+        return await super().step(action)
+
+
+async def test_a_branch_asks_models_of_its_own() -> None:
+    played = await play(Asks, Branching(per_state=2))
+    assert facts(played) == facts(await play(Asks))
+    assert played.metrics["model_calls/judge"] == 4
+    assert [branch.metrics["model_calls/judge"] for branch in played.branches] == [3, 3, 2, 2, 1, 1]
+
+
+class Delegates(Letters):
+    """Asks a sub-agent with a role of its own in each turn."""
+
+    async def step(self, action: Message) -> StepResult:
+        async with self.fork("subagent", [Message(role="user", content="?")], role="aide") as aide:
+            heard = await aide.turn()
+        self.heard = [*getattr(self, "heard", []), str(heard["content"] if heard else "")]
+        self.role_rewards["aide"] = float(self.heard.count("a"))
+        return await super().step(action)
+
+
+class Aided(Delegates):
+    """The same in three turns."""
+
+    limits = ag.Limits(turns=20)
+    length = 3
+
+
+async def test_sub_agents_of_branches_are_of_their_branch_and_have_the_rewards_of_their_role() -> None:
+    played = await play(Aided, Branching(per_state=2))
+    assert facts(played) == facts(await play(Aided))
+    for place, branch in enumerate(played.branches):
+        own = [s for s in played.segments if s.branch == place]
+        aides = [s for s in own if s.role == "aide"]
+        assert len(aides) == 3 - branch.turn // 2
+        assert {s.parent for s in aides} == {own[0].index}
+        before = [s for s in played.segments if s.branch is None and s.role == "aide"][: branch.turn // 2]
+        assert branch.role_rewards["aide"] == sum(said(s) == ["a"] for s in [*before, *aides])
+    other = await play(Aided, seed=1, rollout_id="t/1")
+    batch = build_samples([Group(group_id="t", rollouts=(played, other))], advantage_level="branches")
+    assert batch.trained_tokens == played.sampled_tokens + other.sampled_tokens
+
+
+async def test_untrained_branches_only_estimate() -> None:
+    played = await play(letters(), Branching(per_state=2, train=False))
+    assert [s.trained for s in played.segments] == [True] + [False] * 6
+    batch = build_samples([Group(group_id="t", rollouts=(played,))], advantage_level="branches")
+    assert {sample.segment for sample in batch} == {0}
+    assert batch.untrained_tokens == played.metrics["branch_tokens"]
+
+
+async def test_the_branches_of_a_scheduled_rollout_are_counted_with_it() -> None:
+    settings = GroupSettings(n=2, branching=Branching(per_state=2))
+    async with Scheduler(letters(), [TASK], Dice(), settings) as scheduler:
+        groups = await scheduler.collect(1)
+    rollouts = groups.rollouts
+    assert [len(rollout.branches) for rollout in rollouts] == [6, 6]
+    assert groups.batch_stats is not None
+    assert groups.batch_stats.kept_tokens == sum(rollout.sampled_tokens for rollout in rollouts)
+    assert groups.batch_stats.requests.finished == sum(len(s.turns) for r in rollouts for s in r.segments)
+
+
+class Program(ag.AgentEnv[ag.Task]):
+    """An agent of its own."""
+
+    command = "true"
+
+
+class Compares(Letters):
+    """Rewards a group."""
+
+    @classmethod
+    async def group_reward(cls, task: Any, rollouts: Any, model: Any) -> list[float]:
+        return [1.0] * len(rollouts)
+
+
+@pytest.mark.parametrize(
+    ("env", "branching", "message"),
+    [
+        (Program, Branching(), "branching: Program starts a program of its own"),
+        (Compares, Branching(), "branching: Compares.group_reward compares whole rollouts"),
+        (Letters, Branching(after="tool_error"), "branching.after: Letters is no ToolEnv"),
+    ],
+)
+async def test_an_env_whose_rollouts_cannot_branch_is_refused(env: Any, branching: Branching, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        await play(env, branching)
+
+
+@pytest.mark.parametrize("field", ["per_state", "every", "tokens"])
+def test_settings_that_mean_nothing_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        Branching(**{field: 0})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="after"):
+        Branching(after="entropy")  # type: ignore[arg-type]

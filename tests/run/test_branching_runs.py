@@ -1,0 +1,112 @@
+"""Runs with branches: what is refused, what is trained, and what stays on disk."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.exports.atif import documents
+from agentgym.exports.atif_reader import read_atif
+from agentgym.exports.conversations import BRANCH, why_not
+from agentgym.run.command import settings
+from agentgym.store.reader import RolloutStore
+from agentgym.store.suspicious import signs_of_group
+from agentgym.store.writer import RolloutWriter
+from agentgym.types import Group, Rollout
+from recipes.bisect_branches import BisectBranches
+from recipes.chase_grpo import ChaseGRPO
+from tests.rollouts.test_branches import Aided, Compares, play
+
+
+def test_branches_are_settings_of_a_run() -> None:
+    assert BisectBranches().advantage_level == "branches"
+    words = ["--advantage-level", "branches", "--branching.per-state", "3", "--branching.after", "tool_error"]
+    run = settings(ChaseGRPO, [*words, "--branching.tokens", "100", "--branching.no-train"])
+    assert run.branching == ag.Branching(per_state=3, after="tool_error", tokens=100, train=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"branching": ag.Branching(every=2)}, "^branching: no branches are played; set advantage_level branches"),
+        ({"advantage_level": "branches", "advantage": "grpo"}, "^advantage: grpo has a unit"),
+        (
+            {"advantage_level": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},
+            "^train.loss: gspo_rollout is of a whole rollout",
+        ),
+    ],
+)
+def test_what_means_nothing_with_branches_or_without_them_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(ChaseGRPO(), **changes)
+
+
+async def test_an_env_that_cannot_branch_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    class Tasked(Compares):
+        @classmethod
+        def tasks(cls, split: ag.Split) -> Sequence[ag.Task]:
+            return [ag.Task(id=f"{split}{i}", prompt="Go.") for i in range(8)]
+
+    ag.register("test-compares")(Tasked)
+    run = replace(BisectBranches(), env="test-compares", model="no/such-model", out=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"branching: Tasked.group_reward compares whole rollouts"):
+        await ag.train_policy(run)
+
+
+async def test_a_step_trains_every_token_that_was_sampled_and_keeps_every_branch(tmp_path: Path) -> None:
+    run = replace(BisectBranches(), steps=1, prompts=2, group_size=2, eval_tasks=0, box="unsafe", out=tmp_path / "run")
+    summary = await ag.train_policy(run)
+    assert (summary["rollouts"], summary["failed"]) == (4, 0)
+    figures = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert figures["rollout/branches"] > 0
+    assert figures["rollout/branch_tokens"] > 0
+    assert figures["samples/untrained_tokens"] == 0
+    with RolloutStore(tmp_path / "run") as store:
+        found = list(store.find())
+    branches = sum(len(one.rollout.branches) for one in found)
+    assert branches == 4 * figures["rollout/branches"]
+    if not figures["samples/groups_without_signal"]:
+        sampled = sum(one.rollout.sampled_tokens for one in found)
+        assert figures["samples/trained_tokens"] == sampled
+        assert all(given is not None for one in found for given in one.advantages)
+
+
+def fields(rollout: Rollout) -> Any:
+    segments = [
+        {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in asdict(s).items()}
+        for s in rollout.segments
+    ]
+    return json.loads(json.dumps([segments, [asdict(branch) for branch in rollout.branches], rollout.reward]))
+
+
+async def test_a_rollout_comes_back_from_a_store_and_from_atif_with_its_branches(tmp_path: Path) -> None:
+    played = await play(Aided, ag.Branching(per_state=2))
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([Group(group_id="t", rollouts=(played,))], phase="train", step=0)
+    with RolloutStore(tmp_path) as store:
+        (stored,) = store.find()
+    assert fields(stored.rollout) == fields(played)
+    for name, document in documents(stored, "played", None).items():
+        (tmp_path / name).write_text(json.dumps(document))
+    back = read_atif(tmp_path / "played.json").rollout
+    assert [asdict(b) for b in back.branches] == [asdict(b) for b in stored.rollout.branches]
+    for one, other in zip(back.segments, played.segments, strict=True):
+        assert (one.kind, one.parent, one.branch) == (other.kind, other.parent, other.branch)
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert [t.number for t in one.turns] == [t.number for t in other.turns]
+
+
+async def test_what_is_counted_and_imitated_of_a_rollout_is_its_own_way(tmp_path: Path) -> None:
+    played = await play(Aided, ag.Branching(per_state=2))
+    plain = await play(Aided)
+    assert played.messages == plain.messages
+    assert signs_of_group(Group(group_id="t", rollouts=(played,))) == signs_of_group(
+        Group(group_id="t", rollouts=(plain,))
+    )
+    left_out = [why_not(segment, images=False) for segment in played.segments]
+    assert [why == BRANCH for why in left_out] == [segment.branch is not None for segment in played.segments]
