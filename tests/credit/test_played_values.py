@@ -66,7 +66,7 @@ def letters(rollout: Rollout, branch: int | None) -> str:
 def within(values: Sequence[float], exact: float) -> bool:
     """Whether the mean is within three standard errors of the exact value."""
     error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return abs(float(np.mean(values)) - exact) <= 3 * error + 1e-12
+    return bool(abs(float(np.mean(values)) - exact) <= 3 * error + 1e-12)
 
 
 async def test_branches_estimate_the_value_of_their_state_and_the_gradient_without_bias() -> None:
