@@ -152,7 +152,7 @@ def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _lost(counts: Mapping[str, int]) -> list[str]:
     """The parts that a run on a cluster has lost, and the rollouts with them."""
     said = [
-        f"{lost:,} {part}, {counts[f'{part}_replaced']:,} of them replaced"
+        f"{part.replace('_', ' ')} {lost:,}, of them replaced {counts[f'{part}_replaced']:,}"
         for name, lost in counts.items()
         if lost and (part := name.removesuffix("_lost")) != name and part != "rollouts"
     ]
