@@ -175,3 +175,11 @@ def test_long_names_of_runs_are_cut_where_they_are_alike(viewer: Watched, names:
     source = "async names => [...(await import(new URL('core/run_names.js', document.baseURI))).shortNames(names)]"
     found = dict(viewer.page.evaluate(source, names))
     assert [found[name] for name in names] == shown
+
+
+def test_a_band_has_no_edge_that_no_number_is(viewer: Watched) -> None:
+    rows = [
+        {"step": step, "time": step, "figures": {"mean": mean, "std": 1e308}} for step, mean in enumerate((1e308, 5))
+    ]
+    found = call(viewer, "charts/series.js", "band", rows, "mean", "std", "step", True)
+    assert found == [{"x": 1, "low": -1e308, "high": 1e308}]
