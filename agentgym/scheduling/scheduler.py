@@ -40,6 +40,8 @@ class Scheduler(Generic[TaskT]):
     `oversample.carry`): its oldest token was sampled at most that many policy versions ago, and old groups are waited
     for in time. Leaving the block cancels what is still in play. `models` are what the env asks by name (`Env.model`).
     `on_rollout` is called with every rollout that ends, where the env has group rewards with these among its own.
+    In the block, Python's garbage collector looks at young objects, and at the others between two batches; behind it,
+    the process's own settings are back.
 
     To go on in another process: keep `state_dict()` between two batches, load it into a new `TaskSampler` over the same
     tasks, and give that as `tasks`. What was in play is played again, and is in the first account as dropped.
