@@ -14,8 +14,9 @@ def branch_advantages(
     """Return the advantage of each trained turn of each rollout and of its branches, by segment and `Turn.number`.
 
     They are those of `agentgym.credit.estimates`, each times its `share`, from the rewards of one role, "" for the
-    rollout's own, which all rollouts must have; a branch without one is no sample of it. The baseline of the first turns is the mean of the
-    group's other rollouts. The unit is 1, so that dr_grpo and rloo are the same here; the others are refused.
+    rollout's own, which all rollouts must have; a branch without one is no sample of it. The baseline of the first
+    turns is the mean of the group's other rollouts. The unit is 1, so that dr_grpo and rloo are the same here; the
+    others are refused.
     """
     if estimator not in ("dr_grpo", "rloo"):
         raise ValueError(f"advantage: {estimator!r} has a unit, and those of branches are differences; use dr_grpo")

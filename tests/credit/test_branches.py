@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.advantages import has_signal
@@ -107,6 +107,7 @@ BRANCHES = st.lists(st.tuples(st.integers(1, 3), RETURNS, st.integers(1, 3)), ma
 ROLLOUTS = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(3, 5), BRANCHES), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(ROLLOUTS, st.booleans())
 def test_every_sampled_token_of_what_was_scored_is_trained_once(
     made: list[tuple[float, int, list[tuple[int, float | None, int]]]], merge: bool
