@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.credit.estimates import State, estimate
+from agentgym.credit.estimates import State, estimate, share
 from benchmarks.harness import arguments, report
 
 TURNS, ACTIONS, KEY = 20, 4, 10
@@ -104,11 +104,13 @@ class Batch:
         states = [State(turn, [self.worth(branch) for branch in played]) for turn, played in branches.items()]
         given = estimate(reward, others, [state for state in states if state.returns])
         stretch = np.searchsorted(given.starts, np.arange(len(way)), side="right") - 1
-        self._push(way, 0, np.asarray(given.stretches)[stretch])
+        begin = [turn for turn, played in branches.items() for _ in played] if credit.train else []
+        shares = np.array([share(turn, begin) for turn in range(TURNS)])
+        self._push(way, 0, np.asarray(given.stretches)[stretch] * shares[: len(way)])
         if credit.train:
             for (turn, played), values in zip(branches.items(), given.branches, strict=False):
                 for branch, value in zip(played, values, strict=True):
-                    self._push(branch, turn, np.full(len(branch) - turn, value))
+                    self._push(branch, turn, value * shares[turn : len(branch)])
 
     def _push(self, way: Way, start: int, advantages: Table) -> None:
         """Add the gradient of log p of the turns from `start` on, each times its advantage."""

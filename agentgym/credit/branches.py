@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from agentgym.advantages import LEAST_DIFFERENCE, Estimator, branches_differ, states_of
-from agentgym.credit.estimates import Estimates, estimate
+from agentgym.credit.estimates import Estimates, estimate, share
 from agentgym.types import Rollout, Segment, Turn
 
 
@@ -13,9 +13,10 @@ def branch_advantages(
 ) -> list[dict[tuple[int, int], float]]:
     """Return the advantage of each trained turn of each rollout and of its branches, by segment and `Turn.number`.
 
-    They are those of `agentgym.credit.estimates`, from the rewards of one role, "" for the rollout's own, which all
-    rollouts must have; a branch without one is no sample of it. The baseline of the first turns is the mean of the
-    group's other rollouts. The unit is 1, so that dr_grpo and rloo are the same here; the others are refused.
+    They are those of `agentgym.credit.estimates`, each times its `share`, from the rewards of one role, "" for the
+    rollout's own, which all rollouts must have; a branch without one is no sample of it. The baseline of the first
+    turns is the mean of the group's other rollouts. The unit is 1, so that dr_grpo and rloo are the same here; the
+    others are refused.
     """
     if estimator not in ("dr_grpo", "rloo"):
         raise ValueError(f"advantage: {estimator!r} has a unit, and those of branches are differences; use dr_grpo")
@@ -43,10 +44,13 @@ def _by_turn(rollout: Rollout, role: str, estimates: Estimates) -> dict[tuple[in
         if branch.reward_of(role) is not None:
             of_branch[place] = queues[branch.turn].pop(0)
 
+    trained = {segment.branch for segment in rollout.segments if segment.trained and segment.branch in of_branch}
+    begin = [branch.turn for place, branch in enumerate(rollout.branches) if place in trained]
+
     def worth(segment: Segment, turn: Turn) -> float:
-        if segment.branch is not None:
-            return of_branch[segment.branch]
-        return estimates.stretches[bisect_right(estimates.starts, turn.number) - 1]
+        stretch = bisect_right(estimates.starts, turn.number) - 1
+        value = estimates.stretches[stretch] if segment.branch is None else of_branch[segment.branch]
+        return value * share(turn.number, begin)
 
     kept = {None, *of_branch}
     segments = [s for s in rollout.segments if s.trained and s.role == role and s.branch in kept]

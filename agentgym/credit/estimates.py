@@ -25,9 +25,18 @@ came out, such as by its entropy, would make V(s_k) depend on the turn, and the 
 is no sample; where failing depends on what a branch was worth, the values are biased by that, as a group's mean is by
 failed rollouts.
 
-The turns of the rollout itself, alone, have the gradient of the expected reward as their expectation. Those of the
-branches add the same gradient for the turns behind their states: each of their tokens has an unbiased advantage of its
-own, and late turns count as often as they were sampled.
+The turns of the rollout itself, alone, have the gradient of the expected reward as their expectation. So has each set
+of branches, for the turns behind its state: late turns are sampled more often than early ones. `share` makes up for
+that where the branches are trained, too. A turn counts as one over the number of ways that its place was sampled for,
+which is 1 for the rollout and 1 for each branch of a state before it::
+
+    turn        0    1    2    3    4        two branches behind turn 1
+    rollout     1    1   1/3  1/3  1/3
+    branches             1/3  1/3  1/3       each
+
+The expectation of the whole is then the gradient of the expected reward again: exactly, where a rollout has one state
+with branches, or where its states do not depend on it, as with a fixed number of turns. Elsewhere a branch may go on
+behind the rollout's own end, and the turns there count for a little more.
 """
 
 from collections.abc import Sequence
@@ -69,6 +78,11 @@ def estimate(reward: float, others: Sequence[float], states: Sequence[State]) ->
         stretches=[first, *later],
         branches=[_against_the_others(state.returns, reward) for state in states],
     )
+
+
+def share(turn: int, branches: Sequence[int]) -> float:
+    """Return what a turn with this number counts for, where trained branches begin behind these numbers of turns."""
+    return 1 / (1 + sum(begins <= turn for begins in branches))
 
 
 def _against_the_others(returns: Sequence[float], reward: float) -> list[float]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.advantages import has_signal
@@ -81,11 +81,13 @@ def test_each_stretch_and_each_branch_has_its_own_advantage() -> None:
     found = worth(rows, "a")
     # seen from the states: 1, 0, 1 behind turn 0; 0.5, 1 behind turn 1
     assert found[0, 0] == pytest.approx([2 / 3 - 0] * 2, abs=1e-6)
-    assert found[0, 1] == pytest.approx([0.75 - 0.5] * 2)
-    assert found[0, 2] == pytest.approx([1 - 0.5] * 2)
-    assert found[1, 0] == found[1, 1] == [-1.0, -1.0]
-    assert found[2, 0] == [0.5, 0.5]
-    assert found[3, 0] == [-0.5, -0.5]
+    # Turn 1 was sampled for three ways, and turn 2 for four.
+    assert found[0, 1] == pytest.approx([(0.75 - 0.5) / 3] * 2, abs=1e-6)
+    assert found[0, 2] == pytest.approx([(1 - 0.5) / 4] * 2)
+    assert found[1, 0] == pytest.approx([-1 / 3] * 2, abs=1e-6)
+    assert found[1, 1] == pytest.approx([-1 / 4] * 2)
+    assert found[2, 0] == pytest.approx([0.5 / 3] * 2, abs=1e-6)
+    assert found[3, 0] == pytest.approx([-0.5 / 4] * 2)
     assert worth(rows, "b") == {(0, 0): [-1.0, -1.0], (0, 1): [-1.0, -1.0]}
 
 
@@ -105,6 +107,7 @@ BRANCHES = st.lists(st.tuples(st.integers(1, 3), RETURNS, st.integers(1, 3)), ma
 ROLLOUTS = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(3, 5), BRANCHES), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(ROLLOUTS, st.booleans())
 def test_every_sampled_token_of_what_was_scored_is_trained_once(
     made: list[tuple[float, int, list[tuple[int, float | None, int]]]], merge: bool
@@ -156,13 +159,20 @@ def test_equal_rewards_with_unequal_branches_are_a_signal() -> None:
     assert has_signal(tied)
     group = Group(group_id="g", rollouts=tied)
     assert worth(build_samples([group], advantage_level="branches"), "a") == {
-        (0, 0): [-0.5, -0.5, 0.0, 1.0, 1.0],
-        (1, 0): [-1.0, -1.0],
+        (0, 0): [-0.5, -0.5, 0.0, 0.5, 0.5],
+        (1, 0): [-0.5, -0.5],
     }
     equal = Group(group_id="g", rollouts=(played("a", 0.1, 2, (1, 0.1, 1), (1, 0.1, 1)), played("b", 0.1, 2)))
     batch = build_samples([equal], advantage_level="branches")
     assert not len(batch)
     assert batch.groups_without_signal == 1
+
+
+def test_branches_that_only_estimate_take_no_share() -> None:
+    one = played("a", 1.0, 2, (1, 0.0, 1))
+    one = replace(one, segments=(one.segments[0], replace(one.segments[1], trained=False)))
+    group = Group(group_id="g", rollouts=(one, played("b", 1.0, 2)))
+    assert worth(build_samples([group], advantage_level="branches"), "a") == {(0, 0): [-0.5, -0.5, 0.0, 1.0, 1.0]}
 
 
 def test_demonstrations_are_of_the_rollouts_own_way() -> None:

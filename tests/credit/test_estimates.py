@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from agentgym.credit.estimates import State, estimate
+from agentgym.credit.estimates import State, estimate, share
 
 REWARDS = {"": 0.0, "a": 0.0, "b": 0.0, "aa": 0.2, "ab": 1.0, "ba": -0.5, "bb": 0.7}
 """What each pair of turns is worth, in an env of two turns with two actions each."""
@@ -67,6 +67,19 @@ def test_the_turns_of_a_rollout_have_the_gradient_of_the_expected_reward(branche
     assert found == pytest.approx(exact(("", "a", "b")))
     # Each branch adds the same gradient once more, for the turns behind its state.
     assert of_branches == pytest.approx({name: branches * part for name, part in exact(("a", "b")).items()})
+
+
+def test_with_its_share_every_place_of_a_turn_counts_once() -> None:
+    found = dict.fromkeys(LOGITS, 0.0)
+    for likely, way, played, other in ways(2):
+        given = estimate(REWARDS[way], [REWARDS[other]], [State(1, [REWARDS[end] for end in played])])
+        turns = [(way[:place], way[place], value) for place, value in enumerate(given.stretches)]
+        turns += [(end[:1], end[1], value) for end, value in zip(played, given.branches[0], strict=True)]
+        for state, letter, advantage in turns:
+            for name, slope in gradient(state, letter).items():
+                found[name] += likely * slope * advantage * share(len(state), [1, 1])
+    assert found == pytest.approx(exact(("", "a", "b")))
+    assert [share(turn, [2, 2, 4]) for turn in range(5)] == [1, 1, 1 / 3, 1 / 3, 1 / 4]
 
 
 def test_a_stretch_is_worth_what_was_seen_behind_it_less_what_was_seen_before_it() -> None:

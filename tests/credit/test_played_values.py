@@ -94,8 +94,10 @@ async def test_branches_estimate_the_value_of_their_state_and_the_gradient_witho
             for r in build_samples([group], advantage_level="branches", merge=False)
         }
         for rollout in group.rollouts:
-            way = letters(rollout, None)
-            steps = (rows.get((rollout.rollout_id, 0, i)) for i in range(len(way)))
-            given = [0.0 if row is None else float(row.advantages[0]) for row in steps]
-            gradients.append(sum(slope(letter) * a for letter, a in zip(way, given, strict=True)))
+            whole = 0.0
+            for place, segment in enumerate(rollout.segments):
+                for step, turn in enumerate(segment.turns):
+                    row = rows.get((rollout.rollout_id, place, step))
+                    whole += 0.0 if row is None else slope(str(turn.message["content"])) * float(row.advantages[0])
+            gradients.append(whole)
     assert within(gradients, exact_gradient()), (np.mean(gradients), exact_gradient())

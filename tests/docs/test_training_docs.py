@@ -38,6 +38,7 @@ engine = Scripted(lambda *_: say("yes"))
     "sync.begin(": "from agentgym.testing import sample\nsamples = [sample()]\n",
     "trainer.resume(": "from agentgym.testing import sample\nsamples = [sample()]\n",
     "AutoPeftModelForCausalLM": "",
+    "branching = ag.Branching(": "",
     "ag.demonstrations(": """
 from agentgym.engines.scripted import Scripted, say
 from agentgym.testing import FakeBoxes

@@ -70,6 +70,7 @@ class Letters(ag.Env[ag.Task]):
     async def step(self, action: Message) -> StepResult:
         self.letters.append(action["content"])
         self.metrics["letters"] = float(len(self.letters))
+        self.metrics["steps"] = self.metrics.get("steps", 0.0) + 1
         done = len(self.letters) == self.length
         return StepResult([Message(role="user", content="more")], 0.5 * (action["content"] == "a"), done, False, {})
 
@@ -111,8 +112,9 @@ async def test_the_rollout_itself_is_what_it_is_without_branches(seed: int) -> N
     assert len(branched.branches) == 15
 
 
-async def test_a_branch_goes_on_from_its_state_and_is_worth_its_whole_way() -> None:
-    played = await play(letters(), Branching(per_state=2), seed=3)
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_branch_goes_on_from_its_state_and_is_worth_its_whole_way(seed: int) -> None:
+    played = await play(letters(), Branching(per_state=2), seed=seed)
     root, *others = played.segments
     assert [branch.turn for branch in played.branches] == [1, 1, 2, 2, 3, 3]
     assert played.metrics["branches"] == 6
@@ -273,24 +275,29 @@ class Counting(ag.ToolEnv[ag.Task]):
 
 async def test_each_branch_has_a_branch_of_the_box_and_gives_it_back() -> None:
     forked: list[FakeBox] = []
-    fork = FakeBox.fork
+    fork, close = FakeBox.fork, FakeBox.close
+    closed: list[FakeBox] = []
 
     async def counted(self: FakeBox, **given: Any) -> FakeBox:
         forked.append(await fork(self, **given))
+        assert len(forked) - len(closed) <= 2
         return forked[-1]
+
+    async def ended(self: FakeBox) -> None:
+        closed.append(self)
+        await close(self)
 
     Counting.ends = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeBox, "fork", counted)
+        patch.setattr(FakeBox, "close", ended)
         engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
         played = await ag.rollout(Counting, TASK, engine, boxes=FakeBoxes(), branching=Branching(per_state=2))
     assert played.reward == 3.0, played
     assert [branch.reward for branch in played.branches] == [3.0] * 6
     assert Counting.ends == [(3, 3, 3)] * 7
     assert len(forked) == 6
-    for branch in forked:
-        with pytest.raises(ag.SandboxError):
-            await branch.python("n")
+    assert {id(branch) for branch in closed} == {id(branch) for branch in forked}
 
 
 async def test_states_are_chosen_by_what_came_before_them() -> None:
@@ -367,6 +374,7 @@ async def test_an_env_may_copy_itself() -> None:
 
     played = await play(Own, Branching(per_state=1))
     assert [branch.reward is not None for branch in played.branches] == [True] * 3
+    assert facts(played) == facts(await play(Own))
 
     class Same(Letters):
         async def branch(self, memo: dict[int, Any]) -> Self:

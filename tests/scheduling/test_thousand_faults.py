@@ -206,3 +206,40 @@ async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() 
         trained = {row.rollout_id for row in batch}
         assert not trained & {r.rollout_id for r in groups.rollouts if r.reward is None}
         assert sum(row.weight for row in batch) - len(trained) < 1e-6
+
+
+async def test_branches_with_faults_change_nothing_of_their_rollouts_and_lose_no_token(no_leaks: None) -> None:
+    tasks = Desk.tasks("train")[:30]
+    plain = await ag.run_groups(Desk, tasks, Faulty(), n=4, boxes=FakeBoxes(Dying))
+    engine, boxes = Faulty(), FakeBoxes(Dying)
+    groups = await ag.run_groups(Desk, tasks, engine, n=4, boxes=boxes, branching=ag.Branching(per_state=2, every=2))
+    of_branches = Counter[str]()
+    for rollout, without in zip(groups.rollouts, plain.rollouts, strict=True):
+        own = [segment for segment in rollout.segments if segment.branch is None]
+        assert [s.token_ids.tolist() for s in own] == [s.token_ids.tolist() for s in without.segments]
+        assert (rollout.reward, rollout.stop_reason) == (without.reward, without.stop_reason)
+        for segment in rollout.segments:
+            assert len(segment.token_ids) == len(segment.sampled) == len(segment.logprobs) <= 2400
+        sampled = sum(int(s.sampled.sum()) for s in rollout.segments if s.branch is not None)
+        given = sum(count for name, count in engine.given.items() if name.startswith(f"{rollout.rollout_id}/"))
+        assert sampled == given == rollout.metrics["branch_tokens"]
+        for place, branch in enumerate(rollout.branches):
+            name = f"{rollout.rollout_id}/{branch.turn}+{place % 2}"
+            of_branches[fault_of(name)] += 1
+            assert (branch.stop_reason == "error") == (branch.reward is None) == (branch.failure is not None)
+            before = sum(t.stop - t.start for s in own for t in s.turns if t.number < branch.turn)
+            assert before + branch.metrics["tokens"] <= 1200
+    assert set(of_branches) == set(FAULTS)
+    assert (engine._played, engine._sessions, boxes.leased) == ({}, {}, [])
+    for merged in (False, True):
+        batch = ag.build_samples(groups, merge=merged, advantage_level="branches")
+        with_signal = {row.group_id for row in batch}
+        scored = [r for r in groups.rollouts if r.reward is not None and r.group_id in with_signal]
+        failed = {(r.rollout_id, place) for r in scored for place, b in enumerate(r.branches) if b.reward is None}
+        assert batch.trained_tokens == sum(
+            int(s.sampled.sum()) for r in scored for s in r.segments if (r.rollout_id, s.branch) not in failed
+        )
+        weights = Counter[str]()
+        for row in batch:
+            weights[row.rollout_id] += row.weight  # type: ignore[assignment]
+        assert all(abs(weight - 1) < 1e-6 for weight in weights.values())

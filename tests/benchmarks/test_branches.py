@@ -1,0 +1,22 @@
+"""The benchmark of credit by branches plays what it says, at equal numbers of turns."""
+
+import numpy as np
+import pytest
+
+from benchmarks.branches import BATCH, CREDITS, ENVS, TURNS, Batch, logits_at
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("credit", CREDITS)
+def test_a_batch_of_each_kind_has_as_many_turns_and_a_gradient_that_points_to_the_right_action(
+    env: str, credit: str
+) -> None:
+    total, turns = np.zeros((TURNS, 4)), 0
+    for number in range(8):
+        batch = Batch(env, logits_at(0.4), np.random.default_rng(number))
+        batch.play(CREDITS[credit])
+        total += batch.gradient
+        turns += batch.turns
+    assert turns / 8 == pytest.approx(BATCH, rel=0.1)
+    assert total[:, 0].sum() > 0
+    assert np.abs(total.sum(1)).max() < 1e-9 * np.abs(total).max() + 1e-9
