@@ -6,6 +6,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint con
 SGLANG ?= .venv-sglang
 PEERS ?= .venv-peers
 VERIFIERS ?= .venv-verifiers
+BENCH_PEERS ?= .venv-bench-peers
 # The quickstart's code is its own tiny model's: where no box runs it may run unprotected, and says so.
 BOX ?= $(shell $(PY) -m agentgym.sandboxes.choose --or-unsafe)
 ARGS ?=
@@ -15,7 +16,7 @@ SPREAD := -n $(JOBS) --dist loadfile
 # Seeds of the chaos test in `make proofs`.
 SEEDS ?= 0 7 11
 
-.PHONY: help setup quickstart lint check test docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers clean
+.PHONY: help setup quickstart lint check test docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
 	@echo "make test         install what development needs, then run the tests (JOBS=4, or ARGS='tests/chat -x')"
@@ -28,6 +29,7 @@ help:
 	@echo "make mutants      put small faults into the code, and show those that no test notices"
 	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
 	@echo "make test-peers   the bridges to packages that pin versions of their own, in virtual environments of theirs"
+	@echo "make bench-peers  other kits beside which the benchmarks play, in a virtual environment of theirs"
 	@echo "make clean        remove the virtual environment and all caches"
 
 setup: $(VENV)/dev
@@ -68,7 +70,7 @@ test-slow: $(VENV)/dev box
 	$(PY) -m pytest -q -m 'slow and not sglang and not proof' $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
 
 proofs: test-slow
-	$(PY) -m pytest -q -m proof --ignore tests/sandboxes/test_chaos.py tests
+	$(PY) -m pytest -q -m proof -o faulthandler_timeout=3600 --ignore tests/sandboxes/test_chaos.py tests
 	for seed in $(SEEDS); do AGENTGYM_CHAOS_SEED=$$seed $(PY) -m pytest -q -m proof tests/sandboxes/test_chaos.py || exit 1; done
 
 docs: $(VENV)/dev
@@ -117,6 +119,18 @@ peers: $(PEERS)/installed $(VERIFIERS)/installed
 test-peers: peers
 	$(PEERS)/bin/python -m pytest -q tests/bridges/test_openenv.py $(ARGS)
 	$(VERIFIERS)/bin/python -m pytest -q tests/bridges/test_verifiers.py $(ARGS)
+
+# Without their dependencies, which are CUDA's and Ray's: only what their drivers import. skyrl asks for Python 3.12 and
+# for an older transformers than ours; its driver runs on these, and both sides have the same versions so.
+$(BENCH_PEERS)/installed: benchmarks/driver_peers.txt constraints.txt
+	$(PYTHON) -m venv $(BENCH_PEERS)
+	$(BENCH_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		-r benchmarks/driver_peers.txt
+	$(BENCH_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		skyrl==0.4.0 skyrl-gym==0.4.0 trl==1.16.0
+	@touch $@
+
+bench-peers: $(BENCH_PEERS)/installed
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build site

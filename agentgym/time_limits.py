@@ -58,7 +58,9 @@ class TimeLimit:
         """Return the work's result; TimeoutError where it takes longer. Work that waits for nothing sets no timer."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        with self:  # Before the first step: tasks that are started in it must know the limit.
+        # Before the first step: tasks that are started in it must know the limit.
+        token = _limits.set((*_limits.get(), self))
+        try:
             try:
                 waits_for = work.send(None)
             except StopIteration as done:
@@ -67,6 +69,8 @@ class TimeLimit:
             self._left -= loop.time() - began
             async with self.running():
                 return await _Begun(work, waits_for)
+        finally:
+            _limits.reset(token)
 
     def expired(self) -> bool:
         """Whether the time has run out."""
@@ -138,14 +142,20 @@ class HeldTime:
 _counted: ContextVar[HeldTime | None] = ContextVar("counted", default=None)
 
 
-@contextmanager
-def held_time() -> Iterator[HeldTime]:
+class held_time:
     """Count the seconds that this block and its tasks spend `off_the_clock`; one within it counts apart."""
-    token = _counted.set(held := HeldTime())
-    try:
-        yield held
-    finally:
-        _counted.reset(token)
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> HeldTime:
+        held = HeldTime()
+        self._token = _counted.set(held)
+        return held
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _counted.reset(self._token)
 
 
 @contextmanager

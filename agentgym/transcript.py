@@ -137,10 +137,15 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def counted(number: int, what: str) -> str:
+    """A count with its word: "1 turn", "2 turns"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def heading(rollout_id: str, reward: float | None, stop_reason: str, turns: int, sampled: int, segments: int) -> str:
     """A rollout in one line."""
     worth = "failed" if reward is None else f"reward {reward:g}"
-    size = ", ".join([_counted(turns, "turn"), _counted(sampled, "sampled token"), _counted(segments, "segment")])
+    size = ", ".join([counted(turns, "turn"), counted(sampled, "sampled token"), counted(segments, "segment")])
     return one_line(f"{rollout_id}: {worth}, stopped by {stop_reason}, {size}")
 
 
@@ -161,10 +166,6 @@ def outcome(
     if failure is not None:
         lines += [f"failed: {failure}", failure.traceback.rstrip()]
     return printable("\n".join(filter(None, lines)))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _is_shown(character: str) -> bool:
@@ -195,11 +196,11 @@ def _entries(segment: SegmentTranscript, parent: SegmentTranscript | None) -> It
             repeated += 1
             continue
         if repeated:
-            yield f"[{_counted(repeated, 'message')} as in segment {segment.parent}]"
+            yield f"[{counted(repeated, 'message')} as in segment {segment.parent}]"
             repeated = 0
         yield message if isinstance(message, Mapping) else Message(role="(no message)", content=message)
     if repeated:
-        yield f"[{_counted(repeated, 'message')} as in segment {segment.parent}]"
+        yield f"[{counted(repeated, 'message')} as in segment {segment.parent}]"
 
 
 def _are_equal(message: Message, other: Message) -> bool:

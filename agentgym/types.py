@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentgym.branching.ends import RolloutBranch, require_roles
 from agentgym.branching.ends import StopReason as StopReason
 from agentgym.errors import Failure
-from agentgym.frozen import require, set_vectors
+from agentgym.frozen import require, set_pair, set_vectors
 from agentgym.messages import Message
 from agentgym.sampling import Sampling as Sampling
 from agentgym.task_fields import TaskId, TaskPrompt
@@ -59,8 +59,7 @@ class Completion:
     versions: tuple[Version, ...] = (Version(0, 0),)
 
     def __post_init__(self) -> None:
-        set_vectors(self, token_ids=np.int64, logprobs=np.float32)
-        ids, logprobs = self.token_ids, self.logprobs
+        ids, logprobs = set_pair(self, "token_ids", np.int64, "logprobs", np.float32)
         # Messages are made only where a law is broken: this runs once a turn.
         if len(ids) != len(logprobs):
             raise ValueError(f"logprobs: {len(logprobs)} for {len(ids)} token_ids; without any, answer with an abort")
@@ -69,9 +68,10 @@ class Completion:
             raise ValueError("logprobs: every one must be finite")
         if not len(ids) and self.finish_reason != "abort":
             raise ValueError("token_ids: empty without an abort")
-        starts = [v.start for v in self.versions]
-        if starts != [0] and (not starts or starts[0] != 0 or starts != sorted(set(starts))):
-            raise ValueError("versions: starts must rise from 0")
+        if len(self.versions) != 1 or self.versions[0].start != 0:
+            starts = [v.start for v in self.versions]
+            if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+                raise ValueError("versions: starts must rise from 0")
 
     def __repr__(self) -> str:
         versions = ", ".join(str(v.version) for v in self.versions)

@@ -1,14 +1,22 @@
-"""CPU microseconds a turn of the rollout driver, beside the bare asyncio loop of the same dialogs in the same run.
+"""CPU microseconds a turn of the rollout driver, beside other kits' drivers and bare loops of the same dialogs.
 
-`python -m benchmarks.driver [--json] [--workloads FILE.py] [--seed N]`
+`python -m benchmarks.driver [--json] [--workloads FILE.py] [--seed N] [--peers VENV] [--quick]`
 
-An engine that answers at once plays `tool_dialog`: 8 turns, 7 calls of a tool. Ours is `run_groups`: ids and
+An engine whose answers lie ready plays `tool_dialog`: 8 turns, 7 calls of a tool. Ours is `run_groups`: ids and
 log-probabilities into segments, the reply decoded and parsed, the call validated and made under its time limit, its
-answer put into the template and encoded, the rollout scored. The floors do only what nobody can leave out: `text` asks,
-reads the call's JSON and calls; `tokens` also encodes each answer and extends the ids.
+answer put into the template and encoded, the rollout scored. There are three ways to play, each beside the peers'
+(`driver_peers`):
 
-`over_http` is ours on an attached SGLang engine, whose server is another process with the same answers (`answering`);
-its floor posts the same requests with our HTTP client, and does nothing else. All of them take turns.
+- one after the other: the engine answers at once, so nothing waits, and one rollout is alive at a time;
+- `alive`: the engine yields to the event loop before each answer, and all 384 rollouts are alive at once;
+- `unseen`: as the first, but the tool answers with a text that nobody has seen before, a traceback of about 275 ids.
+
+The floors do only what nobody can leave out: `text` asks, reads the call's JSON and calls; `token` also encodes each
+answer by the tokenizer's own backend and extends the ids. `over_http` is ours on an attached SGLang engine, whose
+server is another process with the same answers (`answering`); its floor posts the same bytes with our HTTP client, and
+decodes the answers. All of them take turns. `driver_scale` has more rollouts alive, and their memory.
+
+The peers are in an environment of their own, which `make bench-peers` makes; without it their goals are not measured.
 """
 
 import asyncio
@@ -36,23 +44,20 @@ from agentgym.engines.sglang.prompts import NOTHING
 from agentgym.engines.sglang.server import Ask
 from agentgym.types import Completion, Floats, Sampling, Version
 from benchmarks.answering import Reply, answering
-from benchmarks.harness import arguments, at_most, load_workloads, report
+from benchmarks.driver_dialogs import QUESTION, Tool, added, call_in, tracebacks
+from benchmarks.driver_others import Others, playing
+from benchmarks.driver_scale import alive, kept_bytes, open_bytes
+from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report
 from recipes.base import CHECKPOINTS
 from recipes.warm_start import MARKS, SPECIAL
 
 DIALOGS = 48
 GROUP = 8
-ROUNDS = 12
-REFERENCE: dict[str, float | str] = {
-    "asyncio_text_us": 5.3,
-    "asyncio_tokens_us": 46.0,
-    "skyrl_us": 116.0,
-    "verifiers_0.1_text_us": 140.0,
-    "trl_us": 413.0,
-    "verifiers_0.4_us": "4,061-9,941",
-    "http_floor_us": 140.0,
-    "verifiers_0.1_over_http_us": 9288.0,
-}
+ROUNDS = 10
+SLOW_ROUNDS = 3
+"""Rounds in which the ways take part that cost many times as much as the others."""
+SCALES = (100, 1_000, 10_000)
+TOOL = Tool()
 
 
 class Adder(ag.ToolEnv[ag.Task]):
@@ -61,17 +66,23 @@ class Adder(ag.ToolEnv[ag.Task]):
     @ag.tool
     async def add(self, a: int, b: int) -> str:
         """Add two numbers."""
-        return added(a, b)
+        return TOOL.answer(a, b)
+
+    @ag.reward
+    async def answered(self) -> float:
+        """Whether the last message is the dialog's answer."""
+        return float((self.answer or "").endswith("answer 42"))
+
+
+class PlainAdder(ag.ToolEnv[ag.Task]):
+    """The same with a plain reward method, which has a thread of its own for each rollout."""
+
+    add = Adder.add
 
     @ag.reward
     def answered(self) -> float:
         """Whether the last message is the dialog's answer."""
         return float((self.answer or "").endswith("answer 42"))
-
-
-def added(a: int, b: int) -> str:
-    """What the tool says: long enough that its ids are made anew each time."""
-    return f"The sum of {a} and {b} is {a + b}."
 
 
 def word_tokenizer(texts: Sequence[str]) -> HuggingFaceTokenizer:
@@ -92,9 +103,9 @@ def word_tokenizer(texts: Sequence[str]) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(tokenizer)
 
 
-def replies(module: ModuleType, seed: int) -> list[str]:
+def replies(module: ModuleType, seed: int, **size: int) -> list[str]:
     """The assistant's side of one dialog, as the model writes it."""
-    calls, answer = module.tool_dialog(seed=seed)
+    calls, answer = module.tool_dialog(seed=seed, **size)
     bodies = [json.dumps({"name": call["name"], "arguments": call["args"]}) for call in calls]
     said = [f"{c['text']}\n<tool_call>\n{body}\n</tool_call>" for c, body in zip(calls, bodies, strict=True)]
     return [f"{text}<|im_end|>" for text in [*said, answer]]
@@ -105,6 +116,8 @@ class Instant:
 
     context_tokens = 1 << 20
     version = 0
+    yields = False
+    """Whether the event loop goes on before each answer, so that all rollouts are alive at once."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, dialogs: dict[str, list[str]]) -> None:
         self.tokenizer = tokenizer
@@ -116,9 +129,11 @@ class Instant:
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
+        if self.yields:
+            await asyncio.sleep(0)
         turn = self.played.get(session, 0)
         self.played[session] = turn + 1
-        name = session.partition("/")[0]
+        name = session.partition("/")[0].partition("-")[0]
         return Completion(
             token_ids=self.ids[name][turn],
             logprobs=self.logprobs[name][turn],
@@ -163,11 +178,18 @@ class Recorder(Instant):
         return given
 
 
-async def ours(engine: Engine, tasks: Sequence[ag.Task]) -> int:
+async def ours(engine: Engine, tasks: Sequence[ag.Task], env: type[ag.ToolEnv[ag.Task]] = Adder) -> int:
     """Every dialog in a group of rollouts; how many turns were played."""
-    groups = await ag.run_groups(Adder, tasks, engine, n=GROUP)
+    return sum(len(segment.turns) for rollout in await rollouts(engine, tasks, env) for segment in rollout.segments)
+
+
+async def rollouts(
+    engine: Engine, tasks: Sequence[ag.Task], env: type[ag.ToolEnv[ag.Task]] = Adder
+) -> list[ag.Rollout]:
+    """The rollouts of every dialog, all of them started at once."""
+    groups = await ag.run_groups(env, tasks, engine, n=GROUP, concurrency=GROUP * len(tasks))
     assert all(rollout.reward == 1.0 for rollout in groups.rollouts), groups.rollouts[0].error
-    return sum(len(segment.turns) for rollout in groups.rollouts for segment in rollout.segments)
+    return list(groups.rollouts)
 
 
 async def text_floor(dialogs: dict[str, list[str]]) -> int:
@@ -181,18 +203,17 @@ async def text_floor(dialogs: dict[str, list[str]]) -> int:
         for text in texts:
             said = await ask(text)
             messages.append({"role": "assistant", "content": said})
-            _, call, rest = said.partition("<tool_call>\n")
+            call = call_in(said)
             if call:
-                made = json.loads(rest.partition("\n</tool_call>")[0])
-                messages.append({"role": "tool", "content": added(**made["arguments"])})
+                messages.append({"role": "tool", "content": added(**call)})
         return len(texts)
 
     return sum(await asyncio.gather(*(play(texts) for texts in dialogs.values() for _ in range(GROUP))))
 
 
 async def token_floor(engine: Instant, dialogs: dict[str, list[str]]) -> int:
-    """The text floor with ids: each answer is encoded, each turn's ids and log-probabilities are kept."""
-    encode = engine.tokenizer.tokenizer.encode
+    """The text floor with ids: answers are encoded by the backend, each turn's ids and log-probabilities are kept."""
+    encode = engine.tokenizer.backend.encode
 
     async def play(name: str, texts: Sequence[str]) -> int:
         ids: list[int] = []
@@ -202,11 +223,10 @@ async def token_floor(engine: Instant, dialogs: dict[str, list[str]]) -> int:
             answer = await engine.generate(ids, session=session, max_tokens=1024, sampling=Sampling(), seed=0)
             ids += answer.token_ids.tolist()
             logprobs += answer.logprobs.tolist()
-            _, call, rest = text.partition("<tool_call>\n")
+            call = call_in(text)
             if call:
-                made = json.loads(rest.partition("\n</tool_call>")[0])
-                shown = f"\n<|im_start|>tool\n{added(**made['arguments'])}<|im_end|>\n<|im_start|>assistant\n"
-                seen = encode(shown, add_special_tokens=False)
+                shown = f"\n<|im_start|>tool\n{TOOL.answer(**call)}<|im_end|>\n<|im_start|>assistant\n"
+                seen = encode(shown, add_special_tokens=False).ids
                 ids += seen
                 logprobs += [0.0] * len(seen)
         await engine.release(session)
@@ -215,31 +235,37 @@ async def token_floor(engine: Instant, dialogs: dict[str, list[str]]) -> int:
     return sum(await asyncio.gather(*(play(name, texts) for name, texts in dialogs.items() for _ in range(GROUP))))
 
 
-async def http_floor(client: JsonClient, dialogs: Iterable[Sequence[dict[str, Any]]]) -> int:
-    """The requests that the rollouts send, one dialog behind each connection; the answers are decoded and dropped."""
+async def http_floor(client: JsonClient, dialogs: Iterable[Sequence[bytes]]) -> int:
+    """The bytes that the rollouts send, one dialog behind each connection; the answers are decoded and dropped."""
 
-    async def play(payloads: Sequence[dict[str, Any]]) -> int:
-        for payload in payloads:
-            assert (await client.post("/generate", payload)).status == 200
-        return len(payloads)
+    async def play(bodies: Sequence[bytes]) -> int:
+        for body in bodies:
+            assert (await client.post("/generate", body)).status == 200
+        return len(bodies)
 
-    return sum(await asyncio.gather(*(play(payloads) for payloads in dialogs for _ in range(GROUP))))
+    return sum(await asyncio.gather(*(play(bodies) for bodies in dialogs for _ in range(GROUP))))
 
 
-async def measure(plays: dict[str, Callable[[], Awaitable[int]]]) -> tuple[dict[str, float], float]:
-    """The least CPU microseconds a turn of each over the rounds, and the most turns per wall second of `ours`."""
-    least = dict.fromkeys(plays, float("inf"))
-    fastest = 0.0
-    for _ in range(ROUNDS):
-        for name, play in plays.items():
-            gc.collect()
-            wall, cpu = time.perf_counter(), time.process_time()
-            turns = await play()
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            least[name] = min(least[name], cpu / turns * 1e6)
-            if name == "ours":
-                fastest = max(fastest, turns / wall)
-    return least, fastest
+class Measured:
+    """The least CPU microseconds a turn of each way to play, over rounds in which all of them take turns."""
+
+    def __init__(self) -> None:
+        self.us: dict[str, float] = {}
+        self.turns_per_s = 0.0
+
+    async def play(self, name: str, way: Callable[[], Awaitable[int]]) -> None:
+        """Play one way once, in this process."""
+        gc.collect()
+        wall, cpu = time.perf_counter(), time.process_time()
+        turns = await way()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        self.note(name, cpu / turns * 1e6)
+        if name == "ours":
+            self.turns_per_s = max(self.turns_per_s, turns / wall)
+
+    def note(self, name: str, us: float) -> None:
+        """Take one figure in."""
+        self.us[name] = min(self.us.get(name, us), us)
 
 
 def served(tokenizer: HuggingFaceTokenizer, folder: Path) -> dict[str, Any]:
@@ -250,49 +276,110 @@ def served(tokenizer: HuggingFaceTokenizer, folder: Path) -> dict[str, Any]:
     return {"model_path": str(folder), "max_req_input_len": Instant.context_tokens}
 
 
-async def measured(module: ModuleType, seed: int) -> tuple[dict[str, float], float]:
-    """What `measure` says of all plays of these dialogs."""
+async def measured(module: ModuleType, seed: int, peers: Path | None, *, quick: bool) -> dict[str, float]:
+    """The figures of all ways to play these dialogs."""
     dialogs = {f"t{n}": replies(module, seed + n) for n in range(DIALOGS)}
-    tokenizer = word_tokenizer([text for texts in dialogs.values() for text in texts])
-    engine, recorder = Instant(tokenizer, dialogs), Recorder(tokenizer, dialogs)
-    question = "Add the numbers, two at a time, and answer with what they come to."
-    tasks = [ag.Task(id=name, prompt=(ag.Message(role="user", content=f"{name}: {question}"),)) for name in dialogs]
+    calls = GROUP * sum(call_in(text) is not None for texts in dialogs.values() for text in texts)
+    tokenizer = word_tokenizer([*(text for texts in dialogs.values() for text in texts), *tracebacks(300, seed + 1)])
+    engine, yielding, recorder = Instant(tokenizer, dialogs), Instant(tokenizer, dialogs), Recorder(tokenizer, dialogs)
+    yielding.yields = True
+    tasks = [task(name) for name in dialogs]
     await ours(recorder, tasks)
-    payloads = [[json.loads(ask.body()) for ask in asked.values()] for asked in recorder.asked.values()]
+    bodies = [[ask.body() for ask in asked.values()] for asked in recorder.asked.values()]
+    found = Measured()
     with TemporaryDirectory() as folder, answering(recorder.replies, served(tokenizer, Path(folder))) as url:
         config = ag.SGLangConfig(context_tokens=engine.context_tokens)
         client = JsonClient(url)
         async with ag.SGLangEngine.attach(url, config=config, tokenizer=tokenizer) as remote:
-            plays: dict[str, Callable[[], Awaitable[int]]] = {
+            ways: dict[str, Callable[[], Awaitable[int]]] = {
                 "text_floor": lambda: text_floor(dialogs),
                 "token_floor": lambda: token_floor(engine, dialogs),
                 "ours": lambda: ours(engine, tasks),
-                "http_floor": lambda: http_floor(client, payloads),
+                "ours_plain_reward": lambda: ours(engine, tasks, PlainAdder),
+                "token_floor_alive": lambda: token_floor(yielding, dialogs),
+                "ours_alive": lambda: ours(yielding, tasks),
+                "token_floor_unseen": lambda: token_floor(engine, dialogs),
+                "ours_unseen": lambda: ours(engine, tasks),
+                "http_floor": lambda: http_floor(client, bodies),
                 "over_http": lambda: ours(remote, tasks),
             }
-            gc.freeze()  # what was imported is not looked through again and again
-            figures = await measure(plays)
+            with playing(peers, tokenizer, dialogs, group=GROUP, calls=calls) as others:
+                gc.collect()
+                gc.freeze()  # what was imported is not looked through again and again
+                for number in range(2 if quick else ROUNDS):
+                    await _round(number, ways, others, found, seed, calls)
         client.close()
+    figures = {f"{name}_us": value for name, value in found.us.items()}
+    figures["turns_per_s"] = found.turns_per_s
+    figures["unseen_ids"] = float(np.mean([len(tokenizer.encode(text)) for text in tracebacks(100, seed + 2)]))
+    figures |= await _scaled(engine, tasks, quick=quick)
     return figures
 
 
+async def _round(
+    number: int,
+    ways: dict[str, Callable[[], Awaitable[int]]],
+    others: Others,
+    found: Measured,
+    seed: int,
+    calls: int,
+) -> None:
+    """Play every way once."""
+    for place, (name, way) in enumerate(ways.items()):
+        if name.endswith("_unseen"):
+            TOOL.unseen.extend(tracebacks(calls, hash((seed, number, place))))
+        await found.play(name, way)
+        assert not TOOL.unseen
+    for name in others.ways:
+        if number < SLOW_ROUNDS or name not in others.slow:
+            found.note(name, others.play(name))
+
+
+async def _scaled(engine: Instant, tasks: Sequence[ag.Task], *, quick: bool) -> dict[str, float]:
+    """What changes with the number of rollouts, and what they hold in memory."""
+
+    async def play(paced: Engine, rollouts: int) -> int:
+        return await ours(paced, [task(f"t{n % DIALOGS}-{n}") for n in range(-(-rollouts // GROUP))])
+
+    figures: dict[str, float] = {}
+    for scale in SCALES[:2] if quick else SCALES:
+        figures |= await alive(play, engine, scale)
+    figures |= await kept_bytes(lambda: rollouts(engine, tasks))
+    figures["open_bytes_an_id"] = open_bytes()
+    return figures
+
+
+def task(name: str) -> ag.Task:
+    """The task of a dialog; what stands behind a hyphen tells tasks of one dialog apart."""
+    return ag.Task(id=name, prompt=(ag.Message(role="user", content=f"{name}: {QUESTION}"),))
+
+
+def over(figures: dict[str, float], one: str, other: str) -> float | None:
+    """One figure over another; None where either was not measured."""
+    return figures[one] / figures[other] if one in figures and other in figures else None
+
+
+def goals(figures: dict[str, float]) -> dict[str, Goal]:
+    """What is aimed at."""
+    last = f"alive_{SCALES[-1]}"
+    unseen = over(figures, "ours_unseen_us", "token_floor_unseen_us")
+    return {
+        "skyrl over ours": at_least(over(figures, "skyrl_us", "ours_us"), 2.5),
+        "skyrl over ours, all alive": at_least(over(figures, "skyrl_alive_us", "ours_alive_us"), 2.5),
+        "skyrl over ours, unseen text": at_least(over(figures, "skyrl_unseen_us", "ours_unseen_us"), 1.6),
+        "ours over the token floor, unseen text": at_most(unseen, 1.02),
+        "over HTTP, over the bare client": at_most(over(figures, "over_http_us", "http_floor_us"), 1.8),
+        "10,000 alive over 100": at_most(over(figures, f"{last}_us", "alive_100_us"), 1.15),
+        "longest pause with 10,000 alive, CPU ms": at_most(figures.get(f"{last}_pause_ms"), 50),
+        "bytes a finished rollout keeps": at_most(figures["kept_bytes_a_rollout"], 25_000),
+        "bytes an id of an open segment": at_most(figures["open_bytes_an_id"], 8.2),
+    }
+
+
 def main() -> None:
-    args = arguments(__doc__ or "")
-    us, fastest = asyncio.run(measured(load_workloads(args.workloads), args.seed))
-    figures: dict[str, Any] = {f"{name}_us": value for name, value in us.items()}
-    figures["turns_per_s"] = fastest
-    figures["times_the_token_floor"] = us["ours"] / us["token_floor"]
-    figures["times_the_http_floor"] = us["over_http"] / us["http_floor"]
-    report(
-        "driver",
-        figures=figures,
-        reference=REFERENCE,
-        goals={
-            "CPU us a turn, in process": at_most(us["ours"], 70),
-            "CPU us a turn, over HTTP": at_most(us["over_http"], 200),
-        },
-        as_json=args.json,
-    )
+    args = arguments(__doc__ or "", quick=True, peers=True)
+    figures = asyncio.run(measured(load_workloads(args.workloads), args.seed, args.peers, quick=args.quick))
+    report("driver", figures=figures, reference={}, goals=goals(figures), as_json=args.json)
 
 
 if __name__ == "__main__":

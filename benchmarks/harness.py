@@ -35,12 +35,20 @@ class Cost:
     """How far resident memory rose above what it was before the first run, MiB."""
 
 
-def arguments(doc: str, *, seed: int = 0) -> argparse.Namespace:
-    """`json` (bool), `workloads` (path or None) and `seed` from the command line."""
+def arguments(doc: str, *, seed: int = 0, quick: bool = False, peers: bool = False) -> argparse.Namespace:
+    """`json` (bool), `workloads` (path or None) and `seed` from the command line.
+
+    Also, where a benchmark asks for it, `quick` (bool) and `peers`: the environment of other kits.
+    """
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
     parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")
     parser.add_argument("--seed", type=int, default=seed)
+    if quick:
+        parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes")
+    if peers:
+        made = "the virtual environment that `make bench-peers` makes"
+        parser.add_argument("--peers", type=Path, default=Path(".venv-bench-peers"), metavar="VENV", help=made)
     return parser.parse_args()
 
 

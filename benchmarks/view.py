@@ -9,6 +9,7 @@ The reference is the same page of the table as one plain query of SQLite, withou
 
 import argparse
 import importlib.util
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -37,6 +38,8 @@ RUNS = 5
 ROLLOUTS = 100_000
 TOKENS = 200_000
 """Tokens of the longest rollout."""
+STEPS, FIGURES = 5_000, 95
+"""Steps of the run, and figures of each, for its curves."""
 A_STEP, GROUP = 256, 8
 """Rollouts of a step and of a group."""
 VOCABULARY = 151_936
@@ -54,12 +57,14 @@ PAGES = {
     "histogram": "reward-histogram",
     "run": "",
     "state": "state",
+    "metrics": "metrics",
     "long_rollout": "rollouts/{long}",
     "long_rollout_first_tokens": "rollouts/{long}/tokens?count=4000",
     "long_rollout_last_tokens": "rollouts/{long}/tokens?from=196000&count=4000",
 }
 """What is asked of a run, by the name of its figure."""
 SEEN = {
+    "curves": ("", "[data-figure=reward] path"),
     "table": ("rollouts", "[role=row]:not(.waiting) [role=gridcell] a"),
     "rollout": ("rollout/{long}", ".message"),
     "tokens": ("rollout/{long}?view=tokens", ".tokens [data-i]"),
@@ -135,6 +140,10 @@ def fill(folder: Path, count: int, seed: int) -> int:
     (folder / "settings.json").write_text(
         '{"settings": {"steps": 1000, "recipe": "bench"}, "versions": {}, "envs": {}}'
     )
+    names = ["reward", *(f"group/figure_{number}" for number in range(1, FIGURES))]
+    values = rng.random((STEPS, FIGURES)).tolist()
+    lines = [json.dumps({"step": step, **dict(zip(names, values[step], strict=True))}) for step in range(STEPS)]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
     with RolloutWriter(folder, token_bytes=token_bytes) as writer:
         for step, first in enumerate(range(0, count, A_STEP)):
             numbers = range(first, min(first + A_STEP, count))
@@ -327,6 +336,7 @@ def main() -> None:
         ),
         "100,000 rollouts to interactive, s": at_most(seen.get("table_seen_s"), 2.0),
         "200,000 tokens to interactive, s": at_most(seen.get("tokens_seen_s"), 2.0),
+        f"{STEPS} steps to the first chart, s": at_most(seen.get("curves_seen_s"), 2.0),
         "memory of the server, MiB": at_most(figures["server_mib"], 512),
     }
     report("view", figures=figures, reference=reference, goals=goals, as_json=args.json)

@@ -32,8 +32,10 @@ class Chat:
         self.messages = list(messages)
         self._shown = list(messages)
         """The messages in the form that the template takes."""
-        self._deltas = _deltas.setdefault(tokenizer, TemplateDeltaCache())
         self._template = _template_of(tokenizer)
+        self._deltas = _deltas.get(tokenizer) or _deltas.setdefault(
+            tokenizer, TemplateDeltaCache(self._template.passes)
+        )
         self.seen: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a role and a word that the template looks for, which stood in a message of that role."""
         self.reasoned = self.reasons = self.called = False

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentgym.chat.fitting import wants_calls
+from agentgym.chat.marks import Marks
 from agentgym.chat.template_deltas import after_nth
 from agentgym.messages import Message
 
@@ -36,11 +37,24 @@ class Template:
         """A pattern of the words that change what the template writes; a tokenizer lists them in `sought`."""
         self.alone: bool = getattr(tokenizer, "cuts_at_marks", False)
         """Whether text behind a special token has the ids that it has alone; a tokenizer says so in `cuts_at_marks`."""
+        literals: Collection[str] | None = getattr(tokenizer, "literals", None)
+        self._literals = any_of(literals or ())
+        self._marks: Marks | None = None if literals is None else getattr(tokenizer, "marks", None)
         self.asked = "\0"
         """The render of one question; a character that starts no render until it is known."""
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
         self._texts: dict[int, str] = {}
+
+    def passes(self, message: Message) -> bool:
+        """Whether a content holds neither a mark nor a text that the template itself is written with.
+
+        A template can look for nothing else. False where the tokenizer does not say these (`marks`, `literals`).
+        """
+        text = message["content"]
+        if self._marks is None or (self._literals is not None and self._literals.search(text)):
+            return False
+        return bool(self._marks.text(text, message["role"]) == text)
 
     def end_text(self, tokenizer: Renders, last: int) -> str:
         """Return the text of the id that ended a turn; each is decoded once."""
@@ -138,6 +152,20 @@ def sought_words(template: str) -> set[str]:
     found = {match[2] for pattern in (_IN, _ASKED) for match in pattern.finditer(template)}
     words = {word.replace("\\n", "\n") for word in found - _KEYS}
     return {word for word in words if word.strip()}
+
+
+_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+
+
+def literals(template: str) -> set[str]:
+    """Return the texts in quotes that the template's source holds, those apart that are letters and spaces alone."""
+    found = {
+        (one or other).replace("\\n", "\n").strip()
+        for block in _BLOCK.findall(template)
+        for one, other in _LITERAL.findall(block)
+    }
+    return {text for text in found if not text.replace("_", "").replace(" ", "").isalnum() and text}
 
 
 def any_of(words: Iterable[str]) -> re.Pattern[str] | None:

@@ -8,15 +8,16 @@ text is the same each time::
 
 The pieces and slots of one shape of turn (roles, names, whether there are calls, reasoning, tools) are a
 `MessageTemplate`. It is used for plain contents only, and only after renders of the whole chat with other contents gave
-the same text. Contents that are not plain are rendered behind one question instead of the whole chat, where whole
-renders showed that this makes no difference. Both are checked again on uses 1, 2, 4, 8, ...; one that is wrong is
-discarded. The ids that are trained do not depend on the cache: they are what the engine was given and what it sampled.
-A wrong entry could only change how a message is shown.
+the same text. Contents with other signs, as code and JSON have them, are used as well where a render with such signs
+gave the same text, and where they hold nothing that the template itself is written with. What is left is rendered
+behind one question instead of the whole chat, where whole renders showed that this makes no difference. All of it is
+checked again on uses 1, 2, 4, 8, ...; what is wrong is discarded. The ids that are trained do not depend on the cache:
+they are what the engine was given and what it sampled. A wrong entry could only change how a message is shown.
 """
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentgym.messages import Message
 
@@ -25,8 +26,14 @@ Slot = tuple[int, str]
 Render = Callable[[Sequence[Message]], str | None]
 """A function that renders the text added for new messages; None where the template rewrote earlier text."""
 
+Passes = Callable[[Message], bool]
+
 PLAIN = re.compile(r"[\w.,:;!?()+*/=%-](?:[\w .,:;!?()+*/=%\n-]*[\w.,:;!?()+*/=%-])?")
 """Text that no template is known to trim, escape, split or look into."""
+SIGNS = re.compile(r"[\w!-~](?:[\w\t\n -~]*[\w!-~])?")
+"""Text with any visible sign of ASCII; neither it nor a plain text begins or ends with a space."""
+_SAMPLE = """{} 'a' "b" [c] {{{{d}}}} <e> f&g h|i j\\k #l @m $n ^o ~p `q` </r> "s": [1, {{"t": "u"}}];\n\t<v>"""
+"""A text that holds every sign once."""
 _FIELDS = ("content", "tool_call_id")
 _KNOWN = 1024
 """Shapes that are remembered at most: a model can make up names without end."""
@@ -38,16 +45,21 @@ class MessageTemplate:
 
     pieces: tuple[str, ...]
     slots: tuple[Slot, ...]
+    passes: Passes | None = None
+    """A function that says whether a content with signs passes through unchanged; None where only plain ones do."""
 
     def fill(self, new: Sequence[Message]) -> str | None:
-        """Return the added text for these messages; None where the text of a slot is not plain."""
+        """Return the added text for these messages; None where the text of a slot may not pass through unchanged."""
         parts = [self.pieces[0]]
         for (index, field), piece in zip(self.slots, self.pieces[1:], strict=True):
             text: str = new[index][field]  # type: ignore[literal-required]
-            if not PLAIN.fullmatch(text):
+            if not PLAIN.fullmatch(text) and not (field == "content" and self._may_pass(new[index])):
                 return None
             parts += (text, piece)
         return "".join(parts)
+
+    def _may_pass(self, message: Message) -> bool:
+        return self.passes is not None and bool(SIGNS.fullmatch(message["content"])) and self.passes(message)
 
 
 @dataclass(slots=True)
@@ -76,10 +88,14 @@ class KnownTemplate:
 
 
 class TemplateDeltaCache:
-    """The shapes of turn that are known of one tokenizer's chat template."""
+    """The shapes of turn that are known of one tokenizer's chat template.
 
-    def __init__(self) -> None:
+    `passes` says whether a content that is not plain holds nothing that the template or the tokenizer looks for.
+    """
+
+    def __init__(self, passes: Passes | None = None) -> None:
         self.known: dict[Hashable, KnownTemplate] = {}
+        self.passes = passes
 
     def recall(self, shape: Hashable, new: Sequence[Message], short: Render) -> str | None:
         """Return the text added behind a turn of this shape; None where the caller must render it and call `learn`."""
@@ -92,19 +108,22 @@ class TemplateDeltaCache:
         if known is not None:
             known.check(new, short, added)
         elif len(self.known) < _KNOWN:
-            template = None if added is None else _message_template(new, whole)
+            template = None if added is None else _message_template(new, whole, self.passes)
             self.known[shape] = KnownTemplate(template, added is not None and short(new) == added)
             self.known[shape].check(new, short, added)
 
 
-def _message_template(new: Sequence[Message], tail: Render) -> MessageTemplate | None:
+def _message_template(new: Sequence[Message], tail: Render, passes: Passes | None) -> MessageTemplate | None:
     """The pieces and slots for messages like these; None where contents do not pass through unchanged."""
     slots = tuple((i, field) for i, message in enumerate(new) for field in _FIELDS if message.get(field))
     made = _cut(slots, new, tail)
     if made is None:
         return None
     other = _filled(new, slots, "{} of 2:\nthé, (b) = 1")
-    return made if made.fill(other) == tail(other) else None
+    if made.fill(other) != tail(other):
+        return None
+    signs, wide = _filled(new, slots, _SAMPLE, ("content",)), replace(made, passes=passes)
+    return wide if wide.fill(signs) == tail(signs) else made
 
 
 def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> MessageTemplate | None:
@@ -126,10 +145,12 @@ def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> Messa
     return None if any("Qzx" in piece for piece in made.pieces) else made
 
 
-def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str) -> list[Message]:
-    """The messages with a text of this form in each slot."""
+def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str, fields: Sequence[str] = _FIELDS) -> list[Message]:
+    """The messages with a text of this form in each slot of these fields."""
     filled = [message.copy() for message in new]
     for n, (index, field) in enumerate(slots):
+        if field not in fields:
+            continue
         filled[index][field] = form.format(n)  # type: ignore[literal-required]
     return filled
 

@@ -8,7 +8,7 @@ from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
 from agentgym.chat.marks import BREAK, BrokenMarkEncoder, Marks
 from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
 from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, may_call, response_format_of
-from agentgym.chat.template import sought_words, template_text, template_variables, warn_of_unused
+from agentgym.chat.template import literals, sought_words, template_text, template_variables, warn_of_unused
 from agentgym.chat.template_deltas import PLAIN
 from agentgym.extras import needs_extra
 from agentgym.messages import Message
@@ -85,6 +85,8 @@ class HuggingFaceTokenizer:
         self.marks = Marks(())
         self.marks = self._marks()
         self.sought = sought_words(source) | {mark for mark in self.marks.every if PLAIN.fullmatch(mark)}
+        self.literals = literals(source)
+        """Texts that the chat template is written with, and so all that it can look for in a content."""
         self.opening = self._opening()
         self._prefix = self._read_prefix()
         self._quick = template is HERMES and not thinks(self._prefix)

@@ -8,6 +8,7 @@ ids wherever it stands, and most words can be looked up instead of encoded::
 
 import json
 import re
+from itertools import chain
 from typing import Any
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -32,7 +33,7 @@ class WordCache:
     """Encodes plain texts exactly as the tokenizer does, and remembers the ids of their words."""
 
     def __init__(self, backend: Any, pattern: Any) -> None:
-        self.backend, self.pattern = backend, pattern
+        self.backend, self.words = backend, pattern.findall
         self.ids: dict[str, list[int]] = {}
 
     @classmethod
@@ -49,10 +50,11 @@ class WordCache:
         """Return the ids of a text without special tokens; None where the tokenizer should encode it whole."""
         if len(text) > _LONGEST or not _USUAL.fullmatch(text):
             return None
-        known, ids = self.ids, list[int]()
-        for word in self.pattern.findall(text):
-            ids += known.get(word) or self._new(word)
-        return ids
+        known, words = self.ids, self.words(text)
+        try:
+            return [*chain.from_iterable(map(known.__getitem__, words))]
+        except KeyError:  # Some word is new.
+            return [*chain.from_iterable([known.get(word) or self._new(word) for word in words])]
 
     def _new(self, word: str) -> list[int]:
         ids: list[int] = self.backend.encode(word, add_special_tokens=False).ids
@@ -74,6 +76,8 @@ def _pattern(backend: Any) -> Any | None:
     written = _written(_state(backend.pre_tokenizer))
     if written is None:
         return None
+    if (plain := _ascii(written)) is not None:
+        return plain
     import regex
 
     try:
@@ -96,6 +100,30 @@ def _written(cut: dict[str, Any]) -> str | None:
         return None  # a group that captures would change what findall gives
     written: str = split["pattern"]["Regex"]
     return written
+
+
+def _ascii(written: str) -> re.Pattern[str] | None:
+    """Return a pattern that cuts ASCII texts as this one does, in half the time; None where it cannot be written so."""
+    inside = False
+    parts = list[str]()
+    for piece in re.findall(r"\\p\{\w+\}|\\.|.", written, re.DOTALL):
+        if piece.startswith("\\p"):
+            letters = _LETTERS.get(piece[3:-1])
+            if letters is None or not (letters or inside):
+                return None
+            parts.append(letters if inside else f"[{letters}]")
+            continue
+        inside = (inside or piece == "[") and piece != "]"
+        parts.append(piece)
+    plain = "".join(parts)
+    try:
+        return None if "[]" in plain or "[^]" in plain else re.compile(plain)
+    except re.error:
+        return None
+
+
+_LETTERS = {"L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "Nd": "0-9", "Lt": "", "Lm": "", "Lo": "", "M": ""}
+"""The ASCII characters of the classes that patterns of tokenizers name."""
 
 
 def _state(part: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from functools import partial, wraps
-from typing import Annotated, Any, Union
+from functools import partial, update_wrapper
+from typing import Annotated, Any, Union, get_type_hints
 
 import tyro
 
@@ -37,6 +37,7 @@ from agentgym.errors import AgentGymError
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
 from agentgym.run.flags.refusals import refusal
+from agentgym.transcript import printable
 
 HEADER = """From an idea to a trained model: look after environments, runs, and what is installed on this machine.
 
@@ -97,10 +98,10 @@ def main(args: Sequence[str] | None = None) -> int:
         forget_stdout()
         return BROKEN_PIPE
     except RefusedWords as error:
-        sys.stderr.write(f"agentgym: {error}\n")
+        sys.stderr.write(f"agentgym: {printable(str(error))}\n")
         return 2
     except AgentGymError as error:
-        sys.stderr.write(f"agentgym: {error}\n")
+        sys.stderr.write(f"agentgym: {printable(str(error))}\n")
         return 1
 
 
@@ -119,7 +120,11 @@ def _read(args: Sequence[str]) -> Callable[[], int]:
     try:
         with redirect_stderr(said):
             made: Callable[[], int] = tyro.cli(
-                _parser(COMMANDS, brief=path == "agentgym"), prog="agentgym", description=HEADER, args=args
+                _parser(COMMANDS, brief=path == "agentgym"),
+                prog="agentgym",
+                description=HEADER,
+                args=args,
+                config=(tyro.conf.DisallowNone,),
             )
     except SystemExit as stopped:
         if not stopped.code:
@@ -154,17 +159,35 @@ def _parser(commands: Mapping[str, Any], *, brief: bool) -> Any:
 
 def _subcommand(name: str, given: Any, *, brief: bool) -> Any:
     if not isinstance(given, Mapping):
-        words = (inspect.getdoc(given) or "").split("\n\n")[0] if brief else None
+        words = _first_words(given) if brief else None
         return Annotated[Any, tyro.conf.subcommand(name=name, constructor=_unrun(given), description=words)]
-    words = f"One of: {', '.join(given)}."
+    words = " ".join(f"`{name} {one}`: {_first_words(of)}" for one, of in given.items())
     return Annotated[Any, tyro.conf.subcommand(name=name, constructor=_parser(given, brief=brief), description=words)]
+
+
+def _first_words(command: Any) -> str:
+    return (inspect.getdoc(command) or "").split("\n\n")[0]
 
 
 def _unrun(command: Callable[..., int]) -> Callable[..., Any]:
     """Return a function with the command's options that runs nothing: what the command writes is not tyro's."""
 
-    @wraps(command)
     def read(*values: Any, **named: Any) -> Callable[[], int]:
         return partial(command, *values, **named)
 
+    update_wrapper(read, command)
+    read.__annotations__ = {name: _hinted(kind) for name, kind in get_type_hints(command, include_extras=True).items()}
+    given = inspect.signature(command)
+    of = [one.replace(annotation=read.__annotations__[name]) for name, one in given.parameters.items()]
+    read.__signature__ = given.replace(parameters=of)  # type: ignore[attr-defined]
+    del read.__wrapped__  # type: ignore[attr-defined]
     return read
+
+
+def _hinted(kind: Any) -> Any:
+    """The type of an option whose help says its default where there is one to say."""
+    return Annotated[kind, tyro.conf.arg(help_behavior_hint=_hint)]
+
+
+def _hint(default: str) -> str:
+    return "" if default in ("", "None") else f"(default: {default})"

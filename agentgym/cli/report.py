@@ -6,6 +6,7 @@ import tyro
 
 from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError
+from agentgym.transcript import counted
 
 
 def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None, transcripts: int = 2) -> int:
@@ -38,11 +39,7 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None
         written = write_report(runs, out, transcripts=transcripts, version=version)
     except (StoreError, FileNotFoundError) as error:
         raise AgentGymError(f"runs: {error}") from error
-    counts = [_counted(written.runs, "run"), _counted(written.lines, "line"), _counted(len(written.pictures), "plot")]
+    counts = [counted(written.runs, "run"), counted(written.lines, "line"), counted(len(written.pictures), "plot")]
     say(f"{written.page}: {counts[0]} in {counts[1]}, {counts[2]} beside it")
     flush()
     return 0
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

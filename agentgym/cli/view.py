@@ -11,6 +11,7 @@ import tyro
 
 from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError
+from agentgym.transcript import printable
 
 
 def view(
@@ -54,7 +55,7 @@ def view(
             )
     found = Runs(runs)
     if not found.all():
-        named = ", ".join(map(str, runs))
+        named = printable(", ".join(map(str, runs)))
         sys.stderr.write(f"agentgym: no run in {named} yet; the page shows those that begin there\n")
     secret = secrets.token_urlsafe(24) if token else None
     listening, local = listening_socket(host, port), host in ("127.0.0.1", "localhost", "::1")

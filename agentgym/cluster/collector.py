@@ -1,6 +1,7 @@
 """The driver's side of the rollout workers: their engines as one engine, their schedulers as one scheduler."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,13 +14,15 @@ from agentgym.adapter import Adapter, ModelWeights
 from agentgym.branching.settings import Branching
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.cluster.worker import EngineFacts, Played, Policy, Schedule
-from agentgym.cluster.workers import Workers, answer
+from agentgym.cluster.workers import Workers, answer, together
 from agentgym.engines.base import SharedEngine
+from agentgym.engines.token_bytes import bytes_of
 from agentgym.errors import EngineError
 from agentgym.run.distributed_rollouts import Collector, joined
 from agentgym.run.peers import Share
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
 from agentgym.scheduling.oversampling import Oversample
+from agentgym.store.vocabulary import TokenBytes
 from agentgym.types import Completion, Floats, Rollout, Sampling
 
 SAME = 1e-3
@@ -32,7 +35,7 @@ class WorkerEngines:
     `servers` is the driver's own client of the servers that the workers ask; None where each worker samples itself.
     """
 
-    def __init__(self, workers: Workers, tokenizer: ChatTokenizer, servers: Any | None) -> None:
+    def __init__(self, workers: Workers, tokenizer: ChatTokenizer | None, servers: Any | None) -> None:
         self._workers, self._tokenizer, self._servers = workers, tokenizer, servers
         self._version = 0
         self._given: Any = None
@@ -41,6 +44,8 @@ class WorkerEngines:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
+        if self._tokenizer is None:
+            raise EngineError("engine: the tokenizer of the workers' engine cannot be sent to the driver")
         return self._tokenizer
 
     @property
@@ -130,6 +135,12 @@ class ClusterCollector(Collector):
     workers: Workers
     world: Callable[[], int]
     """The number of workers that the cluster has room for now."""
+    tokenizers: Mapping[str, Any]
+    """Those of the workers' models by name, "" for the policy."""
+
+    def token_bytes(self) -> TokenBytes:
+        """Return a function that gives the bytes of token ids of a named model, "" for the policy."""
+        return bytes_of(self.tokenizers)
 
     async def collect(
         self,
@@ -142,12 +153,9 @@ class ClusterCollector(Collector):
     ) -> Groups:
         """Play `n` rollouts of every task, shared out over the workers."""
         world = len(self.workers.handles)
-        async with asyncio.TaskGroup() as playing:
-            shares = [
-                playing.create_task(self.workers.ask(rank, "play", Share(rank, world).of(tasks), n, seed, sampling))
-                for rank in range(world)
-            ]
-        found = {group.group_id: group for share in shares for group in share.result()}
+        asked = [(rank, Share(rank, world).of(tasks)) for rank in range(world)]
+        shares = await together([self.workers.ask(rank, "play", mine, n, seed, sampling) for rank, mine in asked])
+        found = {group.group_id: group for share in shares for group in share}
         whole = Groups([found[task.id] for task in tasks])
         if must_score:
             raise_if_all_failed(whole)
@@ -202,6 +210,10 @@ class ClusterScheduler:
     """Where the tasks of each worker stand, by rank, as of the last batch."""
     collecting: bool = False
     """Whether a batch is in play: what a worker that is lost had begun of it counts as dropped."""
+    begun: Counter[int] = field(default_factory=Counter)
+    """Groups of the batch in play that workers had begun which were lost meanwhile, by rank."""
+    counted: Counter[int] = field(default_factory=Counter)
+    """Rollouts that count as lost with a worker in the account of the next batch, by rank."""
 
     async def begin(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Open every worker's scheduler from these states of any number of workers."""
@@ -214,6 +226,8 @@ class ClusterScheduler:
         self.collecting = True
         played: list[Played] = await self.workers.ask_all("play_share", to_come)
         self.collecting = False
+        self.begun.clear()
+        self.counted.clear()
         self.states = [each.state for each in played]
         whole = joined(each.share for each in played)
         if self.on_rollout is not None:
@@ -231,11 +245,14 @@ class ClusterScheduler:
     async def renew(self, rank: int, worker: Any) -> None:
         """Bring a new worker to where the lost one stood behind the last batch, and count what that had in play."""
         states = [dict(state) for state in self.states]
-        lost = states[rank]["in_play"]
+        lost, begun = states[rank]["in_play"], self.begun[rank]
         if self.collecting:
-            share = Share(rank, len(states)).of(range(self.asked.prompts))
-            states[rank]["in_play"] = {**lost, "started": lost["started"] + len(share)}
+            begun += len(Share(rank, len(states)).of(range(self.asked.prompts)))
+            states[rank]["in_play"] = {**lost, "started": lost["started"] + begun}
         await answer(worker.begin.remote(self.asked, states, alone=True))
+        rollouts = (lost["started"] + lost["resumed"] + begun) * self.asked.rollouts
+        self.workers.losses.rollouts_lost += rollouts - self.counted[rank]
+        self.begun[rank], self.counted[rank] = begun, rollouts
 
     async def _spread(self, world: int) -> None:
         """Go on with another number of workers; what is in play ahead of its batch is dropped and played again."""

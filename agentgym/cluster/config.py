@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from agentgym.field_checks import Above0, Count, Positive, check_fields, names_its_fields
 
+OFF = "off"
+"""The address in whose place a run or an evaluation is in this process alone."""
 SANDBOX = "sandbox"
 """The custom resource of nodes that run boxes; where the cluster has any, each rollout worker takes one of it."""
 
@@ -18,6 +20,9 @@ class ClusterConfig:
     None, workers join and leave with their nodes, between two batches."""
     worker_cpus: Above0 = 1.0
     """CPUs that Ray sets aside for each worker."""
+    eval_workers: Count = 0
+    """Processes that play the evaluations between two steps (eval_every) while training goes on, each with an engine of
+    its own in it; 0: the workers of the training play them, and training waits."""
     trainers: Positive = 1
     """Processes that train together, each with a GPU of its own where it trains on GPUs."""
     trainer_cpus: Above0 = 1.0

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.cluster.lost import TrainerLost
+from agentgym.cluster.config import OFF
+from agentgym.cluster.lost import Losses, TrainerLost
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env
 from agentgym.extras import needs_extra
@@ -21,8 +22,6 @@ if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for 
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-OFF = "off"
-"""The value of `RunConfig.ray` of a run without Ray."""
 
 
 class Parts(Protocol):
@@ -41,6 +40,16 @@ class Parts(Protocol):
         engine: Engine | None,
     ) -> AbstractAsyncContextManager[Collector]:
         """Open what plays the run's rollouts; `engine` takes the place of the one that the run names."""
+        ...
+
+    def evaluator(
+        self, env: type[Env[Any]], progress: Callable[[str], None]
+    ) -> AbstractAsyncContextManager[Collector | None]:
+        """Open what plays evaluations while training goes on; None where the run has nothing for it."""
+        ...
+
+    def lost(self) -> dict[str, int]:
+        """Return the counts of what the run has lost so far; none where it is on no cluster."""
         ...
 
 
@@ -67,25 +76,41 @@ class LocalParts:
         """Open the engine, the boxes, the resources and the named models of the run."""
         return open_collector(self.run, env, trainer, progress, tokenizer=tokenizer, engine=engine)
 
+    def evaluator(
+        self, env: type[Env[Any]], progress: Callable[[str], None]
+    ) -> AbstractAsyncContextManager[Collector | None]:
+        """Return nothing: without a cluster training waits for its evaluations."""
+        return nullcontext()
+
+    def lost(self) -> dict[str, int]:
+        """Return nothing: what this process loses ends the run."""
+        return {}
+
 
 @asynccontextmanager
-async def open_parts(run: RunConfig) -> AsyncIterator[Parts]:
-    """Yield the parts of the run; with `ray` the cluster is joined, or one is started on this machine."""
+async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
+    """Yield the parts of the run; with `ray` the cluster is joined, or one is started on this machine.
+
+    What is lost there is counted in `losses`.
+    """
     if run.ray == OFF:
         yield LocalParts(run)
         return
     with needs_extra():
         from agentgym.cluster.on_ray import joined_cluster
-    async with joined_cluster(run) as cluster:
+    async with joined_cluster(run, losses) as cluster:
         yield cluster
 
 
-async def with_restarts(run: RunConfig, folder: Path, play: Callable[[RunConfig], Awaitable[T]]) -> T:
+async def with_restarts(run: RunConfig, folder: Path, play: Callable[[RunConfig, Losses], Awaitable[T]]) -> T:
     """Play the run; where a trainer on Ray is lost, go on from the last checkpoint, `cluster.restarts` times."""
+    losses = Losses()
     for _ in range(run.cluster.restarts if run.ray != OFF else 0):
         try:
-            return await play(run)
+            return await play(run, losses)
         except TrainerLost as lost:
             _LOG.warning("%s; the run goes on from its last checkpoint", lost)
+            losses.trainers_lost += 1
+            losses.trainers_replaced += 1
             run = replace(run, resume=folder, out=None)
-    return await play(run)
+    return await play(run, losses)

@@ -11,7 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from agentgym.cluster.workers import answer
+from agentgym.cluster.lost import Losses
+from agentgym.cluster.workers import answer, answers
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.engine import SGLangEngine
 from agentgym.errors import AgentGymError
@@ -51,9 +52,11 @@ class Servers:
     model: Path | str
     config: SGLangConfig
     restarts: int
+    losses: Losses
+    """What counts the servers that are lost and those that take their places."""
     moved: Callable[[str, str], Awaitable[None]] | None = None
     lost: int = 0
-    """Servers that were lost and started again."""
+    """Servers that were lost: `restarts` of them are started again."""
     actors: dict[str, Any] = field(default_factory=dict)
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -66,15 +69,14 @@ class Servers:
         """Start all servers at once, and watch them."""
         started = [self._start() for _ in range(self.config.servers)]
         try:
-            async with asyncio.TaskGroup() as opening:
-                urls = [opening.create_task(answer(actor.open.remote())) for actor in started]
-        except ExceptionGroup as failed:
+            urls = await answers([actor.open.remote() for actor in started])
+        except Exception:
             for actor in started:
                 ray.kill(actor)
-            raise failed.exceptions[0] from None
+            raise
         for url, actor in zip(urls, started, strict=True):
-            self.actors[url.result()] = actor
-            self._watching.append(asyncio.create_task(self._watch(url.result(), actor)))
+            self.actors[url] = actor
+            self._watching.append(asyncio.create_task(self._watch(url, actor)))
 
     async def close(self) -> None:
         """End all servers."""
@@ -102,6 +104,7 @@ class Servers:
                 said = str(error).splitlines()[0]
             del self.actors[url]
             self.lost += 1
+            self.losses.servers_lost += 1
             if self.lost > self.restarts:
                 _LOG.error("cluster.restarts: %d servers were lost, and no more is started: %s", self.lost, said)
                 return
@@ -113,6 +116,7 @@ class Servers:
                 _LOG.error("the server at %s could not be started again: %s", url, str(again).splitlines()[0])
                 return
             self.actors[fresh] = actor
+            self.losses.servers_replaced += 1
             if self.moved is not None:
                 await self.moved(url, fresh)
             url = fresh

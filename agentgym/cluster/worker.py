@@ -1,6 +1,7 @@
 """A process that plays one share of a run's rollouts, with an engine and boxes of its own."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -8,8 +9,9 @@ from typing import Any, TypeAlias
 
 from agentgym.adapter import Adapter, ModelWeights
 from agentgym.branching.settings import Branching
-from agentgym.engines.base import SharedEngine, weights_engine
+from agentgym.engines.base import Engine, SharedEngine, own_model_name, weights_engine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
+from agentgym.engines.token_bytes import tokenizers_of
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector, DistributedScheduler, PlayedShare
 from agentgym.run.peers import Share
@@ -20,6 +22,7 @@ from agentgym.scheduling.oversampling import Oversample
 from agentgym.time_limits import all_clocks_stopped
 from agentgym.types import Floats, Group, Sampling
 
+_LOG = logging.getLogger(__name__)
 Policy: TypeAlias = Adapter | ModelWeights | None
 """What an engine of a worker's own takes."""
 
@@ -37,6 +40,11 @@ class Schedule:
     rest_rounds: int = 0
     branching: Branching | None = None
 
+    @property
+    def rollouts(self) -> int:
+        """How many rollouts are started in a group."""
+        return self.n + (self.oversample.extra_rollouts if self.oversample is not None else 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
@@ -45,6 +53,34 @@ class EngineFacts:
     context_tokens: int
     dtype: str
     model_name: str
+
+
+def facts_of(engine: Engine) -> EngineFacts:
+    """Return what the driver is told of an open engine."""
+    return EngineFacts(
+        context_tokens=engine.context_tokens,
+        dtype=str(getattr(engine, "dtype", "")),
+        model_name=own_model_name(engine),
+    )
+
+
+def sendable_tokenizers(policy: Engine, models: Mapping[str, Engine]) -> dict[str, Any]:
+    """Return the tokenizers of these models by name, "" for the policy; one that cannot be sent is warned of."""
+    from ray import cloudpickle
+
+    found = {}
+    for name, tokenizer in tokenizers_of(policy, models).items():
+        try:
+            cloudpickle.dumps(tokenizer)
+            found[name] = tokenizer
+        except Exception as error:  # whatever an engine of the user's has for a tokenizer
+            _LOG.warning(
+                "the tokenizer of the model %r cannot be sent to the driver, and its tokens are kept without their "
+                "texts: %s",
+                name,
+                error,
+            )
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +113,11 @@ class RolloutWorker:
         tokenizer = await asyncio.to_thread(own_template, run)
         opening = open_collector(run, env, self._share, lambda said: None, tokenizer=tokenizer)
         self._collector = await self._stack.enter_async_context(opening)
-        engine = self._collector.engine
-        return EngineFacts(
-            context_tokens=engine.context_tokens,
-            dtype=str(getattr(engine, "dtype", "")),
-            model_name=str(getattr(engine, "model_name", "")),
-        )
+        return facts_of(self._collector.engine)
+
+    async def tokenizers(self) -> dict[str, Any]:
+        """Return the tokenizers of the models by name, "" for the policy."""
+        return sendable_tokenizers(self._opened.engine, self._opened.models)
 
     async def begin(
         self, asked: Schedule, states: Sequence[Mapping[str, Any]], *, alone: bool = False

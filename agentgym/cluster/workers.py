@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from agentgym.cluster.config import SANDBOX
+from agentgym.cluster.lost import Losses, WorkersLost
 from agentgym.cluster.worker import EngineFacts
 from agentgym.errors import AgentGymError
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 PLACE_S = 120.0
 """Seconds for the cluster to make room for the run's actors."""
 CLOSE_S = 30.0
@@ -35,9 +37,13 @@ class Workers:
 
     start: Start
     restarts: int
+    losses: Losses
+    """What counts the workers that end by themselves and those that take their places."""
+    kind: Literal["workers", "eval_workers"] = "workers"
+    """What they are called in the count of losses."""
     facts: EngineFacts | None = None
     lost: int = 0
-    """Workers that ended by themselves and were replaced."""
+    """Workers that ended by themselves since `open`: `restarts` of them may."""
     handles: list[Any] = field(default_factory=list)
     renew_policy: Renew | None = None
     """Gives a new worker the policy that the run has; it comes before all else that the worker is asked."""
@@ -94,9 +100,7 @@ class Workers:
 
     async def ask_all(self, method: str, *values: Any) -> list[Any]:
         """Return the answers of all workers, by rank."""
-        async with asyncio.TaskGroup() as asking:
-            tasks = [asking.create_task(self.ask(rank, method, *values)) for rank in range(len(self.handles))]
-        return [task.result() for task in tasks]
+        return await together([self.ask(rank, method, *values) for rank in range(len(self.handles))])
 
     async def replace(self, rank: int, handle: Any, error: Exception) -> None:
         """Start a worker in the place of one that has ended, unless that is done already."""
@@ -105,8 +109,9 @@ class Workers:
                 return
             said = str(error).splitlines()[0]
             self.lost += 1
+            self.losses.count(f"{self.kind}_lost")
             if self.lost > self.restarts:
-                raise AgentGymError(
+                raise WorkersLost(
                     f"cluster.restarts: {self.lost} rollout workers have ended, and {self.restarts} may be replaced; "
                     f"the last one: {said}"
                 ) from error
@@ -122,6 +127,7 @@ class Workers:
                 _LOG.warning("its replacement has ended, too: %s", str(again).splitlines()[0])
                 return  # whoever asks it next meets that, and counts it
             self.handles[rank] = fresh
+            self.losses.count(f"{self.kind}_replaced")
 
 
 def no_room(wanted: str) -> AgentGymError:
@@ -143,6 +149,14 @@ async def answer(asked: Any) -> Any:
 
 async def answers(asked: Sequence[Any]) -> list[Any]:
     """Wait for all answers; the first error ends the wait."""
-    async with asyncio.TaskGroup() as waiting:
-        tasks = [waiting.create_task(answer(each)) for each in asked]
+    return await together([answer(each) for each in asked])
+
+
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do it all at once and return the results in their order; the first error ends the rest and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as doing:
+            tasks = [doing.create_task(each) for each in work]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     return [task.result() for task in tasks]

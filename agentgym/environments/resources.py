@@ -78,6 +78,11 @@ async def open_resources(env: type[Env[Any]]) -> AsyncIterator[Any]:
             yield await stack.enter_async_context(_shared(env))
 
 
+def opens_resources(env: type[Env[Any]]) -> bool:
+    """Whether the env itself opens anything; a mixture leaves that to its members."""
+    return getattr(env.open_resources, "__func__", None) is not getattr(Env.open_resources, "__func__", None)
+
+
 def share_resources(env: Env[Any]) -> None:
     """Give an instance the open resources of its class; EnvError where they have ended by themselves."""
     found = _open.get(asyncio.get_running_loop(), {}).get(type(env))
@@ -87,7 +92,7 @@ def share_resources(env: Env[Any]) -> None:
 
 @asynccontextmanager
 async def _shared(env: type[Env[Any]]) -> AsyncIterator[Any]:
-    if getattr(env.open_resources, "__func__", None) is getattr(Env.open_resources, "__func__", None):
+    if not opens_resources(env):
         yield None
         return
     opened = _open.setdefault(asyncio.get_running_loop(), {})

@@ -199,6 +199,11 @@ async def open_boxes(env: type[Env[Any]], size: int, sandbox: Sandbox | None = N
         yield pool
 
 
+def declares_boxes(env: type[Env[Any]]) -> bool:
+    """Whether rollouts of the env may have a box."""
+    return env.sandbox is not None or chooses(env)
+
+
 def chooses(env: type[Env[Any]]) -> bool:
     """Whether the env chooses a sandbox for each task."""
     return getattr(env.sandbox_for, "__func__", None) is not getattr(Env.sandbox_for, "__func__", None)

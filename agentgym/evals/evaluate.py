@@ -2,37 +2,34 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from agentgym.asking.named import check_models
 from agentgym.boxes import Boxes
-from agentgym.engines.base import Engine
-from agentgym.engines.token_bytes import bytes_by_model
-from agentgym.environments.env import Env, Split
+from agentgym.cluster.config import OFF
+from agentgym.environments.env import Env, Split, has_group_reward
+from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
-from agentgym.environments.resources import open_resources
-from agentgym.environments.task_boxes import check_boxes, open_boxes
+from agentgym.environments.task_boxes import check_boxes
 from agentgym.environments.task_rows import as_tasks
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import KeptRollouts, kept_in, settings_of
-from agentgym.evals.opening import Model, name_of, open_engine, refuse_images
+from agentgym.evals.opening import Model, name_of, opened_name, refuse_images
+from agentgym.evals.playing import Playing, open_playing
 from agentgym.evals.progress import progress_bar
+from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
-from agentgym.rollouts.rollout import rollout
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
-from agentgym.scheduling.group_rewards import GroupRewards
-from agentgym.scheduling.group_state import CANCELLED, failed_rollout
 from agentgym.tools.declarations import check_whole
 from agentgym.tools.tool_threads import in_own_thread
 from agentgym.types import Group, Rollout, Sampling, Task
 
 _LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 TASKS = 128
 """Most tasks of an evaluation that does not say how many."""
 
@@ -53,7 +50,9 @@ async def evaluate(
     resume: bool = False,
     retry_failed: bool = False,
     progress: bool = False,
-    models: Mapping[str, Engine] | None = None,
+    models: Mapping[str, Model] | None = None,
+    ray: str = OFF,
+    workers: int | None = None,
 ) -> Evaluation:
     """Play `k` rollouts of each of the first `n` tasks of the split, or of `tasks`, on any model; by default of 128.
 
@@ -62,7 +61,10 @@ async def evaluate(
     plays the same draws; fewer tasks than `n` are warned of. With `out`, each rollout is kept in that folder when it
     ends, in the store that training has; with `resume`, those that are there are not played again, but for failed ones
     with `retry_failed`; where the env has group rewards, all of a task are played again. `progress` shows a bar on
-    stderr. `models` are open engines that the env asks by name, endpoints too. Raises ValueError where there is no
+    stderr. `models` are what the env asks by name, each given as `model` is. With `ray`, the rollouts are played by
+    `workers` processes on a Ray cluster, by default one a node: auto joins a running one or starts one here, HOST:PORT
+    joins that one; each opens the model itself, so that `model` is a name or a folder, an endpoint, or an engine on
+    servers. A worker that is lost is replaced, and its rollouts are played again. Raises ValueError where there is no
     task, TypeError for an argument of another type, AgentGymError where all rollouts failed.
     """
     _check_types(n=n, k=k, seed=seed, concurrency=concurrency, tasks=tasks, sampling=sampling)
@@ -73,16 +75,17 @@ async def evaluate(
     if out is None and (resume or retry_failed):
         raise ValueError("resume, retry_failed: need the folder of the evaluation in `out`")
     check_boxes(boxes)
-    named = check_models(models)
+    asked = _checked_models(models)
+    if ray == OFF and workers is not None:
+        raise ValueError("workers: without ray there is this process alone; give ray, or leave workers out")
     cls = find_env(env)
     chosen = _chosen(cls, n, tasks, split)
     refuse_images(model, cls, chosen)
-    group_rewards = GroupRewards(cls, named)
-    judged = {task.id for task in chosen if group_rewards.has(task)}
+    judged = {task.id for task in chosen if has_group_reward(member_of(cls, task))}
     settings = settings_of(
         env=cls,
         model=name_of(model),
-        models={name: name_of(engine) for name, engine in named.items()},
+        models={name: opened_name(each) for name, each in asked.items()},
         split=split if tasks is None else None,
         seed=seed,
         sampling=sampling,
@@ -97,16 +100,20 @@ async def evaluate(
         ended = {} if kept is None else _usable(kept.played, chosen, k, judged)
         left = [(task, number) for task in chosen for number in range(k) if _id(task, number) not in ended]
         if left:
-            engine = await stack.enter_async_context(open_engine(model))
+            given = cls, model, asked, boxes, sampling, seed
+            at_once = min(concurrency, len(left))
+            if ray == OFF:
+                playing: Playing = await stack.enter_async_context(open_playing(*given, at_once=at_once))
+            else:
+                with needs_extra():
+                    from agentgym.cluster.evaluation import open_playing_on_ray
+                opening = open_playing_on_ray(*given, at_once=at_once, address=ray, workers=workers)
+                playing = await stack.enter_async_context(opening)
             if kept is not None:
-                kept.name_tokens(bytes_by_model(engine, named))
-            if boxes is None:
-                boxes = await stack.enter_async_context(open_boxes(cls, min(concurrency, len(left))))
-            await stack.enter_async_context(open_resources(cls))
+                kept.name_tokens(playing.token_bytes())
             told = stack.enter_context(progress_bar(len(chosen) * k, len(chosen) * k - len(left), shown=progress))
-            player = _Player(cls, engine, named, boxes, sampling, seed, k, group_rewards, kept, told, ended)
-            await player.play_all(left, concurrency)
-            _warn_of_unasked(cls, named, [ended[_id(task, number)] for task, number in left])
+            await _Player(playing, k, judged, kept, told, ended).play_all(left, concurrency)
+            _warn_of_unasked(cls, asked, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
         resumed = len(chosen) * k - len(left) if resume else None
         played = Evaluation(groups=Groups(groups), k=k, envs=envs, resumed=resumed)
@@ -118,16 +125,12 @@ async def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class _Player:
-    """Plays the rollouts of an evaluation, and says and keeps each when it ends."""
+    """Has the rollouts of an evaluation played, and says and keeps each when it ends."""
 
-    env: type[Env[Any]]
-    engine: Engine
-    models: Mapping[str, Engine]
-    boxes: Boxes | None
-    sampling: Sampling | None
-    seed: int
+    playing: Playing
     k: int
-    group_rewards: GroupRewards[Any]
+    judged: Set[str]
+    """The ids of the tasks whose rollouts have rewards of their group."""
     kept: KeptRollouts | None
     told: Callable[[Rollout], None]
     ended: dict[str, Rollout]
@@ -136,26 +139,19 @@ class _Player:
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
         """Play these rollouts, at most `concurrency` at once."""
         jobs = iter(left)
-        async with asyncio.TaskGroup() as players:
-            for _ in range(min(concurrency, len(left))):
-                players.create_task(self._play_next(jobs))
+        try:
+            async with asyncio.TaskGroup() as players:
+                for _ in range(min(concurrency, len(left))):
+                    players.create_task(self._play_next(jobs))
+        except ExceptionGroup as failed:  # such as one of the disk; what a rollout raises is in the rollout
+            raise failed.exceptions[0] from None
 
     async def _play_next(self, jobs: Iterator[tuple[Task, int]]) -> None:
         """Play one rollout after the other, until none is left."""
         for task, number in jobs:
-            playing = rollout(
-                self.env,
-                task,
-                self.engine,
-                boxes=self.boxes,
-                sampling=self.sampling,
-                seed=self.seed,
-                rollout_id=_id(task, number),
-                models=self.models,
-            )
-            done = await _apart(playing) or failed_rollout(task, _id(task, number), CANCELLED)
+            done = await self.playing.play(task, _id(task, number))
             self.ended[done.rollout_id] = done
-            if not self.group_rewards.has(task):
+            if task.id not in self.judged:
                 await self._end(task, [done])
             elif all(name in self.ended for name in _ids(task, self.k)):
                 await self._end(task, await self._judged(task))
@@ -164,9 +160,7 @@ class _Player:
         """Return all rollouts of a task, those that are scored with their group rewards."""
         played = [self.ended[name] for name in _ids(task, self.k)]
         scored = [done for done in played if done.reward is not None]
-        added = await _apart(self.group_rewards.added(task, scored, seed=self.seed)) if scored else []
-        if added is None:
-            added = [failed_rollout(task, done.rollout_id, f"group_reward: {CANCELLED}") for done in scored]
+        added = await self.playing.judge(task, scored) if scored else []
         self.ended.update({done.rollout_id: done for done in added})
         return [self.ended[name] for name in _ids(task, self.k)]
 
@@ -178,18 +172,15 @@ class _Player:
             self.told(done)
 
 
-async def _apart(work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the work's result; None where it was cancelled, and not with the task that waits for it."""
-    try:
-        return await asyncio.create_task(work)
-    except asyncio.CancelledError:
-        waiting = asyncio.current_task()
-        if waiting is None or waiting.cancelling():
-            raise
-        return None
+def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
+    """Return the named models; TypeError or ValueError, naming the entry, for what is none."""
+    if not isinstance(models, Mapping | None):
+        return dict(check_models(models))  # which refuses it
+    opened = check_models({name: each for name, each in (models or {}).items() if not isinstance(each, str | Path)})
+    return {name: opened.get(name, each) for name, each in (models or {}).items()}
 
 
-def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Engine], played: Sequence[Rollout]) -> None:
+def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Model], played: Sequence[Rollout]) -> None:
     """Warn of named models that no rollout has asked: their names may be misspelt."""
     asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
     asked |= {segment.model for rollout in played for segment in rollout.segments}

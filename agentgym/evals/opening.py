@@ -13,6 +13,7 @@ from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
 from agentgym.messages import SEE_ELSEWHERE
+from agentgym.models import find_model
 from agentgym.tools.images import image_in
 from agentgym.types import Task
 
@@ -31,7 +32,7 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
     if not isinstance(model, str | Path):
         check_engine(model)
         yield model
-    elif str(model).startswith(("http://", "https://")):
+    elif is_url(model):
         async with Endpoint(str(model)) as endpoint:
             yield endpoint
     elif (adapter := _adapter_folder(Path(model))) is not None:
@@ -45,7 +46,7 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
 
 def refuse_images(model: Model, env: type[Env[Any]], tasks: Iterable[Task]) -> None:
     """Raise ValueError where the env shows images and the model reads token ids: it would be shown none."""
-    reads = str(model).startswith(("http://", "https://")) if isinstance(model, str | Path) else _is_asked(model)
+    reads = is_url(model) if isinstance(model, str | Path) else _is_asked(model)
     if reads:
         return
     for task in tasks:
@@ -65,6 +66,19 @@ def name_of(model: Model) -> str:
     if isinstance(model, Endpoint):
         return " ".join(filter(None, [model.url, model.model]))
     return model_name(model)
+
+
+def opened_name(model: Model) -> str:
+    """Name a model as its engine does when it is open."""
+    if not isinstance(model, str | Path) or is_url(model):
+        return name_of(model)
+    adapter = _adapter_folder(Path(model))
+    return str(find_model(model)) if adapter is None else f"{find_model(_base_of(adapter))} with {adapter}"
+
+
+def is_url(model: str | Path) -> bool:
+    """Whether the name of a model is the URL of an endpoint."""
+    return str(model).startswith(("http://", "https://"))
 
 
 def _adapter_folder(folder: Path) -> Path | None:

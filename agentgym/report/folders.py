@@ -80,10 +80,9 @@ class KeptRun:
         return [rows[step] for step in sorted(rows)]
 
     def curve(self, figure: str) -> dict[int, float]:
-        """Return a figure by the number of steps that were done when it was measured; gaps are left out."""
-        held_out = figure.startswith("eval/")
-        rows = self.held_out if held_out else self.steps
-        found = {row["step"] + (not held_out): measured(row.get(figure)) for row in rows}
+        """Return a figure by its step as the log counts: from 0, held-out ones by the steps before; without gaps."""
+        rows = self.held_out if figure.startswith("eval/") else self.steps
+        found = {row["step"]: measured(row.get(figure)) for row in rows}
         return {step: value for step, value in found.items() if value is not None}
 
     @cached_property

@@ -11,7 +11,7 @@ from agentgym.report.figures import end_rows, score_rows, stop_rows, unlearned_r
 from agentgym.report.lines import Line
 from agentgym.report.rollouts import FailureKind, Quoted, failed_in, failures, quoted
 from agentgym.report.settings import SettingRow, setting_rows
-from agentgym.transcript import printable
+from agentgym.transcript import counted, printable
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -31,7 +31,7 @@ summary { cursor: pointer; overflow-wrap: anywhere; }
 def page(lines: Sequence[Line], charts: Sequence[Chart], folder: Path, *, transcripts: int, version: str) -> str:
     """Return the page; the pictures of `charts` are read from `folder` and stand within it."""
     parts = [
-        f"<h1>{_text('Report on ' + _counted(sum(len(line.runs) for line in lines), 'run'))}</h1>",
+        f"<h1>{_text('Report on ' + counted(sum(len(line.runs) for line in lines), 'run'))}</h1>",
         f'<p class="said">{_text(f"Made by agentgym {version}.")}</p>',
         *_lines(lines),
         *_charts(charts, folder),
@@ -101,7 +101,7 @@ def _unlearned(lines: Sequence[Line]) -> Iterator[str]:
 def _failures(lines: Sequence[Line]) -> Iterator[str]:
     total = failed_in(lines)
     yield "<h2>Failures</h2>"
-    yield f"<p>{_text(_counted(total, 'rollout') + ' failed.' if total else 'No rollout failed.')}</p>"
+    yield f"<p>{_text(counted(total, 'rollout') + ' failed.' if total else 'No rollout failed.')}</p>"
     for line in lines:
         yield from map(_failure, failures(line))
 
@@ -156,7 +156,3 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     heads = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in head)
     lines = ["".join(f"<td>{_text(cell)}</td>" for cell in row) for row in body]
     return f"<table><tr>{heads}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -35,27 +35,31 @@ class Bar:
 
 
 def draw_curves(path: Path, curves: Sequence[Curve], *, title: str, unit: str, from_zero: bool = False) -> None:
-    """Draw the mean of each line, the range of its seeds as a band, and each seed as a thin line."""
+    """Draw the curves of all lines into one picture."""
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(7, 4), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot(xlabel="steps", ylabel=plain(unit), title=plain(title))
+        axes = figure.add_subplot(xlabel="step", ylabel=plain(unit), title=plain(title))
         for place, curve in enumerate(curves):
-            colour, mean = COLOURS[place % len(COLOURS)], band(curve.seeds)
-            alone = len(curve.seeds) == 1
-            for seed in [] if alone else curve.seeds:
-                axes.plot(list(seed), list(seed.values()), color=colour, alpha=0.35, linewidth=0.8)
-            marker = "o" if len(mean.steps) < 12 else None
-            label = plain(curve.label)
-            axes.plot(mean.steps, mean.mean, marker=marker, markersize=3, color=colour, linewidth=2, label=label)
-            if not alone:
-                axes.fill_between(mean.steps, mean.low, mean.high, color=colour, alpha=0.18, linewidth=0)
+            add_curve(axes, curve, COLOURS[place % len(COLOURS)])
         mark_whole_steps(axes)
         if from_zero:
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
         figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def add_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    """Draw the mean of a line; of several seeds also their range as a band, and each of them as a thin line."""
+    mean = band(curve.seeds)
+    if len(curve.seeds) > 1:
+        for seed in curve.seeds:
+            axes.plot(list(seed), list(seed.values()), color=colour, alpha=0.35, linewidth=0.8)
+        axes.fill_between(mean.steps, mean.low, mean.high, color=colour, alpha=0.18, linewidth=0)
+    marker = "o" if len(mean.steps) < 12 else None
+    label = plain(curve.label)
+    axes.plot(mean.steps, mean.mean, marker=marker, markersize=3, color=colour, linewidth=2, label=label)
 
 
 def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None:

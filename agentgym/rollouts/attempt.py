@@ -95,6 +95,7 @@ class Attempt:
         self.retries = 0
         """The number of attempts before this one."""
         self.closed = False
+        self.running: asyncio.Task[Any] | None = None
         self.cancellations = 0
         """The number of cancellations of the running task when the attempt began."""
 
@@ -103,7 +104,7 @@ class Attempt:
         start = time.perf_counter()
         running = asyncio.current_task()
         assert running is not None
-        self.cancellations = running.cancelling()
+        self.running, self.cancellations = running, running.cancelling()
         try:
             with noting_failed_cases() as self.failed_cases:
                 async with AsyncExitStack() as stack:
@@ -268,8 +269,7 @@ class Attempt:
 
     def _raise_if_cancelled(self) -> None:
         """Raise the cancellation that a tool has swallowed."""
-        running = asyncio.current_task()
-        if running is not None and running.cancelling() > self.cancellations:
+        if self.running is not None and self.running.cancelling() > self.cancellations:
             raise asyncio.CancelledError
 
     def _credit(self, reward: float, rewards: dict[str, float]) -> None:

@@ -10,13 +10,14 @@ from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
-from agentgym.environments.resources import open_resources
-from agentgym.environments.task_boxes import check_boxes, open_boxes
+from agentgym.environments.resources import open_resources, opens_resources
+from agentgym.environments.task_boxes import check_boxes, declares_boxes, open_boxes
 from agentgym.environments.task_rows import as_task
 from agentgym.rollouts.attempt import Attempt
 from agentgym.rollouts.branches.play import Branches, check_branching
 from agentgym.types import Rollout, Sampling
 
+_BY_DEFAULT = Sampling()
 observers: list[Callable[[Rollout], object]] = []
 """Functions that are called with each rollout that `rollout` returns; for tools that show them, as the pytest plugin
 does."""
@@ -54,12 +55,13 @@ async def rollout(
     cls = member_of(cls, task)
     check_branching(cls, branching)
     async with AsyncExitStack() as stack:
-        if boxes is None:
+        if boxes is None and declares_boxes(cls):
             boxes = await stack.enter_async_context(open_boxes(cls, 1))
-        await stack.enter_async_context(open_resources(cls))
+        if opens_resources(cls):
+            await stack.enter_async_context(open_resources(cls))
         for retry in range(cls.limits.retries + 1):
             # Nothing of a failed attempt goes into the next: not its env, its box, its ids or its counts.
-            attempt = Attempt(cls, task, engine, named, sampling or Sampling(), seed, rollout_id or f"{task.id}/0")
+            attempt = Attempt(cls, task, engine, named, sampling or _BY_DEFAULT, seed, rollout_id or f"{task.id}/0")
             attempt.retries = retry
             branches = None if branching is None else Branches(attempt, branching)
             attempt.at_state = None if branches is None else branches.play

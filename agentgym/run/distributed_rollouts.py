@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from agentgym.boxes import Boxes
 from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine
+from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
 from agentgym.environments.task_rows import as_tasks
 from agentgym.evals.evaluation import Evaluation
@@ -21,6 +22,7 @@ from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import Groups, play_groups
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
+from agentgym.store.vocabulary import TokenBytes
 from agentgym.tools.tool_threads import in_own_thread
 from agentgym.types import Group, Rollout, Sampling
 
@@ -74,6 +76,10 @@ class Collector:
         if must_score:
             raise_if_all_failed(whole)
         return whole
+
+    def token_bytes(self) -> TokenBytes:
+        """Return a function that gives the bytes of token ids of a named model, "" for the policy."""
+        return bytes_by_model(self.engine, self.models)
 
     @asynccontextmanager
     async def schedule(

@@ -108,7 +108,7 @@ class MetricsLogger:
         self._bar.update(self._job, advance=1, figures=f"reward {last}")
         rate = figures.get("throughput/sampled_tokens_per_s")
         speed = f", {rate:,.0f} tokens/s" if rate is not None and math.isfinite(rate) else ""
-        self._line(f"step {step + 1}/{self._steps}  reward {last}  {self._pace(step + 1)}{speed}")
+        self._line(f"step {step}, {step + 1}/{self._steps} done  reward {last}  {self._pace(step + 1)}{speed}")
 
     def held_out(self, done: int, figures: Mapping[str, float]) -> None:
         """Record the figures of an evaluation after `done` steps, `eval/reward` among them, in a line of its own."""

@@ -17,20 +17,22 @@ import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cluster.parts import open_parts, with_restarts
+from agentgym.cluster.lost import PREFIX, Losses
+from agentgym.cluster.parts import Parts, open_parts, with_restarts
 from agentgym.engines.base import Engine, weights_engine
 from agentgym.engines.messages import refuse_in_training
-from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
+from agentgym.errors import AgentGymError
 from agentgym.models import of_field
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.held_out.evaluations import Evaluations
 from agentgym.run.log import MetricsLogger
 from agentgym.run.measures.clock import StepClock
 from agentgym.run.measures.surroundings import write_surroundings
@@ -85,17 +87,23 @@ async def train_policy(
     try:
         with hold_checked(run, env, folder):
             outlets = partial(Outlets, sinks=sinks, on_step=on_step, on_rollout=on_rollout)
-            return await with_restarts(run, folder, lambda run: _run(run, env, folder, outlets, engine))
+            play = partial(_run, env=env, folder=folder, outlets=outlets, given=engine)
+            return await with_restarts(run, folder, play)
     except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
         raise stopped.with_traceback(None) from None
 
 
 async def _run(
-    run: RunConfig, env: type[Env[Any]], folder: Path, outlets: "partial[Outlets]", given: Engine | None
+    run: RunConfig,
+    losses: Losses,
+    env: type[Env[Any]],
+    folder: Path,
+    outlets: "partial[Outlets]",
+    given: Engine | None,
 ) -> dict[str, Any]:
     start = time.perf_counter()
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(open_parts(run))
+        parts = await stack.enter_async_context(open_parts(run, losses))
         trainer = await stack.enter_async_context(parts.trainer())
         run = replace(run, steps=await asyncio.to_thread(trainer.first, lambda: run.steps))  # as it read them
         state = await asyncio.to_thread(load_run_state, trainer, folder, resume=run.resume is not None)
@@ -103,6 +111,7 @@ async def _run(
         share = run.prompts * run.group_size // trainer.world
         log = MetricsLogger(folder, steps=run.steps, shown=first, done=state.step, rollouts=share)
         record = await stack.enter_async_context(open_recorder(folder, log, first=first, done=state.step))
+        losses.begin(log.rows[-1] if log.rows else {})
         told = await stack.enter_async_context(open_outlets(run, folder, outlets, log.alert, first=first))
         if first:
             await asyncio.to_thread(write_surroundings, folder)
@@ -113,18 +122,25 @@ async def _run(
             weights_engine(collector.engine)
         for each in members_of(env) if first else ():
             warn_of_engine_limits(each, collector.engine)
-        record.name_tokens(bytes_by_model(collector.engine, collector.models))
+        record.name_tokens(collector.token_bytes())
         with of_field("teacher"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))
-        steps = _Steps(run, trainer, collector, record, told, teacher)
+        clock = StepClock()
+        beside = await stack.enter_async_context(parts.evaluator(env, log.note))
+        evaluations = Evaluations(run, trainer, collector, record, told, clock, beside=beside)
+        await stack.enter_async_context(evaluations)
+        steps = _Steps(run, parts, trainer, collector, record, told, teacher, evaluations, clock)
+        if first:
+            await asyncio.to_thread(evaluations.say_missing, state.step)
         if state.step:
             steps.sync = steps.new_sync(state.probe, state.probe_base)
             await steps.sync(state.step)
         else:
-            state = replace(state, eval_before=await steps.evaluate("eval_before", 0))
+            state = replace(state, eval_before=await evaluations.now("eval_before", 0))
         async with CheckpointManager(trainer, record, state, run) as checkpoints:
             await steps.train(checkpoints)
-            after = await steps.evaluate("eval_after", run.steps, checkpoints)
+            await evaluations.end()
+            after = await evaluations.now("eval_after", run.steps, checkpoints)
         summary = {
             "recipe": run.recipe,
             **record.summary(),
@@ -133,6 +149,7 @@ async def _run(
             "best_step": best.step if (best := checkpoints.best) else None,
             "best_reward": best.reward if best else None,
             "outlet_errors": dict(told.errors),
+            **({"lost": lost} if (lost := parts.lost()) else {}),
             "seed": run.seed,
             "box": run.box,
             "out": str(folder),
@@ -151,16 +168,18 @@ async def _run(
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps and the evaluations of one run."""
+    """The steps of one run."""
 
     run: RunConfig
+    parts: Parts
     trainer: "Trainer"
     collector: Collector
     record: Recorder
     outlets: Outlets
     teacher: Engine | None
     """Scores what the student sampled; None where advantages come from rewards."""
-    clock: StepClock = field(default_factory=StepClock)
+    evaluations: Evaluations
+    clock: StepClock
     sync: WeightSync | None = None
     """Gives the engine each policy; None before the first, while the engine is at the base model."""
 
@@ -181,8 +200,9 @@ class _Steps:
             on_rollout=self.rollout_ended,
         ) as scheduler:
             for step in range(begun.step, run.steps):
+                await self.evaluations.settle()
                 if run.eval_every and step and step % run.eval_every == 0:
-                    await self.evaluate("eval", step, checkpoints)
+                    await self.evaluations.begin(step, checkpoints)
                 log.note("rollouts")
                 with part("collect"):
                     groups = await scheduler.collect(to_come=run.steps - step - 1, must_score=False)
@@ -205,6 +225,7 @@ class _Steps:
                 )
                 figures = stats | taught | speed | synced | engine_counts(self.collector.engine)
                 figures |= env_figures(self.collector.env, groups)
+                figures |= {f"{PREFIX}{name}": float(count) for name, count in self.parts.lost().items()}
                 log_step = partial(self.record.step, step, groups, batch, logprobs, figures)
                 state = replace(
                     begun,
@@ -239,34 +260,14 @@ class _Steps:
         trainer, engine = self.trainer, self.collector.engine
         return WeightSync(trainer, engine, probe, self.run.sampling, tolerance=self.run.probe_tolerance, base=base)
 
-    async def evaluate(self, phase: str, done: int, checkpoints: CheckpointManager | None = None) -> float | None:
-        """Play the held-out tasks after `done` steps and record them; their mean reward, None where the run has none.
-
-        With `checkpoints`, the policy is kept where it is the best of a run that evaluates it more than once.
-        """
-        run, log = self.run, self.record.log
-        if not run.eval_tasks:
-            return None
-        log.note("held-out evaluation")
-        with self.clock.part("eval"):
-            played = await self.collector.evaluate(
-                run.eval_tasks, n=run.eval_rollouts, must_score=False, sampling=run.held_out_sampling
-            )
-        self.record.evaluated(played, phase=phase, done=done)
-        raise_if_all_failed(played.groups)
-        figures = await asyncio.to_thread(played.figures)
-        figures |= env_figures(self.collector.env, played.groups, "eval/")
-        await asyncio.to_thread(log.held_out, done, figures)
-        await self.outlets.figures(done, figures)
-        if checkpoints is not None and run.eval_every and done:
-            await checkpoints.evaluated(figures["eval/reward"], done)
-        return figures["eval/reward"]
-
 
 def _probe(groups: Groups) -> list[int]:
     """The first ids of the first rollout that has any of the policy."""
-    ids: list[int] = next(s.token_ids[:PROBE].tolist() for r in groups.rollouts for s in r.segments if not s.model)
-    return ids
+    for segment in (segment for played in groups.rollouts for segment in played.segments):
+        if not segment.model:
+            ids: list[int] = segment.token_ids[:PROBE].tolist()
+            return ids
+    raise AgentGymError("rollouts: the policy has not spoken in any of the first batch, so nothing can be trained on")
 
 
 @asynccontextmanager

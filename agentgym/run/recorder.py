@@ -83,7 +83,7 @@ class Recorder:
         self.warn()
         if self.store is None:
             return
-        for said in account(self.log.rows, self.log.held_out_rewards):
+        for said in account(self.log.rows, self.log.held_out_rewards, summary.get("lost", {})):
             self.log.say(said)
         (self.log.folder / SUMMARY).write_text(json.dumps(strict(summary), allow_nan=False, indent=2) + "\n")
         if not write_plot(self.log.folder, self.log.rows, self.log.held_out_rewards):

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import ToolCounts
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
 MOST = 5
 """The most different error texts that a summary names."""
 
@@ -69,12 +71,18 @@ UNLEARNED = {
 """What was not learned from beside groups without a signal and failures, by the figure that counts it."""
 
 
-def account(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int = 5) -> list[str]:
-    """Return lines that say what was learned, what was not learned from and why, and how many rollouts were cut off."""
+def account(
+    rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], lost: Mapping[str, int] = NOTHING, last: int = 5
+) -> list[str]:
+    """Return lines that say what was learned, what was not learned from and why, and how many rollouts were cut off.
+
+    `lost` are the counts of what the run has lost on a cluster.
+    """
     return [
         *_under("learned", _learned(rows, held_out, last)),
         *_under("not learned from", _unlearned(rows)),
         *_under("cut off", _cut_off(rows)),
+        *_under("lost", _lost(lost)),
     ]
 
 
@@ -139,6 +147,18 @@ def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not shares:
         return []
     return [", ".join(f"{share:.1%} of the rollouts by the limit {reason}" for reason, share in shares.items())]
+
+
+def _lost(counts: Mapping[str, int]) -> list[str]:
+    """The parts that a run on a cluster has lost, and the rollouts with them."""
+    said = [
+        f"{part.replace('_', ' ')} {lost:,}, of them replaced {counts[f'{part}_replaced']:,}"
+        for name, lost in counts.items()
+        if lost and (part := name.removesuffix("_lost")) != name and part != "rollouts"
+    ]
+    if rollouts := counts.get("rollouts_lost"):
+        said.append(f"{rollouts:,} rollouts in play on lost workers, counted as dropped and played again")
+    return said
 
 
 def _total(rows: Sequence[Mapping[str, Any]], name: str) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import math
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,7 @@ from agentgym.run.config import RunConfig
 from agentgym.run.log import METRICS, steps_in
 from agentgym.run.recorder import Recorder
 from agentgym.train.checkpoint import has_checkpoints, last_step, step_folder
+from agentgym.train.replace_folder import written_whole
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when one is described
     from agentgym.train.snapshot import Snapshot
@@ -177,17 +179,20 @@ class CheckpointManager:
             await _to_its_end(self._write_together)
         return logged
 
-    async def evaluated(self, reward: float, done: int) -> None:
+    async def evaluated(self, reward: float, done: int, *, saved: Path | None = None) -> None:
         """Keep what is trained, as it is after `done` steps, in `best/` where none before it was as good.
 
-        Every rank must call it. A tie leaves the earlier one, and a reward that is nan is no better than any.
+        Every rank must call it. A tie leaves the earlier one, and a reward that is nan is no better than any. `saved`
+        is the folder where it was saved after that step, which is gone then; without it the trainer saves it now.
         """
         best = Best(step=done, reward=reward)
-        if not reward > (-math.inf if self.best is None else self.best.reward):
-            return
-        said = {EVALUATION: json.dumps(asdict(best)) + "\n"}
-        await _to_its_end(partial(self._trainer.save, self._folder / BEST, files=said))
-        self.best = best
+        if reward > (-math.inf if self.best is None else self.best.reward):
+            said = {EVALUATION: json.dumps(asdict(best)) + "\n"}
+            keep = self._trainer.save if saved is None else partial(_move, saved)
+            await _to_its_end(partial(keep, self._folder / BEST, files=said))
+            self.best = best
+        if saved is not None:
+            await asyncio.to_thread(shutil.rmtree, saved, ignore_errors=True)
 
     def _hold(self, state: RunState, log: Callable[[], T]) -> T:
         self._kept = _Kept(state, self._trainer.snapshot())
@@ -242,6 +247,15 @@ class CheckpointManager:
             if kind is None:
                 raise
             _LOG.error("%s", missing)
+
+
+def _move(saved: Path, target: Path, *, files: Mapping[str, str]) -> None:
+    """Move what a folder holds, with these texts beside it, to the place of another folder, whole or not at all."""
+    with written_whole(target) as fresh:
+        for path in saved.iterdir():
+            path.rename(fresh / path.name)
+        for name, text in files.items():
+            (fresh / name).write_text(text)
 
 
 async def _to_its_end(work: Callable[..., T], *arguments: Any) -> T:

@@ -17,6 +17,7 @@ SETTINGS = "settings.json"
 
 MAY_DIFFER = (
     *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "box", "merge", "probe_tolerance"),
+    *("ray", "cluster", "cluster.*"),
     *(
         "engine",
         "engine.*",
@@ -32,7 +33,7 @@ MAY_DIFFER = (
     ),
     *("train.lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
     *("train.layout", "train.micro_tokens", "train.balance", "train.checkpointing"),
-    *("train.threads", "train.device", "train.shard", "train.offload"),
+    *("train.threads", "train.device", "train.shard", "train.replicas", "train.offload"),
 )
 """Settings that a resumed run may have otherwise than it was begun with; every other one makes another policy, other
 tasks or other draws."""

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from agentgym.adapter import Adapter
@@ -109,45 +109,26 @@ class EngineGate:
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        async with self._request() as request:
+        usage = current_usage.get()
+        if usage.dropped or not self._open.is_set():
+            await self._pass(usage)
+        with _Request(self, usage) as request:
             done = await self.engine.generate(
                 token_ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed
             )
             request.tokens, request.failed = len(done.token_ids), done.finish_reason == "abort"
         return done
 
-    @asynccontextmanager
-    async def _request(self) -> AsyncIterator["_Request"]:
-        """Let a request through when the gate is open, and count what becomes of it."""
-        usage, request = current_usage.get(), _Request()
-        if not self._open.is_set() and not usage.dropped:
-            await self._pass(usage)
-        if usage.dropped:  # It went on although it was cancelled: nobody will open the gate for it.
-            raise EngineError("the rollout was dropped")
-        if usage.oldest is None:
-            usage.oldest = self.engine.version
-        self._seen["started"] += 1
-        usage.running += 1
-        outcome = "failed"
-        try:
-            yield request
-            outcome = "failed" if request.failed else "finished"
-        except asyncio.CancelledError:
-            outcome = "dropped"
-            raise
-        finally:
-            usage.running -= 1
-            if not usage.dropped:
-                self._seen[outcome] += 1
-        usage.tokens += request.tokens
-
     async def _pass(self, usage: RolloutUsage) -> None:
+        """Wait until the gate is open; EngineError where the rollout is dropped."""
         loop = asyncio.get_running_loop()
-        while not self._open.is_set():
+        while not (self._open.is_set() or usage.dropped):
             came = loop.time()
             with off_the_clock():
                 await self._open.wait()
             usage.held_s += loop.time() - came
+        if usage.dropped:  # It went on although it was cancelled: nobody will open the gate for it.
+            raise EngineError("the rollout was dropped")
 
     async def release(self, session: str) -> None:
         await self.engine.release(session)
@@ -159,12 +140,31 @@ class EngineGate:
         return await self.engine.score(token_ids, sampling=sampling)
 
 
-@dataclass(slots=True)
 class _Request:
-    """What came of one request."""
+    """Counts a request that the gate has let through, and what becomes of it; its block holds the request."""
 
-    tokens: int = 0
-    failed: bool = False
+    __slots__ = ("failed", "gate", "tokens", "usage")
+
+    def __init__(self, gate: EngineGate, usage: RolloutUsage) -> None:
+        self.gate, self.usage, self.tokens, self.failed = gate, usage, 0, False
+
+    def __enter__(self) -> "_Request":
+        if self.usage.oldest is None:
+            self.usage.oldest = self.gate.engine.version
+        self.gate._seen["started"] += 1
+        self.usage.running += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.usage.running -= 1
+        if not self.usage.dropped:
+            dropped = isinstance(error, asyncio.CancelledError)
+            outcome = "dropped" if dropped else "failed" if self.failed or error is not None else "finished"
+            self.gate._seen[outcome] += 1
+        if error is None:
+            self.usage.tokens += self.tokens
 
 
 class MessageGate(EngineGate):
@@ -182,7 +182,10 @@ class MessageGate(EngineGate):
     ) -> MessageCompletion:
         """Do what the engine's `generate_message` does, when the gate is open."""
         assert isinstance(self.engine, MessageEngine)
-        async with self._request() as request:
+        usage = current_usage.get()
+        if usage.dropped or not self._open.is_set():
+            await self._pass(usage)
+        with _Request(self, usage) as request:
             done = await self.engine.generate_message(
                 messages, tools, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed
             )

@@ -158,7 +158,8 @@ class GroupState(Generic[TaskT]):
     def oldest_token(self, version: int) -> int:
         """The policy version of its oldest token; `version`, the present one, where it has none."""
         segments = [segment for r in self.scored for segment in r.segments if not segment.model]
-        return min((v.version for s in segments for turn in s.turns for v in turn.versions), default=version)
+        spans = {turn.versions for segment in segments for turn in segment.turns}  # Few of them differ.
+        return min((span.version for each in spans for span in each), default=version)
 
     def close(self, number: int, drop: Callable[[RolloutUsage], None]) -> None:
         """Take no more rollouts in, and cancel those that run; `number` is its number in the order of closing."""

@@ -1,6 +1,7 @@
 """The playing of single rollouts, bounded in number, through the engine's gate."""
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -16,6 +17,42 @@ from agentgym.rollouts.rollout import rollout
 from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage
 from agentgym.scheduling.group_state import GroupSettings, GroupState
 from agentgym.types import Rollout
+
+_AT_ONCE = 32
+"""Rollouts that begin in one pass of the event loop."""
+
+
+class _Starts:
+    """Lets a few rollouts begin in each pass of the event loop, in their order.
+
+    Some thousand that began in one pass would hold up all else for seconds.
+    """
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Wait until the next rollout may begin."""
+        if self._begun < _AT_ONCE and not self._waiting:
+            self._begin()
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _begin(self) -> None:
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._next_pass)
+        self._begun += 1
+
+    def _next_pass(self) -> None:
+        self._begun = 0
+        while self._waiting and self._begun < _AT_ONCE:
+            turn = self._waiting.popleft()
+            if not turn.done():  # It has not been cancelled.
+                self._begin()
+                turn.set_result(None)
 
 
 class Player(Generic[TaskT]):
@@ -37,7 +74,7 @@ class Player(Generic[TaskT]):
         self.models = {name: gate if engine is gate.engine else engine for name, engine in named}
         """What the env asks by name; the policy under another name waits at the gate, too."""
         self._env, self._gate, self._boxes, self._settings = env, gate, boxes, settings
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots, self._starts = asyncio.Semaphore(settings.concurrency), _Starts()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -56,6 +93,7 @@ class Player(Generic[TaskT]):
         """Play one rollout of the group when there is a slot; `usage` is kept up to date meanwhile."""
         current_usage.set(usage)
         async with self._slots:
+            await self._starts.wait()
             usage.began = asyncio.get_running_loop().time()
             return await rollout(
                 self._env,

@@ -12,15 +12,18 @@ from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
 from agentgym.scheduling.accounting import Groups
-from agentgym.scheduling.batch_policy import BatchPolicy
+from agentgym.scheduling.garbage import collect_old, collecting_between_batches
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.scheduling.group_state import CANCELLED, GroupSettings, GroupState
 from agentgym.scheduling.ledger import Ledger
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import BatchPolicy, Oversample
 from agentgym.scheduling.player import Player
 from agentgym.scheduling.task_sampler import SampledTask, TaskSampler
 from agentgym.types import Rollout
+
+_AT_ONCE = 32
+"""Groups that are started before the event loop goes on with other work."""
 
 
 class Scheduler(Generic[TaskT]):
@@ -37,6 +40,8 @@ class Scheduler(Generic[TaskT]):
     `oversample.carry`): its oldest token was sampled at most that many policy versions ago, and old groups are waited
     for in time. Leaving the block cancels what is still in play. `models` are what the env asks by name (`Env.model`).
     `on_rollout` is called with every rollout that ends, where the env has group rewards with these among its own.
+    In the block, Python's garbage collector looks at young objects, and at the others between two batches; behind it,
+    the process's own settings are back.
 
     To go on in another process: keep `state_dict()` between two batches, load it into a new `TaskSampler` over the same
     tasks, and give that as `tasks`. What was in play is played again, and is in the first account as dropped.
@@ -76,6 +81,7 @@ class Scheduler(Generic[TaskT]):
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            stack.enter_context(collecting_between_batches())
             await stack.enter_async_context(self._player)
             self._jobs = await asyncio.TaskGroup().__aenter__()
             self._stack = stack.pop_all()
@@ -101,12 +107,11 @@ class Scheduler(Generic[TaskT]):
         """
         if wanted < 1:
             raise ValueError(f"wanted: must be at least 1, got {wanted}")
+        collect_old()  # Here, where the batch before has usually been let go.
         for group in self._policy.too_old(self._groups, self._gate.version):
             self._drop(group)
         self._policy.begin(wanted, to_come)
         self._gate.open()
-        self._fill()
-        self._policy.set_deadline(sum(group.unended for group in self._groups), self._changed)
         await self._wait()
         groups = self._harvest()
         if self._policy.overlaps:
@@ -120,14 +125,18 @@ class Scheduler(Generic[TaskT]):
 
     # Starting
 
-    def _fill(self) -> None:
-        """Start groups until as many are in play as the policy asks for."""
-        while len(self._groups) < self._policy.target:
-            self._leaving = [group for group in self._leaving if group.busy]
-            sampled = self._sampler.next({group.task.id for group in [*self._groups, *self._leaving]})
+    def _fill(self, most: int | None = None) -> bool:
+        """Start groups until as many are in play as the policy asks for, but `most`; whether it asks for still more."""
+        self._leaving = [group for group in self._leaving if group.busy]
+        busy = {group.task.id for group in [*self._groups, *self._leaving]}
+        wanted = self._policy.target - len(self._groups)
+        for _ in range(wanted if most is None else min(wanted, most)):
+            sampled = self._sampler.next(busy)
             if sampled is None:
-                return
+                return False
             self._start(sampled)
+            busy.add(sampled.task.id)
+        return len(self._groups) < self._policy.target
 
     def _start(self, sampled: SampledTask[TaskT]) -> None:
         group = GroupState(
@@ -157,8 +166,11 @@ class Scheduler(Generic[TaskT]):
     # Ending
 
     async def _wait(self) -> None:
-        """Wait for a batch; behind it nothing new is asked of the engine, unless generation and training overlap."""
+        """Play a batch; behind it nothing new is asked of the engine, unless generation and training overlap."""
         try:
+            while self._fill(_AT_ONCE):  # noqa: ASYNC110  It waits for nothing: it lets others on.
+                await asyncio.sleep(0)
+            self._policy.set_deadline(sum(group.unended for group in self._groups), self._changed)
             while not self._policy.enough(self._groups, self._gate.version):
                 self._changed.clear()
                 await self._changed.wait()
@@ -218,7 +230,7 @@ class Scheduler(Generic[TaskT]):
 
     def _harvest(self) -> Groups:
         """Return the batch and its account; carry over what is left in play where that is allowed, or drop it."""
-        taken = self._policy.next_batch(self._groups, self._gate.version)
+        taken = {*self._policy.next_batch(self._groups, self._gate.version)}
         batch = [group for group in self._groups if group in taken]  # In the order of their tasks, not of their ends.
         self._groups = [group for group in self._groups if group not in taken]
         if not self._policy.bound:

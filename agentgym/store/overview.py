@@ -11,7 +11,7 @@ from agentgym.store.rows import stored_text, unpacked
 from agentgym.store.table import Filters, conditions
 
 TASK_SORTS: Mapping[str, str] = {
-    "task": "task",
+    "task": "group_id",
     "attempts": "attempts",
     "failed": "failed",
     "first_step": "first_step",
@@ -58,12 +58,12 @@ def task_rows(
                    max(step) AS last_step, sum(total) / (sum(attempts) - sum(failed)) AS reward_mean
             FROM visits GROUP BY group_id
         )
-        SELECT ends.group_id AS task, ends.attempts AS attempts, ends.failed AS failed, first_step, last_step,
+        SELECT ends.group_id AS group_id, ends.attempts AS attempts, ends.failed AS failed, first_step, last_step,
                one.mean AS reward_first, two.mean AS reward_last, reward_mean
         FROM ends JOIN visits AS one ON one.group_id = ends.group_id AND one.step = first_step
                   JOIN visits AS two ON two.group_id = ends.group_id AND two.step = last_step
     """
-    order = f"{missing}{column} {'DESC' if descending else ''}, task"
+    order = f"{missing}{column} {'DESC' if descending else ''}, group_id"
     names = ("task", "attempts", "failed", "first_step", "last_step", "reward_first", "reward_last", "reward_mean")
     with store.one_moment():
         total = int(store.query(f"SELECT count(DISTINCT group_id) FROM rollouts WHERE {where}", *values)[0][0])
@@ -100,7 +100,7 @@ def failure_kinds(store: RolloutStore) -> list[FailureKind]:
 def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[list[float], list[int]]:
     """Return the edges and the counts of equal bins over the rewards; nothing of both where no rollout has a reward."""
     where, values = conditions(store, filters, store.far_rewards() if filters.suspicious else set())
-    with store.one_moment():
+    with store.one_moment(), store.sound("rewards"):
         sql = f"FROM rollouts WHERE {where} AND reward IS NOT NULL"
         low, high, number = store.query(f"SELECT min(reward), max(reward), count(*) {sql}", *values)[0]
         if not number:

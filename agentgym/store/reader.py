@@ -14,7 +14,7 @@ import numpy as np
 
 from agentgym.store.rows import (
     ROLLOUT_COLUMNS,
-    SEGMENT_COLUMNS,
+    SEGMENT_VALUES,
     SUMMARY_COLUMNS,
     rollout_of,
     segment_of,
@@ -22,8 +22,8 @@ from agentgym.store.rows import (
     trained_of,
     unpacked,
 )
-from agentgym.store.schema import FILE, StoreError, damaged, open_store
-from agentgym.store.suspicious import LARGE_GAP, far_ends
+from agentgym.store.schema import FILE, StoreError, damaged, misplaced, open_store
+from agentgym.store.suspicious import LARGE_GAP, far_ends, signs_of
 from agentgym.store.vocabulary import found_among
 from agentgym.types import Floats, Rollout
 
@@ -260,7 +260,7 @@ class RolloutStore:
         return [phase for (phase,) in self.query("SELECT DISTINCT phase FROM rollouts ORDER BY phase")]
 
     def _rollout(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
-        sql = f"SELECT {SEGMENT_COLUMNS}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
+        sql = f"SELECT {SEGMENT_VALUES}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
         rows = self.query(sql, number)
         segments = [segment_of(r[:-2]) for r in rows]
         return StoredRollout(
@@ -275,12 +275,19 @@ class RolloutStore:
         )
 
     def query(self, sql: str, *values: object) -> list[Any]:
-        """The rows that a statement of the store's own tables gives; StoreError where the file is damaged."""
+        """The rows that a statement of the store's own tables gives; StoreError where the file is damaged.
+
+        A value of another kind than its column is damage, too.
+        """
         connection = self._opened()
         try:
-            return connection.execute(sql, values).fetchall()
+            found = connection.execute(sql, values)
+            rows = found.fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise damaged(self.path, error) from error
+        if wrong := misplaced([name for name, *_ in found.description or ()], rows):
+            raise damaged(self.path, ValueError(wrong))
+        return rows
 
     @property
     def counts_tools(self) -> bool:
@@ -331,16 +338,6 @@ def _any(*conditions: str) -> str:
 
 def _among(column: str, values: Collection[object]) -> str:
     return f"{column} IN ({', '.join('?' * len(values))})"
-
-
-def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:
-    """The signs of a rollout, those of the writer first."""
-    found = (signs or "").split()
-    if gap is not None and gap > LARGE_GAP:
-        found.append("logprob-gap")
-    if number in far:
-        found.append("reward-far")
-    return tuple(found)
 
 
 def _all(limit: int | None) -> int:

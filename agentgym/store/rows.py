@@ -17,6 +17,8 @@ SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failu
 """The columns that are read without unpacking anything."""
 ROLLOUT_COLUMNS = f"{SUMMARY_COLUMNS}, detail"
 SEGMENT_COLUMNS = "place, parent, kind, token_ids, id_bytes, logprobs, turns, messages"
+SEGMENT_VALUES = SEGMENT_COLUMNS.replace("turns", "turns AS turns_of_segment")
+"""SEGMENT_COLUMNS as they are read: `turns` is a number of rollouts."""
 
 
 def packed(value: object) -> bytes:

@@ -1,7 +1,9 @@
 """The tables of a run's rollout store, and how its file is opened."""
 
+import re
 import sqlite3
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FILE = "rollouts.sqlite"
@@ -75,6 +77,28 @@ CREATE TABLE IF NOT EXISTS vocabulary (
     bytes   BLOB NOT NULL             -- what they stand for, one behind the other, in UTF-8
 );
 """
+
+_TYPES: Mapping[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes}
+_COLUMNS = re.findall(r"^ {4}(\w+) +(TEXT|INTEGER|REAL|BLOB)", TABLES, re.M)
+_RENAMED = {"turns_of_segment": "BLOB", "first_step": "INTEGER", "last_step": "INTEGER"}
+KINDS: Mapping[str, str] = _RENAMED | dict(reversed(_COLUMNS))
+"""The kind of each column by its name, as readers ask for it; of two with one name, that of the first table."""
+
+
+def misplaced(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str | None:
+    """Name a value that is of another kind than its column, which SQLite lets into any; None where all are right."""
+    for place, name in enumerate(names):
+        if name not in KINDS:
+            continue
+        right = (_TYPES[KINDS[name]], type(None))
+        if (row := next((row for row in rows if not isinstance(row[place], right)), None)) is not None:
+            whose = f"rollout {row[names.index('number')]}: " if "number" in names else ""
+            return f"{whose}its {name} is {_kind(row[place])} instead of {KINDS[name]}"
+    return None
+
+
+def _kind(value: object) -> str:
+    return next(kind for kind, of in _TYPES.items() if isinstance(value, of))
 
 
 def open_store(path: Path, *, write: bool) -> sqlite3.Connection:

@@ -54,6 +54,16 @@ def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:
+    """The signs of a rollout, those of the writer first."""
+    found = (signs or "").split()
+    if gap is not None and gap > LARGE_GAP:
+        found.append("logprob-gap")
+    if number in far:
+        found.append("reward-far")
+    return tuple(found)
+
+
 def is_far(reward: float, nearest: float, farthest: float) -> bool:
     """Whether `reward` is far from others that lie between `nearest` and `farthest`, both on one side of it.
 

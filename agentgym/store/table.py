@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentgym.store.reader import LARGEST, RolloutStore, RolloutSummary, signs_of
+from agentgym.store.reader import LARGEST, RolloutStore, RolloutSummary
 from agentgym.store.rows import SUMMARY_COLUMNS, stored_text
-from agentgym.store.suspicious import LARGE_GAP
+from agentgym.store.suspicious import LARGE_GAP, signs_of
 
 SORTS: Mapping[str, str] = {
     "number": "number",

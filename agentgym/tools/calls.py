@@ -70,23 +70,25 @@ async def dispatch(
 async def _dispatch(
     owner: object, name: str, arguments: Mapping[str, Any] | str, allowed_tools: Collection[str] | None
 ) -> ToolResult:
-    tools = {
-        name: made
-        for name, made in offered(owner).items()
-        if (made.root if allowed_tools is None else name in allowed_tools)
-    }
+    made = offered(owner).get(name)
     try:
         given = _load(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:
         of = f" in the call of tool {name!r}" if name else " in the tool call"
         return _malformed(f'invalid JSON{of}: {error}; write {{"name": ..., "arguments": {{...}}}}')
-    if name not in tools:
+    if made is None or not _is_allowed(made, name, allowed_tools):
+        tools = [known for known, its in offered(owner).items() if _is_allowed(its, known, allowed_tools)]
         return _malformed(f"unknown tool {name!r}; the tools are: {', '.join(tools) or 'none'}")
     try:
-        bound = tools[name].bind(given)
+        bound = made.bind(given)
     except WrongArguments as error:
         return _malformed(f"wrong arguments for tool {name!r}: {error}")
-    return await _call(owner, tools[name], tools[name].function_of(owner), bound)
+    return await _call(owner, made, made.function_of(owner), bound)
+
+
+def _is_allowed(made: AnyTool, name: str, allowed_tools: Collection[str] | None) -> bool:
+    """Whether a caller that may use these tools, None for those of the root, may use this one."""
+    return made.root if allowed_tools is None else name in allowed_tools
 
 
 def _load(text: str) -> Mapping[str, Any]:

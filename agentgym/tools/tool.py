@@ -123,7 +123,9 @@ class Tool:
 def bound_arguments(model: type[BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments that a model of `arguments_model` has validated; WrongArguments names the field."""
     try:
-        checked = model.model_validate(arguments)
+        checked = model.__pydantic_validator__.validate_python(
+            arguments
+        )  # what model_validate does, without its wrapper
     except ValidationError as error:
         said = (f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors())
         raise WrongArguments("; ".join(said)) from error

@@ -104,6 +104,10 @@ class TrainConfig:
     shard: bool = False
     """Shard the model with FSDP2 on a single process too; several processes always shard it, and so does method full
     in bfloat16, whose float32 weights FSDP2 rounds for each forward."""
+    replicas: Positive = 1
+    """Copies of the sharded model among the processes (HSDP): each is sharded over as many neighbouring processes as
+    remain for it, such as those of one node, and only gradients pass between copies. It must divide the number of
+    processes; it changes memory and traffic, never the gradient."""
     offload: bool = False
     """Keep shards, gradients and optimizer in CPU memory; refused without a GPU, and if the model is not sharded."""
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from agentgym.adapter import Adapter
 from agentgym.train.checkpoint import STATE, Sums, read_step, sum_of, write_checkpoint, write_file
@@ -86,13 +87,24 @@ class Snapshot:
 
 
 def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return a copy on the CPU of what this rank has of the trained weights and the optimizer's moments."""
+    """Return a copy on the CPU of what this rank has of the trained weights and the optimizer's moments.
+
+    Of several replicas the first has all, and a rank of another one returns nothing.
+    """
     names = trained_names(model, optimizer)
+    if any(_replica(weight) for weight in names):
+        return {}
     held = {f"{_WEIGHTS}{name}": weight.detach() for weight, name in names.items()}
     for weight, name in names.items():
         held |= {f"{_OPTIMIZER}{name}/{key}": value for key, value in optimizer.state.get(weight, {}).items()}
     copied: dict[str, Tensor] = BlockingAsyncStager().stage(held)
     return copied
+
+
+def _replica(weight: Tensor) -> int:
+    """Return the number of this rank's replica among those that have the weight, from 0."""
+    mesh = weight.device_mesh if isinstance(weight, DTensor) else None
+    return mesh.get_local_rank(0) if mesh is not None and mesh.ndim > 1 else 0
 
 
 @torch.no_grad()

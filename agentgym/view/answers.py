@@ -19,7 +19,9 @@ class Refused(Exception):
 
 
 def as_json(value: object) -> bytes:
-    """Encode a value as UTF-8 JSON; what no number is becomes null, and half a character U+FFFD."""
+    """Encode a value as UTF-8 JSON; what no number is becomes null, and half a character U+FFFD. Bytes are JSON."""
+    if isinstance(value, bytes):
+        return value
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:  # a figure that is not finite

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from agentgym.run.settings import versions
 from agentgym.store.overview import (
@@ -32,6 +32,11 @@ MOST_READ = 20_000_000
 """Characters that one answer looks through for the pieces around what was searched: half a second."""
 _KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
 """The kinds of segments, of the first ones: all of them would be gone through."""
+_ENDS = "SELECT min(step) AS step FROM rollouts UNION ALL SELECT max(step) FROM rollouts"
+"""The first and the last step."""
+NO_CHOICES: dict[str, list[Any]] = {"phases": [], "stop_reasons": [], "kinds": [], "steps_range": [None, None]}
+"""What the rollouts of a run without a store can be chosen by."""
+T = TypeVar("T")
 
 
 class Api:
@@ -74,9 +79,7 @@ class Api:
     def in_short(self, run: Run) -> dict[str, Any]:
         """Return a run in a few figures."""
         progress = self.runs.progress(run)
-        many, failed = _counts(run)
-        settings, summary = run.settings(), run.summary() or {}
-        last = summary.get("reward_last", progress.reward) if run.kind == "train" else summary.get("reward")
+        (many, failed), steps = _counts(run), run.settings().get("steps")
         return {
             "run": run.key,
             "name": run.name,
@@ -86,45 +89,31 @@ class Api:
             "begun": run.begun(),
             "live": run.is_live(),
             "steps_done": progress.steps,
-            "steps": settings.get("steps") if isinstance(settings.get("steps"), int) else None,
+            "steps": steps if isinstance(steps, int) else None,
             "rollouts": many,
             "failed": failed,
-            "reward_last": last,
+            "reward_last": progress.reward if run.kind == "train" else _score(run),
         }
 
     def about_run(self, run: Run, query: Query) -> dict[str, Any]:
         """Return all that is known of a run but its figures and its rollouts."""
-        stops, kinds, phases, span = list[str](), list[str](), list[str](), [None, None]
-        try:
-            with run.store() as store:
-                phases = store.phases()
-                stops = [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")]
-                kinds = [kind for (kind,) in store.query(_KINDS)]
-                span = list(store.query("SELECT min(step), max(step) FROM rollouts")[0])
-        except Refused as error:
-            if error.status != 409:
-                raise
         return self.in_short(run) | {
             "settings": run.settings(),
             "versions": run.settings_file().get("versions") or {},
             "summary": run.summary(),
-            "phases": phases,
             "envs": _envs(run),
-            "stop_reasons": stops,
-            "kinds": kinds,
-            "steps_range": span,
             "has_search": self.indexing.of(run) is not None,
+            **_of_store(run, _choices, NO_CHOICES),
         }
 
     def state(self, run: Run, query: Query) -> dict[str, Any]:
         """Return what changes while a run goes on."""
         progress = self.runs.progress(run)
-        index = self.indexing.of(run)
         return {
             "rollouts": _counts(run)[0],
             "lines": progress.lines,
             "live": run.is_live(),
-            "indexed": None if index is None else index.indexed(),
+            "indexed": self.indexing.indexed(run),
             "steps_done": progress.steps,
         }
 
@@ -133,13 +122,13 @@ class Api:
         wanted, index, found, indexed = asked.text(query, "q"), self.indexing.of(run), None, None
         if wanted is not None:
             if index is None:
-                raise Refused("q: this run cannot be searched here; the log of agentgym view says why", 409)
+                raise Refused(f"q: this run cannot be searched for now: {self.indexing.why(run)}", 409)
             indexed, found = index.indexed(), index.numbers(wanted)
         filters, (offset, limit) = asked.filters(query, found), asked.paging(query)
         sort, descending = asked.sorting(query)
         envs = _envs(run)
-        if len(envs) < 2 and filters.env is not None:
-            filters = _within_one_env(filters, envs)
+        if len(envs) < 2 and filters.env is not None:  # the only env is no condition, and another one has no rollout
+            filters = replace(filters, env=None, among=filters.among if filters.env in envs else [])
         with run.store() as store:
             total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
             shown = [table_row(row, envs) for row in rows]
@@ -163,10 +152,9 @@ def metric_names() -> dict[str, Any]:
     return {"groups": list(GROUPS)}
 
 
-def metrics(run: Run, query: Query) -> dict[str, Any]:
-    """Return the figures of the lines behind those that the page has."""
-    lines, rows = metric_rows(run.folder, asked.whole(query, "after", 0))
-    return {"lines": lines, "rows": rows}
+def metrics(run: Run, query: Query) -> bytes:
+    """Return the figures of the lines behind those that the page has, as JSON."""
+    return metric_rows(run.folder, asked.whole(query, "after", 0), asked.maybe_whole(query, "mark")).as_json()
 
 
 def rollout(run: Run, number: int, query: Query) -> dict[str, Any]:
@@ -188,7 +176,7 @@ def group(run: Run, query: Query) -> dict[str, Any]:
     filters, envs, name = asked.filters(query), _envs(run), _task(query)
     step = asked.maybe_whole(query, "step")
     if step is not None:
-        filters = _replaced(filters, step_from=step, step_to=step)
+        filters = replace(filters, step_from=step, step_to=step)
     with run.store() as store:
         rows = rows_of(store, filters)
         gained = group_advantages(store, [row.summary.number for row in rows])
@@ -257,15 +245,41 @@ def _task(query: Query) -> str:
     return name
 
 
-def _counts(run: Run) -> tuple[int, int]:
-    """How many rollouts there are, and how many failed; none where there is no store yet."""
+def _of_store(run: Run, give: Callable[[RolloutStore], T], otherwise: T) -> T:
+    """What the store gives; `otherwise` where there is none yet, or none that can be read."""
     try:
         with run.store() as store:
-            return _both(store)
+            return give(store)
     except Refused as error:
         if error.status != 409:
             raise
-        return 0, 0
+        return otherwise
+
+
+def _choices(store: RolloutStore) -> dict[str, list[Any]]:
+    """What rollouts can be chosen by."""
+    return {
+        "phases": store.phases(),
+        "stop_reasons": [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")],
+        "kinds": [kind for (kind,) in store.query(_KINDS)],
+        "steps_range": [step for (step,) in store.query(_ENDS)],
+    }
+
+
+def _counts(run: Run) -> tuple[int, int]:
+    """How many rollouts there are, and how many failed."""
+    return _of_store(run, _both, (0, 0))
+
+
+def _score(run: Run) -> float | None:
+    """The mean reward of an evaluation: of one that goes on, or was scored again, that of its rollouts."""
+    said = (run.summary() or {}).get("reward")
+    return said if isinstance(said, int | float) else _of_store(run, _mean_reward, None)
+
+
+def _mean_reward(store: RolloutStore) -> float | None:
+    (mean,) = store.query("SELECT avg(reward) AS reward FROM rollouts")[0]
+    return None if mean is None else float(mean)
 
 
 def _both(store: RolloutStore) -> tuple[int, int]:
@@ -275,14 +289,3 @@ def _both(store: RolloutStore) -> tuple[int, int]:
 
 def _envs(run: Run) -> list[str]:
     return list(env_texts(run))
-
-
-def _within_one_env(filters: Any, envs: list[str]) -> Any:
-    """The only env is no condition; another one has no rollout here."""
-    if filters.env in envs:
-        return _replaced(filters, env=None)
-    return _replaced(filters, env=None, among=[])
-
-
-def _replaced(filters: Any, **changes: Any) -> Any:
-    return replace(filters, **changes)

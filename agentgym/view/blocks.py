@@ -21,6 +21,7 @@ _FENCE = re.compile(r"^(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^\1[ 
 """No part of it gives back what it has taken: a line of any length is read once."""
 _PLAIN = re.compile(r"[^\n]{1000}|\s{1000}")
 """Long lines and wide gaps, on which the expressions of many languages take minutes, while nothing else is answered."""
+_IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]++={0,2}")
 _HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.M)
 _CODE_OF = {"code": "python", "script": "bash", "cmd": "bash", "command": "bash", "sql": "sql", "query": "sql"}
 _OLD_AND_NEW = (("old", "new"), ("old_str", "new_str"), ("old_string", "new_string"), ("old_text", "new_text"))
@@ -206,7 +207,7 @@ def _part_blocks(part: Any, colours: Colours) -> Sequence[Block]:
         return list(text_blocks(_part_text(part), colours))
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, Mapping) else url
-    address = url if isinstance(url, str) and re.match(r"data:image/(png|jpeg|gif|webp);base64,", url) else None
+    address = url if isinstance(url, str) and _IMAGE.fullmatch(url) else None
     mime = address[5:].partition(";")[0] if address else _shown(part.get("mime") or part.get("media_type")) or "image"
     return [{"kind": "image", "mime": mime, "data_url": address}]
 

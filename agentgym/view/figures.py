@@ -3,12 +3,16 @@
 import json
 import math
 import os
+import re
 import sys
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgym.run.log import HELD_OUT, METRICS
+from agentgym.view.answers import as_json
 
 GROUPS: tuple[dict[str, Any], ...] = (
     {
@@ -105,24 +109,85 @@ GROUPS: tuple[dict[str, Any], ...] = (
 """The charts of figures, in their order; "*" stands for any text, and what is in none of them comes last."""
 
 
-def metric_rows(folder: Path, after: int = 0) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of whole lines, and the rows of those behind the first `after`; a damaged line is left out.
+# Only what every reader of JSON takes for one finite number. No part of it gives back what it has taken.
+_NUMBER = rb"(?:-?(?:0|[1-9]\d{0,14}+)(?:\.\d++)?+(?:e[-+]?+\d{1,2}+)?+|null)"
+_PLAIN = re.compile(
+    rb'\{"step": (?P<step>0|[1-9]\d{0,14}+)(?:, (?P<figures>"[ !#-\[\]-~]*+": %b(?:, "[ !#-\[\]-~]*+": %b)*+))?+\}'
+    % (_NUMBER, _NUMBER)
+)
+_TOOK = re.compile(rb'"time/step": ([^,}n]+)')
 
-    A row's time is the seconds that the steps up to it took, which is nearly the time since the run began.
+
+@dataclass(frozen=True, slots=True)
+class MetricRows:
+    """The rows behind the first ones of a run, each as JSON; a damaged line is left out."""
+
+    lines: int
+    """Whole lines of the file."""
+    start: int
+    """Lines before the first row: 0 where those that the asker has are not those of the file any more."""
+    mark: int
+    """Tells these lines from others, such as those of a run that is resumed."""
+    rows: list[bytes]
+
+    def as_json(self) -> bytes:
+        """Return all of it as one object."""
+        head = f'{{"lines":{self.lines},"from":{self.start},"mark":{self.mark},"rows":['
+        return head.encode() + b",".join(self.rows) + b"]}"
+
+
+def metric_rows(folder: Path, after: int = 0, mark: int | None = None) -> MetricRows:
+    """Return the rows of the lines behind the first `after`, or of all lines where those do not have this mark.
+
+    A row's time is the seconds that the steps up to it took, which is nearly the time since the run began. A line as
+    runs write it goes into its row without being read: to read and write all numbers of 5,000 steps takes a second.
     """
     path = folder / METRICS
     content = path.read_bytes() if path.exists() else b""
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
-    rows, clock = [], 0.0
+    *lines, _ = content.split(b"\n")
+    if mark is not None and _mark(lines[:after]) != mark:
+        after = 0
+    rows, clock = list[bytes](), 0.0
     for place, line in enumerate(lines):
-        figures = _figures(line)
-        if figures is None:
+        row = _plain_row(line) or _odd_row(line)
+        if row is None:
             continue
-        step, held_out = int(figures.pop("step")), HELD_OUT in figures
-        clock += seconds if math.isfinite(seconds := figures.get("time/step") or 0.0) else 0.0
+        clock += row.seconds
         if place >= after:
-            rows.append({"step": step, "time": round(clock, 3), "held_out": held_out, "figures": figures})
-    return len(lines), rows
+            rows.append(b'{"time":' + as_json(round(clock, 3)) + b"," + row.rest)
+    return MetricRows(len(lines), min(after, len(lines)), _mark(lines), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    seconds: float
+    """That the step took."""
+    rest: bytes
+    """All of the row but its time, as JSON."""
+
+
+def _plain_row(line: bytes) -> _Row | None:
+    """The row of a line as runs write it: a step, and figures that are gaps or numbers of a middle size."""
+    if (found := _PLAIN.fullmatch(line)) is None:
+        return None
+    held_out = b"true" if f'"{HELD_OUT}": '.encode() in line else b"false"
+    took = _TOOK.search(line)
+    rest = b'"step":%b,"held_out":%b,"figures":{%b}' % (found["step"], held_out, found["figures"] or b"")
+    return _Row(float(took[1]) if took else 0.0, rest + b"}")
+
+
+def _odd_row(line: bytes) -> _Row | None:
+    """The row of any line, without what is no number; None for one that is damaged."""
+    figures = _figures(line)
+    if figures is None:
+        return None
+    seconds = figures.get("time/step") or 0.0
+    row = {"step": int(figures.pop("step")), "held_out": HELD_OUT in figures, "figures": figures}
+    return _Row(seconds if math.isfinite(seconds) else 0.0, as_json(row)[1:])
+
+
+def _mark(lines: Sequence[bytes]) -> int:
+    return zlib.crc32(b"\n".join(lines))
 
 
 @dataclass(slots=True)
@@ -151,15 +216,25 @@ class Progress:
             return
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
-        for line in whole.splitlines():
-            self.lines += 1
+        self.lines += whole.count(b"\n")
+        self._look_at(whole.splitlines())
+
+    def _look_at(self, lines: list[bytes]) -> None:
+        """Take the step and the reward of the last lines that have them."""
+        steps: int | None = None
+        for line in reversed(lines):
             figures = _figures(line)
-            if figures is not None and HELD_OUT not in figures:
-                self.steps = int(figures["step"]) + 1
-                self.reward = self.reward if (reward := figures.get("reward")) is None else reward
+            if figures is None or HELD_OUT in figures:
+                continue
+            if steps is None:
+                steps = self.steps = int(figures["step"]) + 1
+            if (reward := figures.get("reward")) is not None:
+                self.reward = reward
+                return
 
 
 def _figures(line: bytes) -> dict[str, Any] | None:
+    """The numbers and gaps of a line, its step among them; None where it has no step."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,5 +1,6 @@
 """The guard in front of the page: who may ask, and what a browser may do with the answers."""
 
+import hashlib
 import secrets
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode
@@ -31,11 +32,14 @@ class Guard:
 
     `hosts` are the names it answers to, without the port. `numbers` lets it answer to every address of numbers too,
     which no other site can have as its name.
-    `token` None lets every request in.
+    `token` None lets every request in. With a token all is below a path of its own, and so is the cookie: a browser
+    sends cookies to every port of a machine, so that any other server on it would be given the token.
     """
 
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: frozenset[str], numbers: bool = False) -> None:
         self.app, self.token, self.hosts, self.numbers = app, token, hosts, numbers
+        self.place = "" if token is None else f"/{hashlib.sha256(token.encode()).hexdigest()[:16]}"
+        """The path below which this server answers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,7 +48,7 @@ class Guard:
         request = Request(scope)
         refused = self._refusal(request)
         app: ASGIApp = self.app if refused is None else refused
-        await app(scope, receive, _with_headers(send))
+        await app({**scope, "root_path": self.place}, receive, _with_headers(send))
 
     def _refusal(self, request: Request) -> Response | None:
         if not self._is_host(request.headers.get("host", "")):
@@ -56,17 +60,17 @@ class Guard:
         cookie = f"{COOKIE}-{request.url.port or 80}"
         if _same(request.query_params.get("token", ""), self.token):
             return self._welcome(request, cookie)
-        if not _same(request.cookies.get(cookie, ""), self.token):
+        is_here = request.url.path.startswith(f"{self.place}/")
+        if not is_here or not _same(request.cookies.get(cookie, ""), self.token):
             return _no("The token is missing or of another server; open the whole address that this one printed.")
         return None
 
     def _welcome(self, request: Request, cookie: str) -> Response:
-        """Keep the token in a cookie, and go to the same address without it."""
+        """Keep the token in a cookie, and go to the same address without it, below the path of this server."""
         kept = [(name, value) for name, value in parse_qsl(request.url.query) if name != "token"]
-        # A path that begins with two slashes would be another host's.
-        path = "/" + request.url.path.lstrip("/\\")
+        path = f"{self.place}/{request.url.path.removeprefix(self.place).lstrip('/')}"
         answer = RedirectResponse(f"{path}?{urlencode(kept)}" if kept else path, 303)
-        answer.set_cookie(cookie, str(self.token), httponly=True, samesite="lax", path="/")
+        answer.set_cookie(cookie, str(self.token), httponly=True, samesite="lax", path=f"{self.place}/")
         return answer
 
     def _is_host(self, given: str) -> bool:

@@ -130,13 +130,15 @@ class Runs:
             return list(self._found.values())
 
     def get(self, key: str) -> Run:
-        """Return the run of that address; Refused where there is none."""
+        """Return the run of that address; Refused where there is none, or where its folder has gone."""
         with self._lock:
             run = self._found.get(key)
         run = run or next((run for run in self.all() if run.key == key), None)
-        if run is not None:
-            return run
-        raise Refused(f"there is no run {key!r} here; the list of runs shows those that there are", 404)
+        if run is None:
+            raise Refused(f"there is no run {key!r} here; the list of runs shows those that there are", 404)
+        if not run.folder.is_dir():
+            raise Refused(f"{run.folder} has gone; the list of runs shows those that there are", 404)
+        return run
 
     def progress(self, run: Run) -> Progress:
         """Return how far the figures of a run are, as of now."""
@@ -188,10 +190,10 @@ def _read(path: Path) -> dict[str, Any]:
 def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
+    except PermissionError:  # another user's
         return True
+    except (OSError, OverflowError):
+        return False
     return True
 
 

@@ -1,10 +1,22 @@
 """The running of the server: a port of its own, until it is stopped."""
 
 import errno
+import logging
+import signal
 import socket
+import sys
 from collections.abc import Callable
 
 from agentgym.errors import AgentGymError
+from agentgym.transcript import printable
+
+
+class PrintableLines(logging.Formatter):
+    """Writes lines of a log in which nothing steers the terminal: names of files and texts of models stand in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and its traceback, with control characters escaped."""
+        return printable(super().format(record))
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -42,8 +54,12 @@ def address_of(listening: socket.socket, host: str, token: str | None) -> str:
 
 
 def serve(app: object, listening: socket.socket, *, ready: Callable[[], None]) -> None:
-    """Answer requests until Ctrl-C or SIGTERM; `ready` is called once the server answers."""
+    """Answer requests until Ctrl-C or SIGTERM; `ready` is called once the server answers. The log is on stderr."""
     import uvicorn
+
+    to_stderr = logging.StreamHandler()
+    to_stderr.setFormatter(PrintableLines("agentgym: %(message)s"))
+    logging.basicConfig(handlers=[to_stderr], level=logging.WARNING)
 
     class Server(uvicorn.Server):  # type: ignore[misc]
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -52,16 +68,22 @@ def serve(app: object, listening: socket.socket, *, ready: Callable[[], None]) -
 
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_config=None,
         access_log=False,
         server_header=False,
         lifespan="off",
         timeout_graceful_shutdown=2,
         ws="none",
     )
+    signal.signal(signal.SIGTERM, _ended)
     try:
         Server(config).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:
         listening.close()
+
+
+def _ended(number: int, frame: object) -> None:
+    """End as a process does that is asked to, and close what is open first."""
+    sys.exit(128 + number)

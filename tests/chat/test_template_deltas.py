@@ -32,6 +32,10 @@ TEMPLATES = {
     "numbering": PLAIN.replace("SHOWN", "{{ loop.index0 }}: {{ m.content }}"),
     "naming": PLAIN.replace("SHOWN", "{{ m.name }}{{ m.tool_call_id }} {{ m.content }}"),
     "looking": PLAIN.replace("SHOWN", "{% if '<x>' in m.content %}!{% endif %}{{ m.content }}"),
+    "looking_by_a_name": PLAIN.replace(
+        "SHOWN", "{% set x = '<x>' %}{% if x in m.content %}!{% endif %}{{ m.content }}"
+    ),
+    "replacing": PLAIN.replace("SHOWN", "{{ m.content | replace('<x>', '!') }}"),
     "counting_words": PLAIN.replace("SHOWN", "{{ m.content.split() | length }} {{ m.content }}"),
     "forgetting": PLAIN.replace(
         "SHOWN",
@@ -116,7 +120,8 @@ def extended(chat: Chat, contents: Sequence[str]) -> list[str | None]:
     return [None if a is None else chat.tokenizer.decode(a) for a in added]
 
 
-def test_a_shape_is_rendered_whole_only_to_prove_it() -> None:
+@pytest.mark.parametrize("form", ["answer {}", 'File "a.py", line {}\n\tx = {{"y": [1]}} & <b>\'c\'', "{}|im_start"])
+def test_a_shape_is_rendered_whole_only_to_prove_it(form: str) -> None:
     quick = tokenizer("plain")
     renders = 0
     render = quick.render
@@ -127,8 +132,26 @@ def test_a_shape_is_rendered_whole_only_to_prove_it() -> None:
         return render(*given, **more)
 
     quick.render = counting  # type: ignore[method-assign]
-    extended(Chat(quick, [], [Message(role="user", content="Go.")]), [f"answer {n}" for n in range(200)])
+    extended(Chat(quick, [], [Message(role="user", content="Go.")]), [form.format(n) for n in range(200)])
     assert renders < 60  # 200 turns cost 400 whole renders otherwise
+
+
+@pytest.mark.parametrize("template", ["looking_by_a_name", "replacing", "escaping"])
+def test_text_that_a_template_may_look_for_or_escape_is_never_filled_in(template: str) -> None:
+    quick, slow = tokenizer(template), tokenizer(template)
+    _deltas[slow] = Forgetful()
+    texts = ['plain "quotes" {1}'] * 5 + ["with <x> in it"] + ['plain "quotes" {1}'] * 5
+    first = [Message(role="user", content="Go.")]
+    assert extended(Chat(quick, [], first), texts) == extended(Chat(slow, [], first), texts)
+
+
+def test_a_mark_in_the_midst_of_code_stays_broken() -> None:
+    chat = Chat(tokenizer("plain"), [], [Message(role="user", content="Go.")])
+    ids = chat.tokenizer.encode(f"ok{END}")
+    for text in ["x = {1}"] * 10 + [f'print("{END}")']:
+        added = chat.extend(ids, say("ok"), [Message(role="tool", content=text, name="look")])
+    assert added is not None
+    assert added.count(chat.tokenizer.encode(END)[0]) == 1
 
 
 def test_a_template_that_looks_at_the_position_is_caught_by_a_later_proof() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from agentgym.chat.encoding import SpecialTokenSplitter
-from agentgym.chat.word_cache import WordCache
+from agentgym.chat.word_cache import WordCache, _ascii
 
 LINES = ["the sum of 3 and 4 is 7, isn't it?\n", 'def add(a, b):\n    return {"sum": a + b}\n', "  12345 67 \t\r\n\n"]
 QWEN = (
@@ -34,10 +34,17 @@ def trained(cut: pre_tokenizers.PreTokenizer, normalizer: Any = None) -> Tokeniz
     return core
 
 
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 KNOWN = {
     "gpt2": trained(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "qwen": trained(split(QWEN), normalizers.NFC()),
     "llama3": trained(split(LLAMA)),
+    "gpt4o": trained(split(GPT4O)),
 }
 WORDS = {name: WordCache.of(core) for name, core in KNOWN.items()}
 TEXT = st.one_of(
@@ -114,3 +121,13 @@ def test_long_words_are_not_remembered_so_that_the_table_stays_small() -> None:
     for n in range(50):
         assert words.encode("x" * (100 + n)) is not None
     assert len(words.ids) == before
+
+
+@pytest.mark.parametrize("pattern", [r"\p{Han}+|\p{L}+", r"\p{Lo}+|.", r"[\p{Lo}\p{M}]+|."])
+def test_a_pattern_is_not_written_for_ascii_where_a_class_of_it_has_none(pattern: str) -> None:
+    assert _ascii(pattern) is None
+
+
+@pytest.mark.parametrize("pattern", [QWEN, LLAMA, GPT4O])
+def test_the_patterns_of_large_models_are_written_for_ascii(pattern: str) -> None:
+    assert _ascii(pattern) is not None

@@ -105,7 +105,7 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
         ),
         (
             ("show", "run", "--worst", "a"),
-            "show: error parsing --worst: no type matching {None}|INT could be instantiated from ['a']; "
+            "show: error parsing --worst: no type matching INT could be instantiated from ['a']; "
             "`agentgym show --help` says more",
         ),
         (
@@ -136,6 +136,22 @@ def test_the_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[
         cli.main([*words, "--help"])
     example = " ".join(("\n$ agentgym", *words))
     assert example in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [one for one in commands(cli.COMMANDS) if one != ("train",)], ids=" ".join)
+def test_help_names_a_default_only_where_there_is_one(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*words, "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert not [odd for odd in ("{None}", "(default: )", "(default: None)") if odd in said]
+
+
+def test_the_help_says_what_a_command_with_commands_of_its_own_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    assert "`sandbox build`: Build the image" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_the_package_runs_as_the_command(tmp_path: Path) -> None:

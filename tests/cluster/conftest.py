@@ -1,9 +1,11 @@
 """A Ray cluster of two nodes on this machine, and runs whose driver is a process of its own."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,52 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ENDS_S = 900
+ENDS_S = 2400
 """Seconds after which a run on a loaded machine hangs."""
+
+
+def figures(folder: Path) -> list[dict[str, float]]:
+    """The figures of the steps of a run that are done."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [row for row in rows if "eval/reward" not in row]
+
+
+class Run:
+    """A run whose driver is a process of its own; what it says goes into a file beside its folder."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], out: Path) -> None:
+        self.out, self.log = out, out.with_suffix(".log")
+        with self.log.open("a") as said:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=said, text=True
+            )
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def ended(self) -> dict[str, Any]:
+        """Wait until it has ended well; its summary."""
+        out, _ = self.process.communicate(timeout=ENDS_S)
+        assert self.process.returncode == 0, self.said[-4000:]
+        summary: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return summary
+
+    def figures(self) -> list[dict[str, float]]:
+        """The figures of its steps that are done."""
+        return figures(self.out)
+
+    def wait_for_step(self, step: int) -> None:
+        """Return when so many steps are done; AssertionError where the run has ended before."""
+        while len(self.figures()) < step:
+            assert self.process.poll() is None, self.said[-4000:]
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 class TwoNodes:
@@ -28,29 +74,28 @@ class TwoNodes:
     def environment(self) -> dict[str, str]:
         return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": self.address}
 
-    def recipe(self, name: str, out: Path, *words: str) -> "subprocess.Popen[str]":
-        """Start a recipe whose parts are on the cluster."""
+    def recipe(self, name: str, out: Path, *words: str) -> Run:
+        """Start a recipe whose parts are on the cluster, or go on with it where its folder is there."""
         command = [sys.executable, "-m", f"recipes.{name}", "--ray", self.address, "--box", "unsafe", *words]
         where = ["--resume", str(out)] if (out / "settings.json").exists() else ["--out", str(out)]
-        return subprocess.Popen(
-            [*command, *where],
-            cwd=ROOT,
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return Run([*command, *where], self.environment(), out)
+
+    def raylets(self) -> set[int]:
+        """The processes of which Ray's workers on these nodes are children."""
+        nodes = self.cluster.list_all_nodes()
+        return {each.process.pid for node in nodes for each in node.all_processes.get("raylet", [])}
 
     def actors(self, kind: str) -> list[int]:
         """The processes of the actors of this class, in the order of their start."""
-        found = []
+        raylets, found = self.raylets(), []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
                     title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 except OSError:
                     continue
-                if title.startswith(f"ray::{kind}"):
+                if title.startswith(f"ray::{kind}") and parent in raylets:
                     found.append(int(folder.name))
         return sorted(found)
 

@@ -1,29 +1,18 @@
 """Runs on a Ray cluster of two nodes: the same as without Ray, and whole whatever is lost on the way."""
 
-import json
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from agentgym.store.reader import RolloutStore, StoredRollout
-from tests.cluster.conftest import ENDS_S, ROOT, TwoNodes
+from tests.cluster.conftest import ENDS_S, ROOT, TwoNodes, figures
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 SHORT = ("--steps", "3", "--eval-tasks", "8", "--save-every", "1")
-
-
-def ended(run: "subprocess.Popen[str]") -> tuple[dict[str, Any], str]:
-    """The summary of a run that has ended well, and what it said on the way."""
-    out, said = run.communicate(timeout=ENDS_S)
-    assert run.returncode == 0, said[-4000:]
-    summary: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return summary, said
 
 
 def without_ray(out: Path, *words: str) -> Path:
@@ -53,29 +42,11 @@ def assert_same_rollouts(one: Path, other: Path) -> None:
 def test_two_trainers_and_a_worker_on_each_node_give_the_rollouts_of_one_process(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
-    summary, said = ended(two_nodes.recipe("chase_grpo", tmp_path / "ray", *SHORT, "--cluster.trainers", "2"))
-    assert "2 rollout workers" in said
+    run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *SHORT, "--cluster.trainers", "2")
+    summary = run.ended()
+    assert "2 rollout workers" in run.said
     assert summary["rollouts"] == 3 * 64
     assert_same_rollouts(tmp_path / "ray", without_ray(tmp_path / "alone", *SHORT))
-
-
-def steps_of(folder: Path) -> int:
-    """Steps of the run that are done."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return sum('"eval/reward"' not in line for line in lines)
-
-
-def wait_for_step(run: "subprocess.Popen[str]", folder: Path, step: int) -> None:
-    """Return when the run has done so many steps; AssertionError where it has ended before."""
-    while steps_of(folder) < step:
-        assert run.poll() is None, run.communicate()[1][-4000:]
-        time.sleep(0.05)
-
-
-def figures(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "eval/reward" not in row]
 
 
 def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_that_loses_none(
@@ -83,18 +54,29 @@ def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_t
 ) -> None:
     words = ("--steps", "6", "--eval-tasks", "8", "--save-every", "1")
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *words, "--cluster.trainers", "2")
-    wait_for_step(run, tmp_path / "ray", 1)
+    run.wait_for_step(1)
     assert two_nodes.kill("RolloutWorker")
-    wait_for_step(run, tmp_path / "ray", 3)
+    run.wait_for_step(3)
     assert two_nodes.kill("TrainerProcess")
-    summary, said = ended(run)
-    assert "has ended and is replaced" in said
-    assert "goes on from its last checkpoint" in said
+    summary = run.ended()
+    assert "has ended and is replaced" in run.said
+    assert "goes on from its last checkpoint" in run.said
     assert summary["steps"] == 6
     assert_same_rollouts(tmp_path / "ray", without_ray(tmp_path / "alone", *words))
-    ours, theirs = figures(tmp_path / "ray"), figures(tmp_path / "alone")
+    ours, theirs = run.figures(), figures(tmp_path / "alone")
     assert np.allclose([row["train/loss"] for row in ours], [row["train/loss"] for row in theirs], atol=1e-4)
-    for row in ours:
+    assert_counts_agree(ours)
+    lost = {name: row for name, row in ours[-1].items() if name.startswith("cluster/")}
+    assert summary["lost"] == {name.removeprefix("cluster/"): int(count) for name, count in lost.items()}
+    assert [lost[f"cluster/{part}_lost"] for part in ("workers", "servers", "trainers")] == [1, 0, 1]
+    assert [lost[f"cluster/{part}_replaced"] for part in ("workers", "servers", "trainers")] == [1, 0, 1]
+    assert "lost: workers 1, of them replaced 1" in run.said
+    assert sum(row["rollouts/dropped"] for row in ours) == lost["cluster/rollouts_lost"] > 0
+
+
+def assert_counts_agree(rows: list[dict[str, float]]) -> None:
+    """What was started is in one of the ends, in each step."""
+    for row in rows:
         came = row["rollouts/started"] + row["rollouts/resumed"]
         assert came == sum(row[f"rollouts/{end}"] for end in ("finished", "dropped", "carried", "failed"))
 
@@ -107,19 +89,17 @@ def test_a_run_survives_ten_workers_two_nodes_two_trainers_and_its_driver(two_no
     random.Random(0).shuffle(losses)
     run = two_nodes.recipe("chase_grpo", out, *words)
     for step, lost in enumerate(losses, start=1):
-        wait_for_step(run, out, min(2 * step - 1, 28))
+        run.wait_for_step(min(2 * step - 1, 28))
         if lost == "node":
             two_nodes.lose_node()
         elif lost == "driver":
             run.kill()
-            run.communicate()
             run = two_nodes.recipe("chase_grpo", out, *words)
         else:
             assert two_nodes.kill(lost), f"no {lost} ran"
-    summary, _ = ended(run)
+    summary = run.ended()
     assert (summary["steps"], summary["eval_after"] >= 0.85) == (30, True), summary
-    for row in figures(out):
-        came = row["rollouts/started"] + row["rollouts/resumed"]
-        assert came == sum(row[f"rollouts/{end}"] for end in ("finished", "dropped", "carried", "failed"))
-    assert len(figures(out)) == 30
+    assert_counts_agree(run.figures())
+    assert run.figures()[-1]["cluster/workers_lost"] >= 10
+    assert len(run.figures()) == 30
     assert two_nodes.actors("RolloutWorker") == two_nodes.actors("TrainerProcess") == []

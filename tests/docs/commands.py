@@ -26,6 +26,7 @@ PARSED = {
     r"agentgym check polyglot$": "needs the images that the lines above it build; the env's own test builds them",
     r"agentgym eval .*--url ": "needs a chat endpoint; tests/engines/endpoint has one",
     r"agentgym eval (judge_essay|negotiate) ": "needs a model of the hub",
+    r"agentgym eval nim .*--ray ": "starts a Ray cluster, or joins one; tests/cluster evaluates on one",
     r"agentgym gc$": "looks after the whole machine; tests/cli runs it with folders of its own",
     r"agentgym merge ": "needs the run above it; tests/cli merges an adapter",
     r"agentgym play ": "asks a person; the tutorial's test plays",

@@ -15,6 +15,7 @@ NAMED = [name for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for na
 """The figures of the page's tables; words in capitals stand for a name."""
 ELSEWHERE = {
     "engine/.*": "SGLang servers",
+    "cluster/.*": "a Ray cluster",
     "train/(mfu|gpu_memory_gib)": "a GPU",
     "train/skipped_rollouts": "a loss that is not finite",
     "role/.*": "an env with roles",

@@ -78,7 +78,8 @@ def served(folder: Path, installed: Installed, command: str) -> str:
             browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
             with browser.open(address) as answer:
                 assert b"<title>agentgym" in answer.read()
-            with browser.open(urllib.parse.urljoin(address, "/api/runs")) as answer:
+                page = answer.geturl()
+            with browser.open(urllib.parse.urljoin(page, "api/runs")) as answer:
                 assert len(json.load(answer)["runs"]) == 1
         finally:
             serving.send_signal(signal.SIGINT)

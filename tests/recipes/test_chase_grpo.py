@@ -119,7 +119,7 @@ def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path
     start["env"] |= {"TMPDIR": str(temporary)}
     with subprocess.Popen(**start, stderr=subprocess.PIPE, start_new_session=True) as running:
         assert running.stderr is not None
-        assert any(line.startswith("step 1/") for line in running.stderr)  # reads up to this line, or to the end
+        assert any(line.startswith("step 0, 1/") for line in running.stderr)  # reads up to this line, or to the end
         assert any("sandbox/server" in text for text in processes(str(tmp_path)))
         os.killpg(running.pid, signal.SIGINT)
         error = running.stderr.read()

@@ -55,12 +55,12 @@ def test_a_band_has_the_steps_that_every_seed_has() -> None:
     assert (found.steps, found.mean, found.low, found.high) == ([1, 2], [0.5, 0.75], [0.0, 0.5], [1.0, 1.0])
 
 
-def test_a_curve_counts_the_steps_done_and_leaves_gaps_out(tmp_path: Path) -> None:
+def test_a_curve_counts_steps_as_the_log_does_and_leaves_gaps_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [0.25, 0.5], held_out=[(0, 0.1), (2, 0.9)])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "reward": null}\n{"step": 3, "reward": 0.')
     run = KeptRun(folder)
-    assert run.curve("reward") == {1: 0.25, 2: 0.5}
+    assert run.curve("reward") == {0: 0.25, 1: 0.5}
     assert run.curve("eval/reward") == {0: 0.1, 2: 0.9}
 
 
@@ -68,10 +68,17 @@ def test_a_step_that_was_done_again_after_a_resume_counts_once(tmp_path: Path) -
     folder = write_run(tmp_path / "a", [0.25, 0.5])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "reward": 0.75}\n')
-    assert KeptRun(folder).curve("reward") == {1: 0.25, 2: 0.75}
+    assert KeptRun(folder).curve("reward") == {0: 0.25, 1: 0.75}
 
 
 def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [0.25])
     with pytest.raises(AgentGymError, match=r"^runs: .*a is named twice; name each run once$"):
         kept_runs([folder, tmp_path])
+
+
+def test_behind_z_the_marks_have_two_letters(tmp_path: Path) -> None:
+    for number in range(54):
+        write_run(tmp_path / f"{number:02}", [0.1], lr=number)
+    marks = [line.mark for line in lines_of(kept_runs([tmp_path]))]
+    assert (marks[0], marks[25:28], marks[51:]) == ("A", ["Z", "AA", "AB"], ["AZ", "BA", "BB"])

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import main as cli
+from agentgym.report.figures import end_rows, score_rows, stop_rows
+from agentgym.report.folders import kept_runs
+from agentgym.report.lines import lines_of
 from agentgym.types import Rollout
 from tests.report.runs import write_evaluation, write_run
 from tests.store.test_store import group, rollout, segment
@@ -228,3 +231,95 @@ def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
     ticks = axes.get_xticks()
     assert len(ticks)
     assert all(float(tick).is_integer() for tick in ticks)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_several_seeds_have_a_band_and_lines_of_their_own_and_a_single_one_has_neither(seeds: int) -> None:
+    figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.report.plots")
+    axes = figure.Figure().add_subplot()
+    plots.add_curve(axes, plots.Curve("A", [{0: 0.1 * seed, 1: 0.5} for seed in range(seeds)]), "#000000")
+    assert (len(axes.lines), len(axes.collections)) == ((1, 0) if seeds == 1 else (4, 1))
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_words_below_a_picture_speak_of_seeds_where_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: int
+) -> None:
+    for seed in range(seeds):
+        write_run(tmp_path / f"{seed}", [0.1, 0.9], seed=seed)
+    assert ("thin lines are seeds" in reported(capsys, tmp_path).text) == (seeds > 1)
+
+
+def test_a_figure_that_is_always_zero_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", [0.1, 0.9], figures={"rollouts/failed": 0.0, "train/entropy": 0.5})
+    reported(capsys, tmp_path)
+    assert {path.name for path in (tmp_path / "report").glob("*.png")} == {"reward.png", "train-entropy.png"}
+
+
+def test_evaluations_are_drawn_however_many_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(5):
+        write_evaluation(tmp_path / f"{seed}", 0.1 * seed, seed=seed)
+    reported(capsys, tmp_path)
+    assert (tmp_path / "report/evaluations.png").read_bytes().startswith(PNG)
+
+
+def test_folders_that_are_no_run_are_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", [0.1])
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "metrics.jsonl.txt").write_text("")
+    assert "Report on 1 run" in reported(capsys, tmp_path).text
+
+
+def test_the_figures_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
+    held_out = [(0, 0.125), (2, 0.75), (4, 0.5)]
+    write_run(tmp_path / "a", [0.25] * 5 + [0.5] * 5, held_out=held_out, figures={"rollouts/started": 8.0})
+    (heads, row) = end_rows(lines_of(kept_runs([tmp_path])))
+    found = dict(zip(heads, row, strict=True))
+    assert found | {"": "A", "runs": "1"} == {
+        "": "A",
+        "runs": "1",
+        "steps": "10",
+        "reward, first 5 steps": "0.250",
+        "reward, last 5 steps": "0.500",
+        "held out before": "0.125",
+        "held out at last": "0.500",
+        "held out at best": "0.750",
+        "rollouts": "80",
+        "trained tokens": "0",
+        "CPU seconds": "12.500",
+    }
+
+
+def test_a_share_that_a_step_does_not_have_is_nothing_there(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", [0.1])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "stop/answer": 0.5}\n')
+    assert stop_rows(lines_of(kept_runs([folder]))) == [["", "runs", "answer"], ["A", "1", "0.250"]]
+
+
+def test_a_report_that_is_written_again_takes_the_place_of_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "a", [0.1], figures={"train/entropy": 0.5})
+    reported(capsys, folder)
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace("train/entropy", "train/loss"))
+    reported(capsys, folder)
+    assert {path.name for path in (folder / "report").iterdir()} == {"report.html", "reward.png"}
+
+
+def test_the_only_evaluation_of_a_training_is_not_its_best(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.5], held_out=[(0, 0.25)])
+    (heads, row) = end_rows(lines_of(kept_runs([tmp_path])))
+    found = dict(zip(heads, row, strict=True))
+    assert (found["held out before"], found["held out at last"], found["held out at best"]) == ("0.250", "", "")
+
+
+def test_the_scores_of_evaluations_are_those_of_their_summaries(tmp_path: Path) -> None:
+    for seed, reward in enumerate((0.25, 0.75)):
+        write_evaluation(tmp_path / f"{seed}", reward, seed=seed)
+    spread = "0.500 ± 0.354 (0.250 to 0.750)"
+    assert score_rows(lines_of(kept_runs([tmp_path]))) == [
+        ["", "runs", "reward", "pass@1", "rollouts", "failed"],
+        ["A", "2", spread, spread, "8", "1"],
+    ]

@@ -134,7 +134,7 @@ def test_stderr_that_is_a_file_has_a_line_a_step(tmp_path: Path, capsys: pytest.
             log.note("rollouts")
             log(step, {"reward": 0.5})
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["step 1/2", "step 2/2"]
+    assert [line.split("  ")[0] for line in lines] == ["step 0, 1/2 done", "step 1, 2/2 done"]
     assert "reward 0.50 (last 5: 0.50)" in lines[0]
 
 

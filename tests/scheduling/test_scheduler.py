@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -152,3 +153,29 @@ async def test_under_faults_everything_that_was_started_is_in_one_count(name: st
             assert totals[f"{kind} started"] == sum(ended) > 0
     assert len(set(seen)) == len(seen) >= 96
     assert boxes.leased == []
+
+
+async def test_thousands_of_rollouts_do_not_begin_in_one_pass_of_the_event_loop() -> None:
+    begun = Counter[int]()
+    passes = 0
+
+    class Counting(ag.ToolEnv[ag.Task]):
+        async def setup(self) -> None:
+            begun[passes] += 1
+
+        @ag.reward
+        async def fine(self) -> float:
+            return 1.0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            await asyncio.sleep(0)
+            passes += 1
+
+    counting = asyncio.create_task(count())
+    tasks = [ag.Task(id=f"t{n}", prompt=(ag.Message(role="user", content="?"),)) for n in range(100)]
+    groups = await ag.run_groups(Counting, tasks, Scripted([say("so")]), n=4, concurrency=400)
+    counting.cancel()
+    assert len(groups.rollouts) == begun.total() == 400
+    assert max(begun.values()) <= 2 * 32

@@ -218,12 +218,13 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_of_ten_thousand_rollouts_a_few_are_found_by_an_index(many: Path, asked: dict[str, Any]) -> None:
     with RolloutStore(many) as store:
         assert len(store) == 10_000
-        assert store._connection is not None
+        connection = store._connection
+        assert connection is not None
         plans: list[str] = []
         rows = store.query
 
         def explained(sql: str, *values: object) -> list[Any]:
-            plans.extend(row[3] for row in rows(f"EXPLAIN QUERY PLAN {sql}", *values))
+            plans.extend(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values))
             return rows(sql, *values)
 
         store.query = explained  # type: ignore[method-assign]

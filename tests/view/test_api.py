@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -16,10 +17,13 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from agentgym.run.folder_lock import hold_folder
+from agentgym.sound_json import whole_characters
 from agentgym.store.reader import RolloutStore
-from agentgym.store.schema import FILE
+from agentgym.store.schema import FILE, TABLES
 from agentgym.store.writer import RolloutWriter
-from agentgym.view.runs import Runs
+from agentgym.view.asked import paging
+from agentgym.view.figures import metric_rows
+from agentgym.view.runs import Runs, run_of
 from tests.store.test_store import group, rollout
 from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
 
@@ -75,6 +79,65 @@ def test_figures_come_line_by_line_with_the_time_of_the_steps(asked: TestClient,
     assert found["rows"][1]["figures"] == {"reward": 0.0, "reward/std": None, "time/step": 1.5, "time/train": 0.5}
     assert get(asked, f"{base}/metrics", after=3)["rows"] == found["rows"][3:]
     assert get(asked, f"{base}/metrics", after=4)["rows"] == []
+
+
+NUMBERS = st.none() | st.booleans() | st.floats() | st.integers() | st.integers(-(10**400), 10**400)
+NAMES_OF_FIGURES = st.sampled_from(["reward", "eval/reward", "time/step", "a b", 'a"b', "é", "\ud800"]) | st.text(
+    max_size=4
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(
+        st.dictionaries(NAMES_OF_FIGURES, NUMBERS | st.text(max_size=3) | st.lists(st.none()), max_size=4), max_size=4
+    ),
+    steps=st.lists(st.integers(-9, 10**20) | st.text(max_size=1), min_size=4, max_size=4),
+)
+def test_a_line_that_is_passed_on_as_it_is_says_what_one_that_was_read_says(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], steps: list[Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    lines = [json.dumps({"step": step} | row) for step, row in zip(steps, rows, strict=False)]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    found = metric_rows(folder).as_json()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentgym.view.figures._plain_row", lambda line: None)
+        read = metric_rows(folder).as_json()
+    same = whole_characters(json.dumps(strictly(found), ensure_ascii=False))  # what was read has no half characters
+    assert json.loads(same) == strictly(read)
+
+
+def strictly(text: bytes) -> Any:
+    """A text read as a browser reads JSON."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 1, "a": 007}', '{"step": 01}', '{"step": 1, "a": +1}', '{"step": 1, "a": .5}']
+)
+def test_a_line_that_only_looks_like_json_spoils_no_other(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0}}\n{line}\n')
+    found = json.loads(metric_rows(tmp_path).as_json())
+    assert found["rows"] == [{"step": 0, "time": 0.0, "held_out": False, "figures": {}}]
+
+
+def test_lines_that_a_resumed_run_wrote_again_are_told_from_those_that_the_page_has(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    path = run / "metrics.jsonl"
+    with client(run) as asked:
+        base = f"/api/runs/{run_of(run).key}/metrics"
+        had = get(asked, base)
+        first, *_ = path.read_text().splitlines()
+        path.write_text(f'{first}\n{{"step": 0, "reward": 0.5}}\n' + '{"step": 1, "reward": 0.75}\n' * 4)
+        found = get(asked, base, after=had["lines"], mark=had["mark"])
+        assert (found["from"], found["lines"], len(found["rows"])) == (0, 6, 6)
+        again = get(asked, base, after=found["lines"], mark=found["mark"])
+        assert (again["from"], again["lines"], again["rows"]) == (6, 6, [])
+        with path.open("a") as file:
+            file.write('{"step": 2, "reward": 1.0}\n')
+        more = get(asked, base, after=found["lines"], mark=found["mark"])
+    assert (more["from"], [row["step"] for row in more["rows"]]) == (6, [2])
 
 
 def test_a_line_that_is_still_being_written_is_left_for_the_next_time(tmp_path: Path) -> None:
@@ -364,6 +427,42 @@ def test_a_run_whose_process_was_killed_is_not_live(tmp_path: Path) -> None:
         assert get(asked, "/api/runs")["runs"][0]["live"] is False
 
 
+@pytest.mark.parametrize(("refusal", "live"), [(ProcessLookupError, False), (PermissionError, True)])
+def test_a_process_of_another_user_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: type[OSError], live: bool
+) -> None:
+    run = make_run(tmp_path / "mine")
+    (run / ".lock").write_text("12345")
+    for path in run.iterdir():
+        os.utime(path, (0, 0))
+
+    def refused(process: int, number: int) -> None:  # root, who may run the tests, is never refused
+        raise refusal
+
+    monkeypatch.setattr("agentgym.view.runs.os.kill", refused)
+    with client(run) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["live"] is live
+
+
+def test_a_number_that_no_process_can_have_is_none_that_runs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    (run / ".lock").write_text("9" * 30)
+    for path in run.iterdir():
+        os.utime(path, (0, 0))
+    with client(run) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["live"] is False
+
+
+def test_a_link_to_a_run_is_answered_before_anybody_asked_for_the_list(tmp_path: Path) -> None:
+    run = run_of(make_run(tmp_path / "mine"))
+    with client(tmp_path) as asked:
+        assert get(asked, f"/api/runs/{run.key}")["name"] == "mine"
+
+
+def test_a_page_of_the_table_has_200_rows_unasked() -> None:
+    assert paging({}) == (0, 200)
+
+
 def test_an_evaluation_is_offered_with_its_score(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     (run / "metrics.jsonl").unlink()
@@ -375,6 +474,23 @@ def test_an_evaluation_is_offered_with_its_score(tmp_path: Path) -> None:
     assert (found["kind"], found["reward_last"], found["steps"]) == ("eval", 0.5, None)
     assert about["settings"] == {"env": "envs.chase.env:Chase", "model": "tiny"}
     assert about["summary"] == {"reward": 0.5}
+
+
+@pytest.mark.parametrize("summary", [None, '{"reward": "<b>"}'])
+def test_an_evaluation_without_a_score_has_the_mean_of_its_rollouts(tmp_path: Path, summary: str | None) -> None:
+    with RolloutWriter(tmp_path / "mine") as writer:
+        writer.add([group(rollout("t/0", 1.0), rollout("t/1", None), rollout("t/2", 0.5))], phase="eval", step=0)
+    (tmp_path / "mine" / "settings.json").write_text('{"env": "envs.chase.env:Chase", "regraded": "elsewhere"}')
+    if summary:
+        (tmp_path / "mine" / "summary.json").write_text(summary)
+    with client(tmp_path) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 0.75
+
+
+def test_the_reward_of_a_training_is_that_of_its_last_step(tmp_path: Path) -> None:
+    (make_run(tmp_path / "mine") / "summary.json").write_text('{"reward_last": 0.5}')  # which is a mean of several
+    with client(tmp_path) as asked:
+        assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 1.0
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "settings.json"])
@@ -435,3 +551,40 @@ def test_bytes_of_the_store_that_are_damaged_are_said(tmp_path: Path, table: str
     with client(tmp_path) as asked:
         found = asked.get(f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}{address}")
     assert (found.status_code, "rollouts.sqlite: the store cannot be read" in found.json()["error"]) == (409, True)
+
+
+PLACES_OF_ALL = (
+    "",
+    "/rollouts",
+    "/rollouts/1",
+    "/rollouts/1/tokens",
+    "/groups?task=task0&step=0",
+    "/tasks",
+    "/failures",
+)
+KEY = {"rollouts": "number", "segments": "rollout"}
+COLUMNS = [
+    (table, name, kind)
+    for table, key in KEY.items()
+    for name, kind in re.findall(
+        r"^ {4}(\w+) +(TEXT|INTEGER|REAL|BLOB)", TABLES.partition(f"{table} (")[2].partition("\n)")[0], re.M
+    )
+    if name != key
+]
+
+
+@pytest.mark.parametrize(("table", "column", "kind"), COLUMNS)
+def test_a_value_of_another_kind_than_its_column_is_named_and_never_a_fault_of_the_viewer(
+    tmp_path: Path, table: str, column: str, kind: str
+) -> None:
+    folder = make_run(tmp_path / "mine")
+    value = "CAST('no bytes' AS TEXT)" if kind == "BLOB" else "x'c0ffee'"
+    with sqlite3.connect(folder / FILE) as store:
+        store.execute(f"UPDATE {table} SET {column} = {value} WHERE {KEY[table]} = 1")
+    store.close()
+    with client(tmp_path) as asked:
+        base = f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}"
+        answers = [asked.get(f"{base}{place}") for place in (*PLACES_OF_ALL, "/reward-histogram", "/task?task=task0")]
+    assert {answer.status_code for answer in answers} <= {200, 404, 409}
+    said = [answer.json()["error"] for answer in answers if answer.status_code == 409]
+    assert any(column in sentence for sentence in said), said

@@ -36,13 +36,19 @@ def test_coloured_code_is_the_code(text: str, language: str) -> None:
 
 def test_of_very_much_code_the_first_part_is_coloured_and_all_of_it_shown() -> None:
     code = "x = 1\n" * 2000
-    blocks = message_blocks({"role": "user", "content": f"```python\n{code}```\n" * 20})["blocks"]
+    patient = Colours(seconds=1e9)  # however slow the machine is
+    blocks = message_blocks({"role": "user", "content": f"```python\n{code}```\n" * 20}, patient)["blocks"]
     assert [block["text"] for block in blocks] == [code] * 20
     coloured = [len(block["spans"]) > 1 for block in blocks]
     assert coloured == [True] * (MOST_COLOURED // len(code)) + [False] * (20 - MOST_COLOURED // len(code))
 
 
 DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@ def f\n same\n-old\n+new\n"
+
+
+def test_letters_of_arguments_are_shown_as_they_are() -> None:
+    (found,) = call({"word": "Straße 漢字"})
+    assert found["arguments"] == '{\n  "word": "Straße 漢字"\n}'
 
 
 @pytest.mark.parametrize("text", [f"```diff\n{DIFF}```", f"```\n{DIFF}```", DIFF])
@@ -90,6 +96,7 @@ def test_the_answer_of_a_tool_and_the_thoughts_of_a_model_are_blocks_of_their_ow
     [
         ("data:image/png;base64,AAAA", "data:image/png;base64,AAAA"),
         ("data:image/svg+xml;base64,AAAA", None),
+        ('data:image/png;base64,"><script>', None),
         ("data:text/html,<script>", None),
         ("https://evil.example/x.png", None),
         ("javascript:alert(1)", None),

@@ -39,8 +39,26 @@ def test_the_first_visit_leaves_a_cookie_and_an_address_without_the_token(tmp_pa
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=lax" in cookie
+        place = answer.headers["location"].partition("?")[0]
         assert asked.get(answer.headers["location"]).status_code == 200
-        assert asked.get("/api/runs").status_code == 200
+        assert asked.get(f"{place}api/runs").json()["runs"][0]["name"] == "mine"
+        assert asked.get(f"{place}app.js").headers["content-type"].startswith("text/javascript")
+        assert asked.get(f"{place}nix").status_code == 404
+
+
+def test_a_browser_brings_the_cookie_to_no_other_server_on_the_machine(tmp_path: Path) -> None:
+    """Cookies know no ports: only their path keeps them from whatever else is opened on 127.0.0.1."""
+    with client(tmp_path, token=TOKEN) as asked:
+        answer = asked.get(f"/?token={TOKEN}")
+        place = answer.headers["location"]
+        assert len(place) > 16
+        assert f"Path={place};" in f"{answer.headers['set-cookie']};"
+        for port in (8765, 9999):
+            for path in ("/", "/api/runs", f"{place.rstrip('/')}x/"):
+                assert "cookie" not in asked.build_request("GET", f"http://127.0.0.1:{port}{path}").headers
+        (value,) = asked.cookies.values()
+        (name,) = asked.cookies
+        assert asked.get("/api/runs", headers={"Cookie": f"{name}={value}"}).status_code == 403
 
 
 @pytest.mark.parametrize("path", ["//evil.example/x", "/\\evil.example", "///evil.example", "/%2f%2fevil.example"])
@@ -90,8 +108,8 @@ def test_only_get_is_answered_and_nothing_is_granted_to_other_origins(tmp_path: 
 def test_every_answer_forbids_scripts_of_others_frames_and_guessing_of_types(tmp_path: Path, place: str) -> None:
     with client(tmp_path, token=TOKEN) as asked:
         refused = asked.get(place)
-        asked.get(f"/?token={TOKEN}")
-        answers = [refused, asked.get(place), asked.get("/", headers={"Host": "evil"}), asked.post("/")]
+        below = asked.get(f"/?token={TOKEN}").headers["location"].rstrip("/")
+        answers = [refused, asked.get(f"{below}{place}"), asked.get("/", headers={"Host": "evil"}), asked.post("/")]
     for answer in answers:
         assert {name: answer.headers[name] for name in HEADERS} == dict(HEADERS)
     policy = HEADERS["Content-Security-Policy"]

@@ -15,7 +15,8 @@ from agentgym.store.schema import FILE
 from agentgym.store.texts import RolloutTexts, texts_behind
 from agentgym.store.writer import RolloutWriter
 from agentgym.view.runs import Run, Runs, run_of
-from agentgym.view.search.index import INDEX, SearchIndex, snippet
+from agentgym.view.search import index as index_module
+from agentgym.view.search.index import INDEX, SearchIndex, Unsearchable, snippet
 from agentgym.view.search.indexing import Indexing
 from tests.store.test_store import group, rollout, segment
 from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
@@ -260,4 +261,67 @@ def test_a_run_that_is_removed_while_it_is_viewed_is_said(tmp_path: Path) -> Non
         base = f"/api/runs/{run.key}"
         assert asked.get(f"{base}/state").status_code == 200
         run.folder.rename(tmp_path / ".removed")
-        assert {asked.get(f"{base}{rest}").status_code for rest in ("/state", "/rollouts?q=said")} <= {404, 409}
+        for rest in ("", "/state", "/rollouts?q=said", "/rollouts/1", "/metrics"):
+            answer = asked.get(f"{base}{rest}")
+            assert (answer.status_code, "mine has gone" in answer.json()["error"]) == (404, True)
+
+
+def test_an_index_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = written(tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as store:
+        sound = store.execute("SELECT detail FROM rollouts WHERE number = 1").fetchone()
+        store.execute("UPDATE rollouts SET detail = x'00' WHERE number = 1")
+    with Indexing() as indexing, sqlite3.connect(tmp_path / FILE) as store:
+        while indexing.of(run) is not None:
+            pass
+        assert "rollout 1" in indexing.why(run)
+        store.execute("UPDATE rollouts SET detail = ? WHERE number = 1", sound)
+        store.commit()
+        assert indexing.of(run) is None  # not at once: a store that stays damaged is not read all the time
+        monkeypatch.setattr("agentgym.view.search.indexing.TRY_AGAIN_S", 0.0)
+        assert indexing.wait_for(run, len(SAID)) == len(SAID)
+    store.close()
+
+
+def test_an_index_that_is_damaged_while_it_is_used_is_made_again(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    index = indexed(run, tmp_path)
+    index.path.write_bytes(b"SQLite format 3\0" + b"\xff" * 9999)
+    with pytest.raises(Unsearchable, match="tried again"):
+        index.numbers("needle")
+    while index.advance():
+        pass
+    assert index.numbers("needle") == [1, 2, 6]
+
+
+def test_who_searches_does_not_wait_for_who_indexes(tmp_path: Path) -> None:
+    index = indexed(written(tmp_path), tmp_path)
+    with sqlite3.connect(index.path) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        assert index.numbers("needle") == [1, 2, 6]
+        writer.rollback()
+    writer.close()
+
+
+def test_on_a_full_disk_the_index_goes_elsewhere_and_leaves_the_room_to_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path / "run", {f"t{n}/0": " ".join(f"word{n}of{i}" for i in range(3000)) for n in range(3)})
+    connected = index_module._connected
+
+    def with_little_room(path: Path, mode: str = "rwc") -> sqlite3.Connection:
+        """A connection to a file that is full where it is in the run's folder, as SQLite itself says it."""
+        index = connected(path, mode)
+        if path.parent == run.folder:
+            index.execute("PRAGMA max_page_count = 1")
+        return index
+
+    monkeypatch.setattr(index_module, "_connected", with_little_room)
+    with Indexing() as indexing:
+        indexing.of(run)
+        while indexing.indexed(run) != 3:
+            pass
+        found = indexing.of(run)
+        assert found is not None
+        assert found.numbers("word1of7") == [2]
+        assert not (run.folder / INDEX).exists()

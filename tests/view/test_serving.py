@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import urllib.error
@@ -18,6 +19,7 @@ import pytest
 
 from agentgym.cli import main as cli
 from agentgym.store.reader import RolloutStore
+from agentgym.store.schema import FILE
 from agentgym.store.writer import RolloutWriter
 from agentgym.view.runs import run_of
 from tests.store.test_store import group, rollout
@@ -72,13 +74,30 @@ def test_a_path_as_it_is_leads_nowhere(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_it_without_a_word(tmp_path: Path, number: signal.Signals) -> None:
+def test_ctrl_c_ends_it_without_a_word_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path / "mine")
+    (tmp_path / "files").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "files"))
     with viewer(tmp_path, "--no-token") as (process, address):
         assert "mine" in opened(f"{address}api/runs")
         process.send_signal(number)
         out, err = process.communicate()
-    assert (process.returncode, out, err) == (0 if number == signal.SIGINT else -number, "", "")
+    assert (process.returncode, out, err) == (0 if number == signal.SIGINT else 128 + number, "", "")
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_what_a_killed_viewer_leaves_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with viewer(tmp_path, "--no-token") as (process, _):
+        process.kill()
+        process.wait()
+        (left,) = tmp_path.glob("agentgym-view-*")
+        with viewer(tmp_path, "--no-token"):
+            assert left not in tmp_path.iterdir()
 
 
 def test_a_run_that_begins_later_is_shown_while_it_writes(tmp_path: Path) -> None:
@@ -151,3 +170,18 @@ def test_a_reader_that_stays_never_blocks_the_writer(tmp_path: Path) -> None:
                     assert len(other) == before + number + 1
         assert writer.lost == 0
         assert len(reader) == before  # it still sees the moment at which it began
+
+
+def test_a_name_of_a_file_that_would_steer_the_terminal_is_escaped_in_the_log(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "\x1b[31mred\x1b[2J\u202e")
+    with sqlite3.connect(run / FILE) as store:
+        store.execute("UPDATE rollouts SET detail = x'00'")
+    store.close()
+    with viewer(tmp_path, "--no-token") as (process, address):
+        key = json.loads(opened(f"{address}api/runs"))["runs"][0]["run"]
+        while json.loads(opened(f"{address}api/runs/{key}/state"))["indexed"] is not None:
+            pass
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert "\\x1b[31mred\\x1b[2J\\u202e: it is not indexed for now" in said
+    assert not set(said) & {"\x1b", "\u202e"}

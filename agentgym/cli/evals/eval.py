@@ -15,6 +15,7 @@ import tyro
 from agentgym.cli.envs.names import NONE, Parameters, find, own_name
 from agentgym.cli.evals.models import ModelFlags, opened_models
 from agentgym.cli.output import flush, say
+from agentgym.cluster.config import OFF
 from agentgym.environments.env import Env, Split
 from agentgym.errors import AgentGymError
 
@@ -43,6 +44,8 @@ def evaluate_env(
     cached_price: float | None = None,
     completion_price: float = 0.0,
     rows: int = 20,
+    ray: str = "off",
+    workers: int | None = None,
     models: Annotated[Mapping[str, ModelFlags] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None,
     parameters: Parameters = NONE,
 ) -> int:
@@ -60,6 +63,7 @@ def evaluate_env(
     $ agentgym eval my_env:Pointers --url http://localhost:8000/v1 --out runs/eval --resume
     $ agentgym eval my_env:Pointers --url https://api.openai.com/v1 --model gpt-5-mini --api-key-env OPENAI_API_KEY
     $ agentgym eval judge_essay --model my_model --models.judge.url http://localhost:8000/v1
+    $ agentgym eval my_env:Pointers --model Qwen/Qwen3-0.6B --n 1000 --ray auto --workers 4
 
     Args:
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class.
@@ -83,6 +87,9 @@ def evaluate_env(
         cached_price: The price of a million cached tokens of prompts; by default that of the others.
         completion_price: The price of a million sampled tokens.
         rows: Lines of the table of tasks, those with the lowest rewards.
+        ray: Play on a Ray cluster: auto joins a running one or starts one on this machine, HOST:PORT joins that one.
+        workers: With --ray, the processes that play, each with the model; by default one a node, or one for each unit
+            of the resource "sandbox".
     """
     from agentgym.engines.endpoint.endpoint import Endpoint
     from agentgym.evals.report import score_lines, task_lines
@@ -109,6 +116,8 @@ def evaluate_env(
             "resume": resume,
             "retry_failed": retry_failed,
             "concurrency": concurrency,
+            "ray": ray,
+            "workers": workers,
         }
         endpoint = {"api_key_env": api_key_env, "tools": tools, "concurrency": concurrency}
         prices = {"prompt_price": prompt_price, "cached_price": cached_price, "completion_price": completion_price}
@@ -141,7 +150,8 @@ async def _played(
     if threading.current_thread() is threading.main_thread():
         _stop_at_signals(signals)
     opening = nullcontext(model) if isinstance(model, str) else model
-    async with opening as engine, opened_models(models) as named:
+    opening_models = opened_models(models, elsewhere=settings["ray"] != OFF)
+    async with opening as engine, opening_models as named:
         return await evaluate(env, engine, models=named, progress=True, **settings)
 
 

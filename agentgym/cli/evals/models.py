@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -11,9 +11,6 @@ from agentgym.cli.open_flags import flags_in
 from agentgym.cli.output import RefusedWords
 from agentgym.errors import AgentGymError
 from agentgym.field_checks import nearest
-
-if TYPE_CHECKING:
-    from agentgym.engines.base import Engine
 
 PREFIX = "--models."
 
@@ -64,8 +61,11 @@ def _read(name: str, fields: Mapping[str, str], command: str) -> ModelFlags:
 
 
 @asynccontextmanager
-async def opened_models(models: Mapping[str, ModelFlags]) -> "AsyncIterator[dict[str, Engine]]":
-    """Open an engine for each name, and close them at the end; AgentGymError names the one that cannot be opened."""
+async def opened_models(models: Mapping[str, ModelFlags], *, elsewhere: bool = False) -> AsyncIterator[dict[str, Any]]:
+    """Open an engine for each name, and close them at the end; AgentGymError names the one that cannot be opened.
+
+    With `elsewhere` the models are opened by other processes, and their names are given here.
+    """
     from agentgym.engines.endpoint.endpoint import Endpoint
     from agentgym.evals.opening import open_engine
 
@@ -74,6 +74,9 @@ async def opened_models(models: Mapping[str, ModelFlags]) -> "AsyncIterator[dict
         for name, flags in models.items():
             if flags.model is None and flags.url is None:
                 raise AgentGymError(f"{PREFIX}{name}: give {PREFIX}{name}.model or {PREFIX}{name}.url")
+            if elsewhere and flags.url is None and flags.model is not None:
+                found[name] = flags.model
+                continue
             fields = {field: getattr(flags, field) for field in _FIELDS if field != "url"}
             try:
                 asked = open_engine(flags.model) if flags.url is None else Endpoint(flags.url, **fields)  # type: ignore[arg-type]

@@ -132,6 +132,10 @@ class Endpoint:
         """The URL, and the model's name where it is given or the endpoint was asked for it."""
         return " ".join(filter(None, [self.url, self.model or self._state.model]))
 
+    def unopened(self) -> "Endpoint":
+        """Return an endpoint of the same settings that is not open, and can be sent to another process."""
+        return replace(self, model=self.model or self._state.model)
+
     @property
     def usage(self) -> Usage:
         """Tokens and cost of all answers so far, also of those whose rollouts failed."""

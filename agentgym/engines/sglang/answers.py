@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -12,6 +12,42 @@ from agentgym.types import Completion, FinishReason, Floats, Version
 
 _SAID = 400
 """Characters of a server's text that an error quotes."""
+
+
+class ServerFacts(NamedTuple):
+    """The settings that a server reports."""
+
+    context_tokens: int
+    """Most ids of one request, prompt and completion together."""
+    model: str
+    seeded: bool
+    """Whether draws depend on the seed and the request alone, as deterministic inference makes them."""
+    weight_version: str | None
+    """The server's name for the weights that it started with."""
+    tp: int = 1
+    """Processes that hold a part of the weights each."""
+    dtype: str = ""
+    """The type of the weights, such as float32; empty where the server does not say."""
+    lora: bool = False
+    """Whether the server takes adapters; it then takes no weights, whose names are others."""
+
+
+def server_facts(info: Any, server: str) -> ServerFacts:
+    """Return the settings in the answer of GET /server_info; EngineError where it is not what an SGLang server says."""
+    try:
+        # A prompt must be shorter than this limit, so a whole request of one id less always fits.
+        return ServerFacts(
+            context_tokens=int(info["max_req_input_len"]) - 1,
+            model=str(info["model_path"]),
+            seeded=bool(info.get("enable_deterministic_inference")),
+            weight_version=info.get("weight_version"),
+            tp=int(info.get("tp_size") or 1),
+            dtype=str(info.get("dtype") or "").removeprefix("torch."),
+            lora=bool(info.get("enable_lora")),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise EngineError(f"{server}/server_info: not what an SGLang server says of itself: {why}") from None
 
 
 def completion_of(body: Any, version: int, *, named: bool = True, ours: str | None = None) -> Completion:
@@ -27,21 +63,32 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
         raise EngineError(f"the server ended a request by {reason!r}")
     if reason == "stop" and isinstance(body["meta_info"]["finish_reason"].get("matched"), str):
         reason = "stop_text"
-    try:
-        values, sampled = [float(row[0]) for row in rows], [int(row[1]) for row in rows]
-    except (TypeError, ValueError, IndexError, KeyError):
-        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
+    values, sampled = _columns(rows)
     if sampled != ids:
         raise EngineError(f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(rows)} other ones")
     try:
         return Completion(
-            token_ids=np.array(sampled, np.int64),
-            logprobs=np.array(values, np.float32),
+            token_ids=np.fromiter(sampled, np.int64, len(sampled)),
+            logprobs=np.fromiter(values, np.float32, len(values)),
             finish_reason=cast("FinishReason", reason),
             versions=_versions(body["meta_info"], version, ours) if named else (Version(0, version),),
         )
     except ValueError as error:
         raise EngineError(f"the server's answer: {error}") from error
+
+
+def _columns(rows: Any) -> tuple[Sequence[float], list[int]]:
+    """Return the values and the ids of rows `[value, id, text]`; EngineError where they are none."""
+    try:
+        values, ids, _ = zip(*rows, strict=True)
+        if {*map(type, values)} == {float} and {*map(type, ids)} == {int}:  # It is so, and read in one go.
+            return values, [*ids]
+    except (TypeError, ValueError):
+        pass  # It is read row by row, which says what is wrong.
+    try:
+        return [float(row[0]) for row in rows], [int(row[1]) for row in rows]
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
 
 
 def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[Version, ...]:

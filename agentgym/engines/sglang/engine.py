@@ -17,6 +17,7 @@ import numpy as np
 from agentgym.adapter import Adapter, ModelWeights
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.adapter_files import opened_adapter
+from agentgym.engines.sglang.answers import ServerFacts
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.fleet import Fleet, FleetCounts
 from agentgym.engines.sglang.generation import Generation, Piece
@@ -25,7 +26,7 @@ from agentgym.engines.sglang.launching.process import Progress
 from agentgym.engines.sglang.model_info import ModelFacts, model_facts, require_vocabulary
 from agentgym.engines.sglang.policies.parcels import PolicyVersion
 from agentgym.engines.sglang.prompts import Prompts, checked
-from agentgym.engines.sglang.server import NoServer, Server, ServerFacts, Unavailable
+from agentgym.engines.sglang.server import NoServer, Server, Unavailable
 from agentgym.engines.sglang.turns import Turns
 from agentgym.errors import EngineError
 from agentgym.models import find_model
@@ -286,6 +287,10 @@ class SGLangEngine:
         """The servers, for other processes to attach to."""
         return tuple(server.client.url for server in self._fleet.servers)
 
+    def current_policy(self) -> PolicyVersion:
+        """Return the policy that new tokens are sampled from, for clients in other processes to `adopt`."""
+        return self._fleet.policy
+
     def move(self, old: str, new: str) -> None:
         """Ask the server at the address `new` in the place of the one at `old`, once it serves the current policy."""
         self._fleet.move(old, new)
@@ -297,8 +302,7 @@ class SGLangEngine:
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Log-probability of each id but the first, given those before it, as `generate` would report it.
 
-        Of several servers, the next one each time, so that all of them are probed. At a temperature other than 0 and 1
-        a server draws once behind each id.
+        Of several servers the next one each time: all are probed. At a temperature but 0 and 1 it draws behind each id.
         """
         ids = checked(token_ids, self._opened().vocabulary)
         if len(ids) > self.context_tokens:

@@ -250,6 +250,7 @@ class Fleet:
             if not (await server.samples(self.config.stall_s) and await server.ready(self.config.health_s) == 200):
                 return
             await _unload(server, sorted(server.adapters))  # it may have forgotten them, or not
+            server.doubt()
             while not server.holds(self.policy):  # `push` waits for no lost server: the policy may change meanwhile
                 parcel = self._parcels.get(self.policy)
                 if parcel is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from agentgym.engines.sglang.prompts import Prompt
 from agentgym.engines.sglang.server import Busy, Server, Unavailable
 from agentgym.errors import EngineError
+from agentgym.time_limits import off_the_clock
 from agentgym.types import Completion, FinishReason, Sampling, Version
 
 
@@ -129,6 +130,7 @@ class Attempts:
     async def wait(self, nobody: EngineError, ended: asyncio.Event | None = None) -> None:
         """Pause before the next attempt, or until `ended` is set; each pause is longer than the last one.
 
+        The time limits of a rollout stand still meanwhile: what it waits for is no work of its own.
         Raises EngineError with both reasons where no server can come back, or the time to wait is over.
         """
         now = monotonic()
@@ -137,7 +139,7 @@ class Attempts:
         if not self._may_wait() or now >= self._until:
             raise EngineError(self._reason(nobody)) from (self._last or nobody)
         self._busy.clear()
-        with suppress(TimeoutError):
+        with off_the_clock(), suppress(TimeoutError):
             async with asyncio.timeout(min(self._pause_s, self._until - now)):
                 await (ended or asyncio.Event()).wait()
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -4,11 +4,19 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from agentgym.engines.sglang.answers import completion_of, field_of, first_of, reason_of, scores_of
+from agentgym.engines.sglang.answers import (
+    ServerFacts,
+    completion_of,
+    field_of,
+    first_of,
+    reason_of,
+    scores_of,
+    server_facts,
+)
 from agentgym.engines.sglang.http import Answer, JsonClient, encoded
 from agentgym.engines.sglang.launching.process import ServerProcess
 from agentgym.engines.sglang.policies.parcels import Parcel, PolicyVersion
@@ -28,24 +36,6 @@ _AGAIN_S = 0.5
 """Seconds between two questions whether a server samples."""
 _COME_BACK = (429, 502, 503, 504)
 """Statuses of a server, or of a gateway before it, that can answer the same request later."""
-
-
-class ServerFacts(NamedTuple):
-    """The settings that a server reports."""
-
-    context_tokens: int
-    """Most ids of one request, prompt and completion together."""
-    model: str
-    seeded: bool
-    """Whether draws depend on the seed and the request alone, as deterministic inference makes them."""
-    weight_version: str | None
-    """The server's name for the weights that it started with."""
-    tp: int = 1
-    """Processes that hold a part of the weights each."""
-    dtype: str = ""
-    """The type of the weights, such as float32; empty where the server does not say."""
-    lora: bool = False
-    """Whether the server takes adapters; it then takes no weights, whose names are others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,22 +113,18 @@ class Server:
         self._loaded.clear()
         self._weights, self.paused = "", False
 
+    def doubt(self) -> None:
+        """Note that the server was away: it may have been started anew, and what it holds is to be asked for again."""
+        self._loaded.clear()
+        self._weights = None
+
     async def facts(self) -> ServerFacts:
         """Return the settings that the server reports."""
         answer = await self._wired(self.client.get("/server_info", timeout_s=_CONTROL_S))
         if answer.status == 404:
             raise EngineError(f"{self}: has no /server_info, so it is no SGLang server; check the url")
         info = self._checked("/server_info", answer)
-        try:
-            # A prompt must be shorter than this limit, so a whole request of one id less always fits.
-            context = int(info["max_req_input_len"]) - 1
-            seeded, weights = bool(info.get("enable_deterministic_inference")), info.get("weight_version")
-            tp, dtype = int(info.get("tp_size") or 1), str(info.get("dtype") or "").removeprefix("torch.")
-            lora = bool(info.get("enable_lora"))
-            facts = ServerFacts(context, str(info["model_path"]), seeded, weights, tp, dtype, lora)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise EngineError(f"{self}/server_info: not what an SGLang server says of itself: {why}") from None
+        facts = server_facts(info, str(self))
         self._first_weights, self.tp = facts.weight_version, facts.tp
         return facts
 
@@ -274,6 +260,8 @@ class Server:
     async def adopt(self, policy: PolicyVersion) -> bool:
         """Whether the server has a policy that another client pushed; it is remembered."""
         if policy.lora is None:
+            if policy.weights and not await self._serves(policy.version):
+                return False
             self._weights = policy.weights
             return True
         models = field_of((await self._wired(self.client.get("/v1/models", timeout_s=_CONTROL_S))).body, "data")
@@ -281,6 +269,12 @@ class Server:
             return False
         self._loaded.add(policy.lora)
         return True
+
+    async def _serves(self, version: int) -> bool:
+        """Whether the weights that were pushed last are of this version, as far as the server says."""
+        answer = await self._wired(self.client.get("/model_info", timeout_s=_CONTROL_S))
+        said = answer.body.get("weight_version") if isinstance(answer.body, dict) else None
+        return said is None or str(said) == str(version)
 
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Give the GPU memory of these parts back; nothing can be sampled until `resume_memory`."""

@@ -16,7 +16,7 @@ def write_plot(folder: Path, rows: Sequence[Mapping[str, float]], held_out: Mapp
         return False
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="steps", ylabel="reward")
+    axes = figure.add_subplot(xlabel="step", ylabel="reward")
     trained = [(step, row["reward"]) for step, row in enumerate(rows) if row.get("reward") is not None]
     axes.plot([step for step, _ in trained], [reward for _, reward in trained], label="training")
     if held_out:

@@ -31,9 +31,15 @@ def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: in
     """Return the policy on this rank's device, sharded if there are several ranks or the config asks for it.
 
     Only the first of several ranks reads the weights. Every rank must call it. Raises ValueError on all ranks for a
-    model that cannot be read, and for an offload without a GPU or without shards.
+    model that cannot be read, for an offload without a GPU or without shards, and for replicas that the ranks cannot be
+    parted into.
     """
     sharded = ranks.world > 1 or shards_alone(config, ranks.device)
+    if ranks.world % config.replicas:
+        raise ValueError(
+            f"replicas: {ranks.world} processes cannot be parted into {config.replicas} copies of the same size; set a "
+            f"divisor of {ranks.world}"
+        )
     if config.offload and ranks.device.type == "cpu":
         raise ValueError("offload: it moves shards from a GPU to the CPU, and this runs on the CPU; leave it out")
     if config.offload and not sharded:
@@ -163,7 +169,8 @@ def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded:
     if config.checkpointing:
         checkpoint_layers(policy)
     if sharded:
-        shard(policy, ranks.device, dtype=weight_type(config, ranks.device), offload=config.offload)
+        dtype = weight_type(config, ranks.device)
+        shard(policy, ranks.device, dtype=dtype, offload=config.offload, replicas=config.replicas)
 
 
 def checkpoint_layers(policy: PolicyModel) -> None:
@@ -194,9 +201,14 @@ def _layers(policy: PolicyModel, setting: str) -> Any:
 
 
 def shard(
-    policy: PolicyModel, device: torch.device, *, dtype: torch.dtype = torch.float32, offload: bool = False
+    policy: PolicyModel,
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    offload: bool = False,
+    replicas: int = 1,
 ) -> None:
-    """Shard every decoder layer and the root over all ranks, in place (FSDP2).
+    """Shard every decoder layer and the root over all ranks, or over those of each replica, in place (FSDP2).
 
     With a `dtype` of less than float32 all computation is in that type; what is trained, its gradients and its moments
     stay float32. `offload` keeps shards, gradients and optimizer on the CPU. Sharding replaces the parameter objects,
@@ -205,8 +217,11 @@ def shard(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+    world = dist.get_world_size()
+    # A row for each replica: neighbours, such as those of one node, have the shards of one.
+    sizes = (world,) if replicas == 1 else (replicas, world // replicas)
     how: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
+        "mesh": init_device_mesh(device.type, sizes, mesh_dim_names=("replica", "shard")[-len(sizes) :]),
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     if dtype != torch.float32:

@@ -3,7 +3,7 @@
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from agentgym.store.texts import RolloutTexts, marks, texts_behind
@@ -16,6 +16,7 @@ VERSION = 1
 BATCH = 25
 """Rollouts that are read and indexed at a time."""
 BUSY_S = 5.0
+DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 _ALONE = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2190-\u2bff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\U0001f000-\U0001faff\U00020000-\U0003ffff]"
@@ -31,16 +32,29 @@ CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5(
 """
 
 
-class SearchIndex:
-    """Finds the rollouts of one run by their words; any thread reads and writes it, and several viewers at once."""
+class Unsearchable(Refused):
+    """Says why the index of a run cannot be read or written for now."""
 
-    def __init__(self, run: Run, spare: Path) -> None:
+    def __init__(self, path: Path, error: sqlite3.Error) -> None:
+        super().__init__(f"{path}: the index for searching cannot be used ({error}); it is tried again in a while", 409)
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        self.is_damaged = code in DAMAGED
+        self.is_disk_full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+class SearchIndex:
+    """Finds the rollouts of one run by their words; any thread reads and writes it, and several viewers at once.
+
+    It stands in the run's folder; where it cannot, or `beside` is not set, in the spare one.
+    """
+
+    def __init__(self, run: Run, spare: Path, *, beside: bool = True) -> None:
         self.run = run
-        self.path = _place(run, spare)
+        self.path = _place(run, spare) if beside else spare / f"{run.key}.sqlite"
 
     def indexed(self) -> int:
         """Return how many rollouts can be found."""
-        with self._opened() as index:
+        with self._opened("rw") as index:
             return int(index.execute("SELECT count(*) FROM indexed").fetchone()[0])
 
     def numbers(self, asked: str) -> list[int]:
@@ -48,7 +62,7 @@ class SearchIndex:
         wanted = match(asked)
         if not wanted:
             return []
-        with self._opened() as index:
+        with self._opened("rw") as index:
             rows = index.execute("SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rowid", (wanted,))
             return [number for (number,) in rows]
 
@@ -66,18 +80,23 @@ class SearchIndex:
                 found = texts_behind(store, last[0] if last is not None else 0, BATCH)
             return _add(index, found) == BATCH
 
+    def remove(self) -> None:
+        """Remove its files; whoever opens it next makes it anew from the store."""
+        for end in ("-wal", "-shm", ""):
+            with suppress(OSError):
+                self.path.with_name(f"{self.path.name}{end}").unlink()
+
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """A connection; an index of another version is made anew. Refused where the folder of the run has gone."""
+    def _opened(self, mode: str = "rwc") -> Iterator[sqlite3.Connection]:
+        """A connection; an index that is damaged or of another version is made anew. Unsearchable where it fails."""
         try:
-            index = _connected(self.path)
-        except sqlite3.OperationalError as error:
-            said = f"{self.path}: the index for searching cannot be opened ({error}); see that the run is still there"
-            raise Refused(said, 409) from error
-        try:
-            yield index
-        finally:
-            index.close()
+            with closing(_connected(self.path, mode)) as index:
+                yield index
+        except sqlite3.Error as error:
+            found = Unsearchable(self.path, error)
+            if found.is_damaged:
+                self.remove()
+            raise found from error
 
 
 def match(asked: str) -> str:
@@ -115,7 +134,8 @@ def _add(index: sqlite3.Connection, found: list[RolloutTexts]) -> int:
         index.executemany("INSERT INTO texts (rowid, text) VALUES (?, ?)", rows)
         index.execute("COMMIT")
     except BaseException:
-        index.execute("ROLLBACK")
+        if index.in_transaction:  # on a full disk SQLite has taken it back
+            index.execute("ROLLBACK")
         raise
     return len(found)
 
@@ -132,14 +152,15 @@ def _place(run: Run, spare: Path) -> Path:
             _connected(path).close()
             return path
         except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED:
                 with suppress(OSError):  # it is ours alone, and made again from the store
                     path.unlink()
     return spare / f"{run.key}.sqlite"
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    index = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+def _connected(path: Path, mode: str = "rwc") -> sqlite3.Connection:
+    """A connection to the index; "rwc" makes one where there is none."""
+    index = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_S, isolation_level=None)
     try:
         if index.execute("PRAGMA user_version").fetchone()[0] != VERSION:
             index.execute("PRAGMA journal_mode = WAL")

@@ -1,38 +1,46 @@
 """The thread that keeps the search indexes of the runs that are looked at up to date."""
 
 import logging
-import sqlite3
-import tempfile
 import threading
-from pathlib import Path
+import time
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
+from agentgym.process_identity import lent_folder, sweep_folders
 from agentgym.view.answers import Refused
 from agentgym.view.runs import Run
-from agentgym.view.search.index import SearchIndex
+from agentgym.view.search.index import SearchIndex, Unsearchable
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 """Seconds after which the stores are looked at again once all is indexed."""
+TRY_AGAIN_S = 20.0
+"""Seconds after which a run that could not be indexed is tried again, where somebody still looks at it."""
 
 
 class Indexing:
     """Indexes runs from the first time that they are asked for, one batch after the other, in a thread of its own.
 
-    It goes on while the viewer runs, as runs go on writing. A run that cannot be indexed can be looked at all the same.
+    It goes on while the viewer runs, as runs go on writing. A run that cannot be indexed can be looked at all the same,
+    and is tried again later.
     """
 
     def __init__(self) -> None:
-        self._indexes: dict[str, SearchIndex | None] = {}
+        self._indexes: dict[str, SearchIndex] = {}
+        self._failed: dict[str, tuple[float, str]] = {}
+        """When a run could not be indexed, and why."""
+        self._crowded: set[str] = set()
+        """Runs beside which there is no room for an index."""
         self._lock = threading.Lock()
         self._wake, self._advanced = threading.Event(), threading.Condition()
-        self._stopped = False
+        self._stopped, self._opened = False, ExitStack()
         self._thread = threading.Thread(target=self._run, name="agentgym-search", daemon=True)
 
     def __enter__(self) -> Self:
-        self._spare = tempfile.TemporaryDirectory(prefix="agentgym-view-")
+        sweep_folders()
+        self._spare = self._opened.enter_context(lent_folder("view"))
         self._thread.start()
         return self
 
@@ -42,15 +50,27 @@ class Indexing:
         self._stopped = True
         self._wake.set()
         self._thread.join()
-        self._spare.cleanup()
+        self._opened.close()
 
     def of(self, run: Run) -> SearchIndex | None:
-        """Return the index of a run, which is kept up to date from now on; None where it cannot be had."""
+        """Return the index of a run, which is kept up to date from now on; None where it cannot be had for now."""
         with self._lock:
-            if run.key not in self._indexes:
-                self._indexes[run.key] = _opened(run, Path(self._spare.name))
-                self._wake.set()
-            return self._indexes[run.key]
+            if run.key not in self._indexes and self._is_due(run):
+                self._open(run)
+            return self._indexes.get(run.key)
+
+    def indexed(self, run: Run) -> int | None:
+        """Return how many rollouts of a run can be found; None where it cannot be searched for now."""
+        index = self.of(run)
+        try:
+            return None if index is None else index.indexed()
+        except Unsearchable:
+            return None
+
+    def why(self, run: Run) -> str:
+        """Return why a run has no index; empty where it has one, or was never asked for."""
+        with self._lock:
+            return self._failed.get(run.key, (0.0, ""))[1]
 
     def wait_for(self, run: Run, rollouts: int) -> int:
         """Return how many rollouts of a run can be found, once there are at least so many."""
@@ -61,33 +81,52 @@ class Indexing:
             self._advanced.wait_for(lambda: index.indexed() >= rollouts)
         return index.indexed()
 
+    def _is_due(self, run: Run) -> bool:
+        return run.key not in self._failed or time.monotonic() - self._failed[run.key][0] >= TRY_AGAIN_S
+
+    def _open(self, run: Run) -> None:
+        self._indexes[run.key] = SearchIndex(run, self._spare, beside=run.key not in self._crowded)
+        self._wake.set()
+
     def _run(self) -> None:
         while not self._stopped:
             self._wake.clear()
             with self._lock:
-                indexes = [index for index in self._indexes.values() if index is not None]
+                indexes = list(self._indexes.values())
             more = [self._advance(index) for index in indexes]  # each of them a part
             if True not in more:
                 self._wake.wait(LOOK_AGAIN_S)
 
     def _advance(self, index: SearchIndex) -> bool:
+        """Index a part; whether there may be more. Whatever is wrong, the other runs are indexed on."""
         try:
             more = index.advance()
+        except Unsearchable as error:
+            return self._moved(index) if error.is_disk_full else self._set_aside(index.run, error)
         except Refused:  # no store yet, or one that is being replaced
             return False
-        except Exception as error:  # the other runs are indexed on
-            log.warning("%s: it is not indexed on: %s: %s", index.path, type(error).__name__, error)
-            with self._lock:
-                self._indexes[index.run.key] = None
-            return False
+        except Exception as error:
+            return self._set_aside(index.run, error)
         with self._advanced:
             self._advanced.notify_all()
         return more
 
+    def _moved(self, index: SearchIndex) -> bool:
+        """Begin the index anew in the spare folder, once: on a full disk the run needs the room."""
+        index.remove()
+        with self._lock:
+            if index.run.key not in self._crowded:
+                self._crowded.add(index.run.key)
+                self._open(index.run)
+                return True
+        return self._set_aside(index.run, OSError("no disk has room for an index"))
 
-def _opened(run: Run, spare: Path) -> SearchIndex | None:
-    try:
-        return SearchIndex(run, spare)
-    except (sqlite3.Error, OSError) as error:
-        log.warning("%s: it cannot be searched: %s: %s", run.folder, type(error).__name__, error)
-        return None
+    def _set_aside(self, run: Run, error: Exception) -> Literal[False]:
+        """Try it again later; what is wrong is said once."""
+        said = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        with self._lock:
+            if said != self._failed.get(run.key, (0.0, ""))[1]:
+                log.warning("%s: it is not indexed for now: %s", run.folder, said)
+            self._failed[run.key] = (time.monotonic(), said)
+            self._indexes.pop(run.key, None)
+        return False

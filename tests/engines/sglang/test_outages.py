@@ -11,6 +11,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.errors import EngineError
+from agentgym.time_limits import TimeLimit
 from agentgym.types import Sampling, Version
 from tests.engines.sglang.peer import Peer, generated, giving, sample, sglang
 from tests.engines.sglang.test_engine import ADAPTER, MODEL, Held, over, say
@@ -59,6 +60,19 @@ async def test_a_turn_waits_for_the_only_server_to_come_back() -> None:
         counts = engine.counts
         assert (counts.lost_servers, counts.revived_servers) == (1, 1)
         assert counts.requests == counts.turns + counts.retried
+
+
+async def test_the_time_limit_of_a_rollout_stands_still_while_it_waits_for_a_server() -> None:
+    peer = Peer(sglang())
+    async with over(peer, health_s=1.0, wait_s=600) as engine:
+        await say(engine)
+        await peer.die()
+        limited = asyncio.create_task(TimeLimit(0.5).bound(say(engine)))
+        await until(lambda: engine.counts.lost_servers)
+        with pytest.raises(TimeoutError):
+            await TimeLimit(0.5).bound(never(None))
+        await peer.rise()
+        assert len((await limited).token_ids) == 3
 
 
 async def test_a_turn_that_waited_long_enough_is_an_engine_error_that_names_the_setting() -> None:

@@ -59,6 +59,10 @@ class Held:
         )
         return Peer(paths | {"/v1/models": models})
 
+    def start_anew(self) -> None:
+        """Forget every adapter, as a server that is started again has."""
+        self.unloads.extend(load["lora_name"] for load in self.loads)
+
 
 def client(*peers: Peer, **settings: Any) -> SGLangEngine:
     config = replace(SGLangConfig(health_s=60.0, server_wait_s=0.0), **settings)
@@ -96,6 +100,42 @@ async def test_the_owner_unloads_the_policy_before_the_current_one_and_others_un
                     await asyncio.sleep(0)
         assert held.unloads == names[:1]
     assert set(held.unloads) == set(names)
+
+
+async def test_a_server_that_was_started_anew_is_asked_for_nothing_that_it_has_not_got_again() -> None:
+    held = Held()
+    async with (
+        held.peer() as peer,
+        client(peer, health_s=60.0, server_wait_s=600.0) as owner,
+        client(peer, health_s=0.05, server_wait_s=600.0) as other,
+    ):
+        pushed = await owner.push(ADAPTER, version=1)
+        for engine in (owner, other):
+            await engine.adopt(pushed)
+        await peer.die()
+        held.start_anew()
+        waiting = asyncio.create_task(say(other))
+        while not other.counts.lost_servers:  # noqa: ASYNC110  a counter tells nobody
+            await asyncio.sleep(0.005)
+        await peer.rise()
+        for _ in range(3):  # it is up and has nothing
+            assert await owner._fleet.servers[0].ready(5) == 200
+            await asyncio.sleep(0.05)
+        assert held.sampled == []
+        held.unloads.clear()  # the owner gives it again
+        assert (await waiting).versions[0].version == 1
+        assert held.sampled == [pushed.lora]
+
+
+async def test_a_server_with_other_weights_than_were_pushed_last_is_not_taken_back() -> None:
+    says = {"weight_version": "default"}
+    async with Peer(sglang(model_info=lambda _: giving(says)(None))) as peer, client(peer, adapters="merged") as engine:
+        [server] = engine._fleet.servers
+        server.doubt()
+        assert not await server.adopt(PolicyVersion(None, 3, "agentgym-x-v3"))
+        says["weight_version"] = "3"
+        assert await server.adopt(PolicyVersion(None, 3, "agentgym-x-v3"))
+        assert server.holds(PolicyVersion(None, 3, "agentgym-x-v3"))
 
 
 async def test_a_policy_that_a_server_does_not_have_is_not_sampled_from_there() -> None:

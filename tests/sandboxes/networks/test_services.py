@@ -409,6 +409,7 @@ def killed() -> int:
     return process.pid
 
 
+@pytest.mark.slow
 async def test_what_a_killed_client_left_is_removed_by_gc(killed: int) -> None:
     left = containers_of(killed)
     assert len(left) == 4

@@ -1,5 +1,6 @@
 """A page that is open while its run goes on: what is new is added, and what is read stays where it is."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def live(opened: Open, running: Path) -> Iterator[Watched]:
 
 def test_rollouts_that_a_run_writes_are_appended_and_the_rows_in_sight_stay(live: Watched, running: Path) -> None:
     page = live.open(f"#/{route_of(live.page, running)}/rollouts")
-    expect(page.locator(".live")).to_contain_text("live, step")
+    expect(page.locator(".live")).to_contain_text(re.compile(r"live, \d+ of [\d,]+ steps done"))
     before = int(page.locator(".count").inner_text().split()[0].replace(",", ""))
     page.locator(".grid").evaluate("grid => { grid.scrollTop = 580; }")
     expect(page.locator(".grid .row", has_text="train").nth(14)).to_be_visible()

@@ -15,7 +15,7 @@ WRITTEN = {"\n", "\t"}
 
 def call(viewer: Watched, module: str, name: str, *values: Any) -> Any:
     """The answer of a function that a module exports."""
-    source = f"async values => (await import('/{module}')).{name}(...values)"
+    source = f"async values => (await import(new URL('{module}', document.baseURI))).{name}(...values)"
     return viewer.page.evaluate(source, list(values))
 
 
@@ -133,7 +133,7 @@ def test_smoothing_has_no_pull_to_the_start_and_thinning_loses_no_peak(viewer: W
         [5.0] * 5
     )
     source = """async () => {
-      const { thinned } = await import("/charts/series.js");
+      const { thinned } = await import(new URL("charts/series.js", document.baseURI));
       const all = Array.from({ length: 50000 }, (_, x) => ({ x, y: x === 31337 ? 9 : 0, step: x }));
       const kept = thinned(all, (x) => x / 100);
       return [kept.length, Math.max(...kept.map((point) => point.y))];
@@ -141,3 +141,45 @@ def test_smoothing_has_no_pull_to_the_start_and_thinning_loses_no_peak(viewer: W
     length, peak = viewer.page.evaluate(source)
     assert length < 1100
     assert peak == 9
+
+
+@pytest.mark.parametrize(
+    "values", [[0.3, 0.1 + 0.2], [1e308, -1e308], [1e308, 0.99e308], [5e-324, 0], [1e15, 1e15 + 1], [7], []]
+)
+def test_every_range_of_values_has_an_axis_with_a_few_numbers(viewer: Watched, values: list[float]) -> None:
+    low, high = call(viewer, "charts/scale.js", "extent", values)
+    assert low < high
+    assert all(low <= value <= high for value in values)
+    found = call(viewer, "charts/scale.js", "ticks", [low, high], 4)
+    assert 1 <= len(found) <= 5
+    assert found == sorted(set(found))
+
+
+def test_an_axis_of_steps_that_are_hardly_apart_has_a_number(viewer: Watched) -> None:
+    assert call(viewer, "charts/scale.js", "ticks", [1, 1 + 2e-16], 4) == [1]
+    assert call(viewer, "charts/scale.js", "ticks", [1e15, 1e15 + 0.25], 6) == [1e15]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["chase_grpo", "chase_tree"], ["chase_grpo", "chase_tree"]),
+        (["chase_grpo_of_long_settings_seed_1", "chase_grpo_of_long_settings_seed_12"], ["…seed_1", "…seed_12"]),
+        (["chase_grpo_of_long_settings", "chase_grpo_of_long_settings_2"], ["…long_settings", "…long_settings_2"]),
+        (["chase_grpo_with_long_settings_seed_1"] * 2, ["chase_grpo_with_long_settings_seed_1"] * 2),
+        (["a_long_name_that_is_alone_in_its_beginning", "b"], ["a_long_name_that_is_alone_in_its_beginning", "b"]),
+        (["chase_grpo/20260801-101500", "chase_grpo/20260801-111500"], ["…20260801-101500", "…20260801-111500"]),
+    ],
+)
+def test_long_names_of_runs_are_cut_where_they_are_alike(viewer: Watched, names: list[str], shown: list[str]) -> None:
+    source = "async names => [...(await import(new URL('core/run_names.js', document.baseURI))).shortNames(names)]"
+    found = dict(viewer.page.evaluate(source, names))
+    assert [found[name] for name in names] == shown
+
+
+def test_a_band_has_no_edge_that_no_number_is(viewer: Watched) -> None:
+    rows = [
+        {"step": step, "time": step, "figures": {"mean": mean, "std": 1e308}} for step, mean in enumerate((1e308, 5))
+    ]
+    found = call(viewer, "charts/series.js", "band", rows, "mean", "std", "step", True)
+    assert found == [{"x": 1, "low": -1e308, "high": 1e308}]

@@ -79,6 +79,7 @@ class Watched:
         self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
         self.page.on("console", lambda line: self.faults.append(line.text) if line.type == "error" else None)
         self.page.goto(address)
+        self.base = self.page.url.partition("#")[0]
 
     def open(self, route: str) -> Page:
         """Go to a route such as "#/RUN/tasks", and wait until it is drawn."""

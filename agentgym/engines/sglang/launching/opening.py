@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from agentgym.engines.sglang.answers import ServerFacts
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.launching.placement import place_servers, visible_gpus
 from agentgym.engines.sglang.launching.process import NOT_SGLANG, Progress, ServerProcess, free_port
 from agentgym.engines.sglang.model_info import context_limit
-from agentgym.engines.sglang.server import Server, ServerFacts
+from agentgym.engines.sglang.server import Server
 from agentgym.errors import EngineError
 
 

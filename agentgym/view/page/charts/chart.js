@@ -205,7 +205,7 @@ export class Chart {
     const main = (found ?? this.lines.filter((line) => line.role !== "faint").flatMap((line) => (line.series.length ? [{ line, point: line.series[line.series.length - 1] }] : [])))
       .filter(({ line }) => line.role === "line" && this.chosen.kind !== "stack");
     const few = !this.only && this.board.runs.length > MOST_VALUES ? [] : main;
-    fill(this.values, few.map(({ line, point }) => h("span", { class: `value run-${line.colour}` }, figure(point.y, 3))));
+    fill(this.values, few.map(({ line, point }) => h("span", { class: `value run-${line.colour}`, title: this.board.smoothing > 0 ? "as drawn: smoothed" : "as measured" }, figure(point.y, 3))));
     const words = main.map(({ line, point }) => `${line.name} ${figure(point.y)} at step ${point.step}`);
     if (!found) this.svg.setAttribute("aria-label", spelled(`${this.chosen.name}: ${words.join("; ") || "no values"}`));
   }

@@ -1,6 +1,9 @@
 // @ts-check
 /** Scales and their ticks. */
 
+/** Values that differ by no more than this share are one. */
+const ALIKE = 1e-12;
+
 /** @typedef {{(value: number): number, domain: [number, number], invert: (place: number) => number}} Scale */
 
 /**
@@ -38,12 +41,12 @@ export function logarithmic(domain, range) {
  */
 export function ticks([low, high], wanted) {
   if (!(high > low)) return [low];
-  const rough = (high - low) / wanted;
+  const rough = high / wanted - low / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough) ?? 10 * power;
-  const found = [];
-  for (let place = Math.ceil(low / step); place * step <= high + step * 1e-9; place++) found.push(Number((place * step).toPrecision(12)));
-  return found;
+  const first = Math.ceil(low / step);
+  const found = Array.from({ length: Math.ceil(wanted) + 1 }, (_, place) => Number(((first + place) * step).toPrecision(12)));
+  return [...new Set(found.filter((value) => value <= high + step * 1e-9))];
 }
 
 /**
@@ -60,7 +63,7 @@ export function powers([low, high]) {
 }
 
 /**
- * The domain of values, a little wider than they are; a single value is in its middle.
+ * The domain of values, a little wider than they are; a single value, or what only rounding tells apart, is in its middle.
  * @param {number[]} values
  * @returns {[number, number]}
  */
@@ -71,7 +74,11 @@ export function extent(values) {
     if (value > high) high = value;
   }
   if (low > high) return [0, 1];
-  if (low === high) return [low - (Math.abs(low) * 0.1 || 0.5), high + (Math.abs(high) * 0.1 || 0.5)];
-  const room = (high - low) * 0.06;
-  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high / 2 - low / 2 <= size * ALIKE) return [within(low - (size * 0.1 || 0.5)), within(high + (size * 0.1 || 0.5))];
+  const room = high * 0.06 - low * 0.06;
+  return [low >= 0 && low - room < 0 ? 0 : within(low - room), within(high + room)];
 }
+
+/** @param {number} value one that a sum may have made infinite */
+const within = (value) => Math.max(-Number.MAX_VALUE, Math.min(Number.MAX_VALUE, value));

@@ -37,7 +37,8 @@ export function band(rows, low, high, axis, around) {
     const [a, b] = [row.figures[low], row.figures[high]];
     const x = axis === "time" ? row.time : row.step;
     if (a === null || a === undefined || b === null || b === undefined || x === null) continue;
-    found.push(around ? { x, low: a - b, high: a + b } : { x, low: a, high: b });
+    const edges = around ? { x, low: a - b, high: a + b } : { x, low: a, high: b };
+    if (Number.isFinite(edges.low) && Number.isFinite(edges.high)) found.push(edges);
   }
   return found;
 }

@@ -5,7 +5,7 @@ import { get } from "./api.js";
 
 /** @typedef {import("./contract.js").MetricsRow} MetricsRow */
 
-/** @type {Map<string, {lines: number, rows: MetricsRow[]}>} */
+/** @type {Map<string, {lines: number, mark: number, rows: MetricsRow[]}>} */
 const held = new Map();
 
 /**
@@ -15,14 +15,10 @@ const held = new Map();
  * @returns {Promise<MetricsRow[]>}
  */
 export async function metrics(run, signal) {
-  const known = held.get(run) ?? { lines: 0, rows: [] };
-  const answer = await get(["runs", run, "metrics"], { after: known.lines || null }, signal);
-  const isOther = answer.lines < known.lines; // a run that is resumed may have cut its last lines
-  if (isOther) {
-    held.delete(run);
-    return metrics(run, signal);
-  }
-  const rows = known.rows.concat(answer.rows);
-  held.set(run, { lines: answer.lines, rows });
+  const known = held.get(run);
+  const answer = await get(["runs", run, "metrics"], known && { after: known.lines, mark: known.mark }, signal);
+  const before = known && answer.from === known.lines ? known.rows : []; // a run that is resumed may have cut some
+  const rows = before.concat(answer.rows);
+  held.set(run, { lines: answer.lines, mark: answer.mark, rows });
   return rows;
 }

@@ -3,6 +3,7 @@
 
 import { link } from "../core/address.js";
 import { byId, fill, h } from "../core/dom.js";
+import { many } from "../core/format.js";
 import { icon } from "./icons.js";
 import { showHelp } from "./keyboard.js";
 import { switchTheme } from "./theme.js";
@@ -57,8 +58,7 @@ function tabLink(run, tab, open) {
 export function showLive(live, done, steps) {
   const place = document.getElementById("live");
   if (!place) return;
-  const of = steps ? `${done}/${steps}` : String(done);
-  fill(place, live ? h("span", { class: "live" }, `live, step ${of}`) : null);
+  fill(place, live ? h("span", { class: "live" }, `live, ${steps ? `${done} of ${many(steps, "step")}` : many(done, "step")} done`) : null);
 }
 
 /**

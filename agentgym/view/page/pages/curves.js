@@ -7,6 +7,7 @@ import { byId, fill, h, styled } from "../core/dom.js";
 import { figure } from "../core/format.js";
 import { follow, pause } from "../core/live.js";
 import { metrics } from "../core/metrics.js";
+import { shortNames } from "../core/run_names.js";
 import { bind } from "../frame/keyboard.js";
 import { empty, frame, showLive, title } from "../frame/shell.js";
 import { Board } from "../charts/board.js";
@@ -172,7 +173,8 @@ class CurvesPage {
     const [rows, names] = await Promise.all([Promise.all(lines.map((run) => metrics(run.run, this.signal))), get(["metrics-names"], {}, this.signal)]);
     if (this.signal.aborted) return;
     this.groups = names.groups;
-    this.board.runs = lines.map((run, place) => ({ run: run.run, name: run.name, colour: this.colours.get(run.run) ?? 0, rows: rows[place] }));
+    const shown = shortNames(lines.map((run) => run.name));
+    this.board.runs = lines.map((run, place) => ({ run: run.run, name: shown.get(run.name) ?? run.name, colour: this.colours.get(run.run) ?? 0, rows: rows[place] }));
     title(lines.length === 1 ? lines[0].name : "runs");
     this.draw();
     for (const run of lines.filter((line) => line.live)) this.followed(run);

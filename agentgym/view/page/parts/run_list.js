@@ -3,7 +3,8 @@
 
 import { link } from "../core/address.js";
 import { h } from "../core/dom.js";
-import { count, moment, reward } from "../core/format.js";
+import { count, many, moment, reward } from "../core/format.js";
+import { shortNames } from "../core/run_names.js";
 
 /** @typedef {import("../core/contract.js").RunLine} RunLine */
 
@@ -24,25 +25,30 @@ export function runList(runs, colours, changed) {
     ticked.clear();
     tick(run, true);
   };
-  const items = (/** @type {RunLine["kind"]} */ kind) => runs.flatMap((run) => (run.kind === kind ? [item(run, colours.get(run.run), tick, only)] : []));
+  const items = (/** @type {RunLine["kind"]} */ kind) => {
+    const alike = runs.filter((run) => run.kind === kind);
+    const names = shortNames(alike.map((run) => run.name));
+    return alike.map((run) => item(run, names.get(run.name) ?? run.name, colours.get(run.run), tick, only));
+  };
   const evaluations = items("eval");
   return h("div", { class: "runs" }, h("ul", null, items("train")), evaluations.length > 0 && [h("h2", null, "Evaluations"), h("ul", null, evaluations)]);
 }
 
 /**
  * @param {RunLine} run
+ * @param {string} name as it is shown
  * @param {number|undefined} colour undefined where it is not drawn
  * @param {(run: RunLine, on: boolean) => void} tick
  * @param {(run: RunLine) => void} only
  */
-function item(run, colour, tick, only) {
+function item(run, name, colour, tick, only) {
   const id = `run-${run.run}`;
-  if (run.kind === "eval") return evaluation(run);
+  if (run.kind === "eval") return evaluation(run, name);
   const box = h("input", { type: "checkbox", id, value: run.run, checked: colour !== undefined, onchange: () => tick(run, box.checked) });
-  const steps = `step ${run.steps_done}${run.steps ? ` of ${run.steps}` : ""}`;
+  const steps = run.steps ? `${count(run.steps_done)} of ${many(run.steps, "step")}` : many(run.steps_done, "step");
   return h("li", { class: colour === undefined ? "not-drawn" : `run-${colour}` },
     box,
-    h("label", { for: id, title: run.folder }, h("span", { class: "swatch" }), h("span", { class: "name" }, run.name), run.live && h("span", { class: "live" }, "live")),
+    h("label", { for: id, title: `${run.name}: ${run.folder}` }, h("span", { class: "swatch" }), h("span", { class: "name" }, name), run.live && h("span", { class: "live" }, "live")),
     h("span", { class: "last", title: "reward of the last step" }, reward(run.reward_last)),
     h("p", { class: "facts" }, h("span", null, steps), h("a", { href: link([run.run, "rollouts"]) }, `${count(run.rollouts)} rollouts`), failedOf(run),
       h("span", null, moment(run.begun)), h("button", { type: "button", class: "text", onclick: () => only(run) }, "only this")));
@@ -53,10 +59,13 @@ function failedOf(run) {
   return run.failed ? h("a", { href: link([run.run, "failures"]), class: "bad" }, `${count(run.failed)} failed`) : null;
 }
 
-/** @param {RunLine} run */
-function evaluation(run) {
+/**
+ * @param {RunLine} run
+ * @param {string} name as it is shown
+ */
+function evaluation(run, name) {
   return h("li", { class: "of-eval" },
-    h("a", { href: link([run.run, "rollouts"]), class: "name", title: run.folder }, run.name),
+    h("a", { href: link([run.run, "rollouts"]), class: "name", title: `${run.name}: ${run.folder}` }, name),
     h("span", { class: "last", title: "mean reward" }, reward(run.reward_last)),
     h("p", { class: "facts" }, h("span", null, `${count(run.rollouts)} rollouts`), failedOf(run), h("span", null, moment(run.begun))));
 }

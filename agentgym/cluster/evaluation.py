@@ -1,0 +1,214 @@
+"""Evaluation on a Ray cluster: workers that play single rollouts, and the driver's side of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import ray
+
+from agentgym.boxes import Boxes
+from agentgym.cluster.config import ClusterConfig
+from agentgym.cluster.joining import joined, portable_env, worker_count, worker_options
+from agentgym.cluster.lost import Losses
+from agentgym.cluster.worker import EngineFacts, facts_of, sendable_tokenizers
+from agentgym.cluster.workers import Workers
+from agentgym.engines.base import Engine
+from agentgym.engines.endpoint.endpoint import Endpoint
+from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
+from agentgym.engines.token_bytes import bytes_of
+from agentgym.environments.env import Env
+from agentgym.environments.mixture import parameter_values
+from agentgym.evals.opening import Model, is_url
+from agentgym.evals.playing import OwnPlaying, open_playing
+from agentgym.run.tasks.envs import open_envs
+from agentgym.types import Rollout, Sampling, Task
+
+T = TypeVar("T")
+BESIDE = 16
+"""Calls that a worker answers beside the rollouts that it plays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Says where the servers of an engine are, and which policy they are asked for."""
+
+    model: str
+    config: SGLangConfig
+    policy: Any
+    """None for the model as it is served."""
+
+
+Elsewhere: TypeAlias = Path | str | Endpoint | Served
+"""What another process opens a model from."""
+
+
+def elsewhere(model: Model, field: str) -> Elsewhere:
+    """Return what another process opens the same model from; ValueError, naming the field, for one that is here."""
+    if isinstance(model, str | Path):
+        return model if is_url(model) or not Path(model).exists() else Path(model).absolute()
+    if isinstance(model, Endpoint):
+        return model.unopened()
+    if isinstance(model, SGLangEngine):
+        policy = model.current_policy()
+        config = SGLangConfig(urls=model.urls)
+        return Served(model=model.model_name, config=config, policy=policy if policy.version else None)
+    raise ValueError(
+        f"{field}: on Ray each worker opens the model itself, and this {type(model).__name__} is open here; give the "
+        "name or the folder of its model, an endpoint, or an engine on servers"
+    )
+
+
+@asynccontextmanager
+async def opened(given: Elsewhere) -> AsyncIterator[Path | str | Engine]:
+    """Open an endpoint, or a client of servers; names and folders stay as they are."""
+    if isinstance(given, str | Path):
+        yield given
+    elif isinstance(given, Endpoint):
+        async with given as endpoint:
+            yield endpoint
+    else:
+        async with SGLangEngine(given.model, given.config) as client:
+            if given.policy is not None:
+                await client.adopt(given.policy)
+            yield client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What an evaluation's workers are given alike."""
+
+    env: str | dict[str, float]
+    env_args: Mapping[str, Any]
+    model: Elsewhere
+    models: Mapping[str, Elsewhere]
+    sampling: Sampling | None
+    seed: int
+    at_once: int
+    """Rollouts of one worker at once."""
+
+
+class EvaluationWorker:
+    """Plays rollouts with a model, boxes and resources of its own; `open` comes first, and `close` last."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._stack = job, AsyncExitStack()
+        self._playing: OwnPlaying | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> EngineFacts:
+        """Open the model, the named ones, boxes and resources."""
+        job, enter = self._job, self._stack.enter_async_context
+        env = open_envs(job.env, job.env_args, "auto")
+        model = await enter(opened(job.model))
+        models: dict[str, Model] = {name: await enter(opened(given)) for name, given in job.models.items()}
+        opening = open_playing(env, model, models, None, job.sampling, job.seed, at_once=job.at_once)
+        self._playing = await enter(opening)
+        return facts_of(self._playing.engine)
+
+    async def play(self, task: Task, rollout_id: str) -> Rollout:
+        """Return a rollout of the task."""
+        return await self._run(self._opened_now.play(task, rollout_id))
+
+    async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
+        """Return the scored rollouts of a task with the rewards of their group."""
+        return await self._run(self._opened_now.judge(task, scored))
+
+    async def tokenizers(self) -> dict[str, Any]:
+        """Return the tokenizers of the models by name, "" for the one that is evaluated."""
+        return sendable_tokenizers(self._opened_now.engine, self._opened_now.models)
+
+    async def close(self) -> None:
+        """End what is in play, and close all that was opened."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work in a task that `close` ends."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await task
+
+    @property
+    def _opened_now(self) -> OwnPlaying:
+        assert self._playing is not None, "open() comes first"
+        return self._playing
+
+
+class RayPlaying:
+    """Has the worker with the least to do play each rollout; one whose worker is lost is played again by the next."""
+
+    def __init__(self, workers: Workers, tokenizers: Mapping[str, Any]) -> None:
+        self._workers, self._tokenizers = workers, tokenizers
+        self._busy = [0] * len(workers.handles)
+        """Rollouts that each worker plays."""
+
+    async def play(self, task: Task, rollout_id: str) -> Rollout:
+        """Return a rollout of the task; a failed one where its own code has cancelled it."""
+        played: Rollout = await self._ask("play", task, rollout_id)
+        return played
+
+    async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
+        """Return the scored rollouts of a task with the rewards of their group."""
+        judged: list[Rollout] = await self._ask("judge", task, list(scored))
+        return judged
+
+    def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
+        """Return a function that gives the bytes of token ids of a named model, "" for the one that is evaluated."""
+        return bytes_of(self._tokenizers)
+
+    async def _ask(self, method: str, *values: Any) -> Any:
+        rank = self._busy.index(min(self._busy))
+        self._busy[rank] += 1
+        try:
+            return await self._workers.ask(rank, method, *values)
+        finally:
+            self._busy[rank] -= 1
+
+
+@asynccontextmanager
+async def open_playing_on_ray(
+    env: type[Env[Any]],
+    model: Model,
+    models: Mapping[str, Model],
+    boxes: Boxes | None,
+    sampling: Sampling | None,
+    seed: int,
+    *,
+    at_once: int,
+    address: str,
+    workers: int | None,
+) -> AsyncIterator[RayPlaying]:
+    """Join the cluster and start the workers of an evaluation, each of which opens the model; they end with the block.
+
+    :raises ValueError: for what cannot be opened in another process: boxes, an engine, a class inside a function.
+    """
+    if boxes is not None:
+        raise ValueError("boxes: on Ray each worker opens its own; leave them out")
+    job = Job(
+        env=portable_env(env),
+        env_args=parameter_values(env),
+        model=elsewhere(model, "model"),
+        models={name: elsewhere(each, f"models[{name!r}]") for name, each in models.items()},
+        sampling=sampling,
+        seed=seed,
+        at_once=at_once,
+    )
+    config = ClusterConfig(workers=workers)
+    async with joined(address, cpus=(workers or 1) * config.worker_cpus), AsyncExitStack() as stack:
+        world = worker_count(config, at_once)
+        own = replace(job, at_once=-(-at_once // world))
+        options = worker_options(config) | {"max_concurrency": own.at_once + BESIDE}
+
+        def start(rank: int, world: int) -> Any:
+            return ray.remote(EvaluationWorker).options(**options).remote(own)
+
+        played_by = Workers(start=start, restarts=config.restarts, losses=Losses())
+        stack.push_async_callback(played_by.close)
+        await played_by.open(world)
+        yield RayPlaying(played_by, await played_by.ask(0, "tokenizers"))

@@ -1,0 +1,120 @@
+"""The Ray cluster that is joined or started, the room that it has for workers, and names that hold on all its nodes."""
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import sys
+import sysconfig
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from agentgym.cluster.config import SANDBOX, ClusterConfig
+from agentgym.environments.env import Env
+from agentgym.environments.mixture import Mixture
+from agentgym.environments.registry import gallery
+from agentgym.errors import AgentGymError
+from agentgym.run.tasks.envs import member_name
+
+AUTO = "auto"
+ANSWERS_S = 10.0
+"""Seconds in which a cluster that is there takes a connection."""
+PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "DOCKER_HOST")
+"""Variables of this process that every actor has too, beside those that begin with AGENTGYM_."""
+
+
+@asynccontextmanager
+async def joined(address: str, *, cpus: float) -> AsyncIterator[None]:
+    """Join the Ray cluster at the address, or for auto start one on this machine; what is started ends with the block.
+
+    One that is started has at least so many CPUs. A cluster that this process has joined already is used, and stays
+    joined.
+    """
+    started = not ray.is_initialized()
+    if started:
+        await asyncio.to_thread(_connect, address, cpus)
+    try:
+        yield
+    finally:
+        if started:
+            await asyncio.to_thread(ray.shutdown)
+
+
+def _connect(address: str, cpus: float) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    named = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("AGENTGYM_")}
+    options: dict[str, Any] = {"runtime_env": {"env_vars": named}, "logging_level": logging.WARNING}
+    try:
+        if address != AUTO:
+            _refuse_silent(address)
+            ray.init(address, **options)
+            return
+        try:
+            ray.init("auto", **options)
+        except ConnectionError:  # none runs here
+            here = max(os.cpu_count() or 1, math.ceil(cpus))
+            ray.init("local", num_cpus=here, include_dashboard=False, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise AgentGymError(
+            f"ray: no cluster could be joined at {address!r} ({said}); start one with `ray start --head`, name its "
+            "HOST:PORT, or give auto, which starts one on this machine"
+        ) from error
+
+
+def _refuse_silent(address: str) -> None:
+    """Raise OSError where nobody answers at HOST:PORT: Ray itself would try for many minutes, and not be stopped."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
+
+
+def worker_count(config: ClusterConfig, most: int) -> int:
+    """The number of rollout workers that a config names, or that the cluster has room for now, `most` at most."""
+    if config.workers is not None:
+        return config.workers
+    boxes = ray.cluster_resources().get(SANDBOX, 0)
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    return max(1, min(int(boxes) - config.eval_workers if boxes else nodes, most))
+
+
+def worker_options(config: ClusterConfig) -> dict[str, Any]:
+    """What Ray sets aside for a rollout worker, and where it is put."""
+    boxes = {SANDBOX: 1.0} if ray.cluster_resources().get(SANDBOX, 0) else {}
+    return {"num_cpus": config.worker_cpus, "resources": boxes, "scheduling_strategy": "SPREAD"}
+
+
+def portable_env(env: type[Env[Any]]) -> str | dict[str, float]:
+    """Return the name by which another process finds an env class, or those of a mixture's members with their weights.
+
+    :raises ValueError: for a class that no other process can find.
+    """
+    if not issubclass(env, Mixture):
+        return _portable(env)
+    found = {name: _portable(member.env) for name, member in env.members.items()}
+    if renamed := [name for name, portable in found.items() if member_name(portable) != name]:
+        raise ValueError(f"env: on Ray a member of a mixture has the name of its class; rename {renamed[0]}")
+    return {found[name]: member.weight for name, member in env.members.items()}
+
+
+def _portable(env: type[Env[Any]]) -> str:
+    module, name = sys.modules[env.__module__], env.__qualname__
+    if not name.isidentifier():
+        raise ValueError(
+            f"env: {name} is defined inside a function or a class, where the workers of a Ray cluster cannot find it; "
+            "move it to the top of a module"
+        )
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise ValueError(f"env: {name} is in no file that the workers of a Ray cluster could import; put it in one")
+    path = Path(file).resolve()
+    ours = [known for known, where in gallery().items() if where.resolve() == path]
+    if len(ours) == 1:
+        return ours[0]
+    packages = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")}
+    return f"{env.__module__}:{name}" if packages.intersection(path.parents) else f"{path}:{name}"

@@ -1,0 +1,111 @@
+"""The playing of an evaluation's rollouts, one at a time: what is opened for it, in this process or in another one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from agentgym.boxes import Boxes
+from agentgym.engines.base import Engine
+from agentgym.engines.token_bytes import bytes_by_model
+from agentgym.environments.env import Env
+from agentgym.environments.resources import open_resources
+from agentgym.environments.task_boxes import open_boxes
+from agentgym.evals.opening import Model, open_engine
+from agentgym.models import of_field
+from agentgym.rollouts.rollout import rollout
+from agentgym.scheduling.group_rewards import GroupRewards
+from agentgym.scheduling.group_state import CANCELLED, failed_rollout
+from agentgym.types import Rollout, Sampling, Task
+
+T = TypeVar("T")
+
+
+class Playing(Protocol):
+    """Plays single rollouts of one env with one model."""
+
+    async def play(self, task: Task, rollout_id: str) -> Rollout:
+        """Return a rollout of the task; a failed one where its own code has cancelled it."""
+        ...
+
+    async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
+        """Return the scored rollouts of a task with the rewards of their group."""
+        ...
+
+    def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
+        """Return a function that gives the bytes of token ids of a named model, "" for the one that is evaluated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPlaying:
+    """Plays in this process."""
+
+    env: type[Env[Any]]
+    engine: Engine
+    models: Mapping[str, Engine]
+    boxes: Boxes | None
+    sampling: Sampling | None
+    seed: int
+
+    async def play(self, task: Task, rollout_id: str) -> Rollout:
+        """Return a rollout of the task; a failed one where its own code has cancelled it."""
+        playing = rollout(
+            self.env,
+            task,
+            self.engine,
+            boxes=self.boxes,
+            sampling=self.sampling,
+            seed=self.seed,
+            rollout_id=rollout_id,
+            models=self.models,
+        )
+        return await _apart(playing) or failed_rollout(task, rollout_id, CANCELLED)
+
+    async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
+        """Return the scored rollouts of a task with the rewards of their group."""
+        rewards: GroupRewards[Any] = GroupRewards(self.env, self.models)
+        added = await _apart(rewards.added(task, scored, seed=self.seed))
+        if added is None:
+            return [failed_rollout(task, done.rollout_id, f"group_reward: {CANCELLED}") for done in scored]
+        return added
+
+    def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
+        """Return a function that gives the bytes of token ids of a named model, "" for the one that is evaluated."""
+        return bytes_by_model(self.engine, self.models)
+
+
+@asynccontextmanager
+async def open_playing(
+    env: type[Env[Any]],
+    model: Model,
+    models: Mapping[str, Model],
+    boxes: Boxes | None,
+    sampling: Sampling | None,
+    seed: int,
+    *,
+    at_once: int,
+) -> AsyncIterator[OwnPlaying]:
+    """Open the model, the named ones, the env's resources, and boxes for so many rollouts where none are given."""
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(open_engine(model))
+        named: dict[str, Engine] = {}
+        for name, asked in models.items():
+            with of_field(f"models[{name!r}]"):
+                named[name] = await stack.enter_async_context(open_engine(asked))
+        if boxes is None:
+            boxes = await stack.enter_async_context(open_boxes(env, at_once))
+        await stack.enter_async_context(open_resources(env))
+        yield OwnPlaying(env, engine, named, boxes, sampling, seed)
+
+
+async def _apart(work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the work's result; None where it was cancelled, and not with the task that waits for it."""
+    try:
+        return await asyncio.create_task(work)
+    except asyncio.CancelledError:
+        waiting = asyncio.current_task()
+        if waiting is None or waiting.cancelling():
+            raise
+        return None

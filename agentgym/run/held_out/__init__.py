@@ -1,0 +1,1 @@
+"""The held-out evaluations of a run."""

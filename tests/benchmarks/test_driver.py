@@ -1,0 +1,66 @@
+"""The benchmark of the driver: what it plays, and what it says where the peers are missing."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import driver
+from benchmarks.driver_dialogs import Tool, added, call_in, tracebacks
+from benchmarks.driver_others import playing
+from benchmarks.driver_scale import alive, open_bytes
+from benchmarks.harness import load_workloads
+
+WORKLOADS = load_workloads(None)
+DIALOGS = {"t0": driver.replies(WORKLOADS, 0), "t1": driver.replies(WORKLOADS, 1)}
+TOKENIZER = driver.word_tokenizer([text for texts in DIALOGS.values() for text in texts])
+
+
+def test_no_two_unseen_texts_are_alike() -> None:
+    texts = tracebacks(50, 1)
+    assert len({*texts, *tracebacks(50, 2)}) == 100
+    assert texts == tracebacks(50, 1)
+
+
+def test_the_tool_answers_with_unseen_texts_while_there_are_any() -> None:
+    tool = Tool()
+    tool.unseen.append("new")
+    assert [tool.answer(1, 2), tool.answer(1, 2)] == ["new", added(1, 2)]
+
+
+def test_each_reply_but_the_last_holds_a_call() -> None:
+    calls = [call_in(text) for text in DIALOGS["t0"]]
+    assert [call is not None for call in calls] == [True] * 7 + [False]
+
+
+def test_without_peers_their_goals_are_not_measured() -> None:
+    with playing(Path("there-is-none"), TOKENIZER, DIALOGS, group=1, calls=1) as others:
+        assert others.ways == []
+    figures = {"ours_us": 1.0, "kept_bytes_a_rollout": 1.0, "open_bytes_an_id": 1.0}
+    assert driver.goals(figures)["skyrl over ours"] == {"value": None, "goal": 2.5, "met": None}
+
+
+async def test_all_rollouts_are_alive_before_the_first_answer() -> None:
+    engine = driver.Instant(TOKENIZER, DIALOGS)
+    most = 0
+
+    async def play(paced: object, rollouts: int) -> int:
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, len(engine.played))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        turns = await driver.ours(paced, [driver.task(f"t{n % 2}-{n}") for n in range(rollouts // driver.GROUP)])  # type: ignore[arg-type]
+        watching.cancel()
+        return turns
+
+    figures = await alive(play, engine, 80, rounds=1)
+    assert most == 80
+    assert figures.keys() == {"alive_80_us", "alive_80_pause_ms"}
+    assert np.isfinite(list(figures.values())).all()
+
+
+def test_the_bytes_of_an_id_hold_more_than_the_id() -> None:
+    assert open_bytes(chunks=20) > 8

@@ -1,0 +1,188 @@
+"""Evaluation on a Ray cluster: the results of one process, also when a worker is lost; what cannot be sent there."""
+
+import asyncio
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.cli.main import main as command
+from agentgym.cluster.evaluation import elsewhere, opened
+from agentgym.cluster.joining import portable_env
+from agentgym.environments.mixture import Member, mix
+from agentgym.environments.parameters import configured
+from agentgym.errors import AgentGymError
+from agentgym.evals.evaluation import Evaluation
+from agentgym.store.reader import RolloutStore
+from tests.cluster.conftest import ROOT, TwoNodes
+from tests.cluster.eval_env import Judged, Slow
+from tests.engines.sglang.test_shared import ADAPTER, Held, client, say
+
+
+def ids(played: Evaluation) -> dict[str, list[int]]:
+    return {r.rollout_id: [i for s in r.segments for i in s.token_ids.tolist()] for r in played.rollouts}
+
+
+def same(one: Evaluation, other: Evaluation) -> bool:
+    return ids(one) == ids(other) and one.rewards == other.rewards
+
+
+# Names that hold in other processes
+
+
+def test_an_env_is_found_by_its_file_one_of_the_gallery_by_its_name_and_a_mixture_by_its_members() -> None:
+    nim = ag.find_env("nim")
+    assert portable_env(Slow) == f"{ROOT}/tests/cluster/eval_env.py:Slow"
+    assert portable_env(configured(nim, {})) == "nim"
+    mixture = mix({"Slow": Member(Slow, 2.0), "Judged": Member(Judged, 1.0)})
+    assert portable_env(mixture) == {portable_env(Slow): 2.0, portable_env(Judged): 1.0}
+    with pytest.raises(ValueError, match=r"^env: on Ray a member of a mixture has the name of its class; rename quick"):
+        portable_env(mix({"quick": Member(Slow, 1.0), "Judged": Member(Judged, 1.0)}))
+
+
+def test_an_env_inside_of_a_function_is_refused_with_what_to_do() -> None:
+    class Here(Slow):
+        pass
+
+    with pytest.raises(ValueError, match=r"^env: .*Here is defined inside a function .*move it to the top of a module"):
+        portable_env(Here)
+
+
+async def test_an_open_engine_and_open_boxes_are_refused_before_anything_starts() -> None:
+    async with ag.LocalEngine("tiny") as engine:
+        with pytest.raises(ValueError, match=r"^model: on Ray each worker .* and this LocalEngine"):
+            await ag.evaluate(Slow, engine, n=1, ray="auto")
+        with pytest.raises(ValueError, match=r"^models\['judge'\]: on Ray each worker opens"):
+            await ag.evaluate(Judged, "tiny", n=1, ray="auto", models={"judge": engine})
+    with pytest.raises(ValueError, match=r"^workers: without ray there is this process alone"):
+        await ag.evaluate(Slow, "tiny", n=1, workers=2)
+
+
+async def test_an_engine_on_servers_is_opened_elsewhere_at_the_policy_that_it_has_here() -> None:
+    held = Held()
+    async with held.peer() as peer, client(peer) as here:
+        before = pickle.loads(pickle.dumps(elsewhere(here, "model")))
+        await here.load_adapter(ADAPTER, version=3)
+        after = pickle.loads(pickle.dumps(elsewhere(here, "model")))
+        versions = [await version_of(given) for given in (before, after)]
+    assert versions == [0, 3]
+    assert held.sampled[0] is None
+    assert held.sampled[1] is not None
+
+
+async def version_of(given: Any) -> int:
+    """The version of the policy that a client samples from that another process opens."""
+    async with opened(given) as there:
+        assert isinstance(there, ag.SGLangEngine)
+        return (await say(there)).versions[0].version
+
+
+def test_an_endpoint_is_sent_without_what_is_open_and_a_folder_as_a_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = ag.Endpoint("http://there/v1", model="m", api_key_env="KEY")
+    sent = pickle.loads(pickle.dumps(elsewhere(endpoint, "model")))
+    assert (sent.url, sent.model, sent.api_key_env) == ("http://there/v1", "m", "KEY")
+    monkeypatch.chdir(ROOT)
+    assert elsewhere("recipes", "model") == ROOT / "recipes"
+    assert elsewhere("tiny", "model") == "tiny"
+
+
+async def test_an_address_where_no_cluster_is_is_said_at_once_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(AgentGymError, match=rf"^ray: no cluster could be .* at '127.0.0.1:{port}' .*refused.*HOST:"):
+        await ag.evaluate("nim", "tiny", n=1, ray=f"127.0.0.1:{port}")
+
+
+# On a cluster
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_two_workers_give_the_rollouts_the_group_rewards_and_the_tokens_of_one_process(
+    two_nodes: TwoNodes, tmp_path: Path
+) -> None:
+    async def evaluated(folder: str, **how: Any) -> Evaluation:
+        env = configured(Judged, {"bonus": 0.25})
+        return await ag.evaluate(env, "tiny", n=6, k=2, seed=3, models={"judge": "tiny"}, out=tmp_path / folder, **how)
+
+    alone = await evaluated("alone")
+    on_ray = await evaluated("ray", ray=two_nodes.address, workers=2)
+    assert same(alone, on_ray)
+    assert {r.rewards["group_reward"] for r in on_ray.rollouts} == {0.25}
+    assert asked(on_ray) == asked(alone)
+    assert texts(tmp_path / "ray", on_ray) == texts(tmp_path / "alone", alone) != {}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_an_evaluation_of_one_process_is_resumed_on_a_cluster(two_nodes: TwoNodes, tmp_path: Path) -> None:
+    await ag.evaluate(Slow, "tiny", n=2, k=2, seed=3, out=tmp_path)
+    whole = await ag.evaluate(
+        Slow, "tiny", n=4, k=2, seed=3, out=tmp_path, resume=True, ray=two_nodes.address, workers=1
+    )
+    assert whole.resumed == 4
+    assert same(whole, await ag.evaluate(Slow, "tiny", n=4, k=2, seed=3))
+
+
+def asked(played: Evaluation) -> list[dict[str, float]]:
+    """What each rollout took of the models that the env asks by name, but for the time."""
+    return [
+        {name: value for name, value in r.metrics.items() if name.startswith("model_") and "seconds" not in name}
+        for r in played.rollouts
+    ]
+
+
+def texts(folder: Path, played: Evaluation) -> dict[int, bytes]:
+    """The bytes of the sampled tokens, as the store keeps them."""
+    with RolloutStore(folder) as store:
+        return store.token_bytes("", {i for sampled in ids(played).values() for i in sampled})
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_the_rollouts_of_a_worker_that_is_killed_are_played_again(
+    two_nodes: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kill_one() -> bool:
+        while not list(tmp_path.glob("began-*")):
+            time.sleep(0.01)
+        return two_nodes.kill("EvaluationWorker")
+
+    env = configured(Slow, {"folder": str(tmp_path)})
+    async with asyncio.TaskGroup() as doing:
+        killed = doing.create_task(asyncio.to_thread(kill_one))
+        evaluating = ag.evaluate(env, "tiny", n=6, k=2, seed=3, ray=two_nodes.address, workers=2, concurrency=4)
+        on_ray = await doing.create_task(evaluating)
+    assert killed.result()
+    assert "has ended and is replaced" in caplog.text
+    assert on_ray.failed == 0
+    assert same(on_ray, await ag.evaluate(env, "tiny", n=6, k=2, seed=3))
+    assert two_nodes.actors("EvaluationWorker") == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_command_plays_on_a_cluster_and_prints_what_it_prints_without_one(
+    two_nodes: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["nim", "--model", "tiny", "--n", "4", "--max-tokens", "16"]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentgym", "eval", *words, "--out", str(tmp_path / "ray"), "--ray", two_nodes.address],
+        cwd=ROOT,
+        env=two_nodes.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert command(["eval", *words, "--out", str(tmp_path / "alone")]) == 0
+    alone = capsys.readouterr().out.replace(str(tmp_path / "alone"), str(tmp_path / "ray"))
+    assert done.stdout == alone
+    with RolloutStore(tmp_path / "ray") as store:
+        assert len(list(store.find())) == 4

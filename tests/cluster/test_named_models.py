@@ -1,0 +1,65 @@
+"""Models that an env asks by name on the workers of a cluster: counted and kept as in one process."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.other import OtherEngine
+from agentgym.store.reader import RolloutStore, StoredRollout
+from tests.cluster.conftest import TwoNodes
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+RUN = ag.RunConfig(
+    recipe="named",
+    env="tests.cluster.eval_env:Duel",
+    model="tiny",
+    engine=ag.LocalConfig(slots=4),
+    models={"opponent": ag.NamedModel(model="mine", engine=OtherEngine(name="tests.cluster.eval_env:player"))},
+    train=ag.TrainConfig(device="cpu"),
+    steps=1,
+    prompts=2,
+    group_size=2,
+    eval_tasks=2,
+)
+
+
+def kept(folder: Path) -> list[StoredRollout]:
+    with RolloutStore(folder) as store:
+        return sorted(store.find(), key=lambda found: (found.phase, found.step, found.rollout.rollout_id))
+
+
+def said_by(found: list[StoredRollout], model: str) -> set[int]:
+    """The ids of the tokens that a model has sampled."""
+    segments = [segment for each in found for segment in each.rollout.segments if segment.model == model]
+    return {i for segment in segments for i in segment.token_ids.tolist()}
+
+
+def counts(found: list[StoredRollout]) -> list[dict[str, float]]:
+    return [{k: v for k, v in each.rollout.metrics.items() if "seconds" not in k} for each in found]
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = ("rollouts/", "requests/", "tokens/", "rollout/model_", "samples/")
+    return [{k: v for k, v in row.items() if k.startswith(names) and "seconds" not in k} for row in rows]
+
+
+def test_what_a_model_of_ones_own_says_on_workers_is_counted_and_kept_with_its_texts(
+    two_nodes: TwoNodes, tmp_path: Path
+) -> None:
+    asyncio.run(ag.train_policy(replace(RUN, out=tmp_path / "alone")))
+    asyncio.run(ag.train_policy(replace(RUN, out=tmp_path / "ray", ray=two_nodes.address)))
+    alone, on_ray = kept(tmp_path / "alone"), kept(tmp_path / "ray")
+    assert counts(on_ray) == counts(alone)
+    assert figures(tmp_path / "ray") == figures(tmp_path / "alone")
+    assert said_by(on_ray, "opponent") == said_by(alone, "opponent") != set()
+    for model in ("", "opponent"):
+        ids = said_by(alone, model)
+        with RolloutStore(tmp_path / "alone") as one, RolloutStore(tmp_path / "ray") as other:
+            assert other.token_bytes(model, ids) == one.token_bytes(model, ids)
+            assert other.token_bytes(model, ids).keys() == ids

@@ -1,0 +1,118 @@
+"""The garbage collector while a scheduler plays."""
+
+import gc
+from collections.abc import Iterator
+from typing import ClassVar
+from weakref import ref
+
+import pytest
+
+import agentgym as ag
+from agentgym.scheduling.garbage import SETTINGS, collect_old, collecting_between_batches
+from agentgym.testing import Scripted, say
+
+
+class Asks(ag.ToolEnv[ag.Task]):
+    """Notes the collector's settings while it is played."""
+
+    seen: ClassVar[list[tuple[int, int, int]]] = []
+
+    @ag.reward
+    async def fine(self) -> float:
+        """Always."""
+        self.seen.append(gc.get_threshold())
+        return 1.0
+
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="?"),))
+
+
+@pytest.fixture(autouse=True)
+def own() -> Iterator[tuple[int, int, int]]:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield (700, 10, 10)
+    gc.set_threshold(*before)
+
+
+class Node:
+    """An object that holds itself, which only the collector can end."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def old_garbage() -> "ref[Node]":
+    """A circle that has been looked at while it was alive, and is garbage since."""
+    node = Node()
+    gc.collect(0)
+    return ref(node)
+
+
+async def test_old_objects_are_left_alone_while_a_batch_is_played_and_the_settings_are_back_behind_it(
+    own: tuple[int, int, int],
+) -> None:
+    Asks.seen.clear()
+    await ag.run_groups(Asks, [TASK], Scripted([say("so")]), n=2)
+    assert Asks.seen == [SETTINGS] * 2
+    assert gc.get_threshold() == own
+
+
+def test_the_settings_are_back_behind_an_error(own: tuple[int, int, int]) -> None:
+    with pytest.raises(KeyError), collecting_between_batches():
+        raise KeyError
+    assert gc.get_threshold() == own
+
+
+def test_of_blocks_in_and_beside_each_other_the_last_one_sets_it_back(own: tuple[int, int, int]) -> None:
+    one, other = collecting_between_batches(), collecting_between_batches()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert gc.get_threshold() == SETTINGS
+    other.__exit__(None, None, None)
+    assert gc.get_threshold() == own
+
+
+def test_what_somebody_sets_meanwhile_stays() -> None:
+    with collecting_between_batches():
+        gc.set_threshold(1234, 5, 6)
+    assert gc.get_threshold() == (1234, 5, 6)
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.set_threshold(0, 10, 10)
+    with collecting_between_batches():
+        assert gc.get_threshold() == (0, 10, 10)
+    assert gc.get_threshold() == (0, 10, 10)
+
+
+def test_larger_settings_of_the_process_stay() -> None:
+    gc.set_threshold(10**6, 10, 10**4)
+    with collecting_between_batches():
+        assert gc.get_threshold() == (10**6, SETTINGS[1], 10**4)
+
+
+def test_old_garbage_is_collected_between_batches() -> None:
+    with collecting_between_batches():
+        garbage = old_garbage()
+        gc.collect(0)
+        assert garbage() is not None
+        collect_old()
+        assert garbage() is None
+
+
+def test_nothing_is_collected_where_nothing_is_played() -> None:
+    garbage = old_garbage()
+    collect_old()
+    assert garbage() is not None
+
+
+async def test_a_scheduler_collects_what_is_old_before_each_batch() -> None:
+    settings = ag.GroupSettings(n=1)
+    other = TASK.model_copy(update={"id": "u"})
+    async with ag.Scheduler(Asks, [TASK, other], Scripted([say("so")]), settings) as scheduler:
+        await scheduler.collect(1)
+        garbage = old_garbage()
+        await scheduler.collect(1)
+        assert garbage() is None
