@@ -18,6 +18,7 @@ from agentgym.store.reader import RolloutStore
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Group, Rollout
+from agentgym.view.rollout_page import rollout_page
 from recipes.bisect_branches import BisectBranches
 from recipes.chase_grpo import ChaseGRPO
 from tests.rollouts.test_branches import Aided, Compares, play
@@ -90,6 +91,9 @@ async def test_a_rollout_comes_back_from_a_store_and_from_atif_with_its_branches
         writer.add([Group(group_id="t", rollouts=(played,))], phase="train", step=0)
     with RolloutStore(tmp_path) as store:
         (stored,) = store.find()
+        shown = rollout_page(store, stored.number, ["Aided"])["segments"]
+        assert shown[0]["branch"] is None
+        assert shown[-1]["branch"] == str(played.branches[-1])
     assert fields(stored.rollout) == fields(played)
     for name, document in documents(stored, "played", None).items():
         (tmp_path / name).write_text(json.dumps(document))
