@@ -86,7 +86,7 @@ def watch(part: str, owner: Any, name: str) -> None:
 def watch_all() -> None:
     from agentgym.engines.sglang.launching.process import ServerProcess
     from agentgym.run.distributed_rollouts import DistributedScheduler
-    from agentgym.run.loop import _Steps
+    from agentgym.run.held_out.evaluations import Evaluations
     from agentgym.run.resume import CheckpointManager
     from agentgym.run.sync.weights import WeightSync
     from agentgym.train.trainer import Trainer
@@ -96,7 +96,7 @@ def watch_all() -> None:
     watch("collecting", DistributedScheduler, "collect")
     watch("training", Trainer, "step_and_logprobs")
     watch("syncing", WeightSync, "__call__")
-    watch("evaluating", _Steps, "evaluate")
+    watch("evaluating", Evaluations, "now")
     watch("saving", CheckpointManager, "done")
     hold, enter, leave = CheckpointManager._hold, CheckpointManager.__aenter__, CheckpointManager.__aexit__
 
