@@ -257,5 +257,7 @@ class ClusterScheduler:
     async def _spread(self, world: int) -> None:
         """Go on with another number of workers; what is in play ahead of its batch is dropped and played again."""
         states = await self.sampler_states()
+        self.workers.renew_schedule = None  # one that is lost until then begins as the others do
         await self.workers.resize(world)
         await self.begin(states)
+        self.workers.renew_schedule = self.renew

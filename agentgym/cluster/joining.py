@@ -4,9 +4,11 @@ import asyncio
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import sysconfig
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,6 +40,7 @@ async def joined(address: str, *, cpus: float) -> AsyncIterator[None]:
     started = not ray.is_initialized()
     if started:
         await asyncio.to_thread(_connect, address, cpus)
+        _take_back_sigterm()
     try:
         yield
     finally:
@@ -65,6 +68,13 @@ def _connect(address: str, cpus: float) -> None:
             f"ray: no cluster could be joined at {address!r} ({said}); start one with `ray start --head`, name its "
             "HOST:PORT, or give auto, which starts one on this machine"
         ) from error
+
+
+def _take_back_sigterm() -> None:
+    """Leave SIGTERM to this process: Ray's handler would write a stack trace, and abort the process 3 s later."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _refuse_silent(address: str) -> None:

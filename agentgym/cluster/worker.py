@@ -107,7 +107,9 @@ class RolloutWorker:
         self._scheduler: DistributedScheduler | None = None
 
     async def open(self) -> EngineFacts:
-        """Open engine, boxes, resources and named models."""
+        """Open engine, boxes, resources and named models, unless they are open."""
+        if self._collector is not None:
+            return facts_of(self._collector.engine)
         run = self._run
         env = only_tasks(open_envs(run.env, run.env_args, run.box), run.tasks_from)
         tokenizer = await asyncio.to_thread(own_template, run)

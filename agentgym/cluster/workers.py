@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -52,10 +53,10 @@ class Workers:
     _replacing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self, world: int) -> None:
-        """Start so many workers and open them."""
+        """Start so many workers and open them; one that is lost meanwhile is replaced."""
         self.handles = [self.start(rank, world) for rank in range(world)]
         await self._placed(self.handles)
-        facts = await answers([handle.open.remote() for handle in self.handles])
+        facts = await self.ask_all("open")
         if len(set(facts)) > 1:
             raise AgentGymError(f"engine: the workers' engines differ: {sorted(set(map(str, facts)))}")
         self.facts = facts[0]
@@ -66,8 +67,11 @@ class Workers:
         await self.close()
         await self.open(world)
         if self.renew_policy is not None:
-            for rank, handle in enumerate(self.handles):
-                await self.renew_policy(rank, handle)
+            for rank, handle in enumerate(list(self.handles)):
+                try:
+                    await self.renew_policy(rank, handle)
+                except RayActorError as error:
+                    await self.replace(rank, handle, error)
 
     async def close(self) -> None:
         """Close all workers and end their processes."""
@@ -82,10 +86,9 @@ class Workers:
             ray.kill(handle)
 
     async def _placed(self, handles: Sequence[Any]) -> None:
-        """Wait until the processes run; AgentGymError where the cluster has no room for them."""
-        running = answers([handle.__ray_ready__.remote() for handle in handles])
+        """Wait until the processes run or have ended again; AgentGymError where the cluster has no room for them."""
         try:
-            await asyncio.wait_for(running, PLACE_S)
+            await asyncio.wait_for(together([_started(handle) for handle in handles]), PLACE_S)
         except TimeoutError:
             raise no_room(f"{len(handles)} rollout workers") from None
 
@@ -128,6 +131,12 @@ class Workers:
                 return  # whoever asks it next meets that, and counts it
             self.handles[rank] = fresh
             self.losses.count(f"{self.kind}_replaced")
+
+
+async def _started(handle: Any) -> None:
+    """Wait until the process of an actor runs, or has ended: whoever asks it next meets that."""
+    with suppress(RayActorError):
+        await answer(handle.__ray_ready__.remote())
 
 
 def no_room(wanted: str) -> AgentGymError:

@@ -81,6 +81,16 @@ def assert_counts_agree(rows: list[dict[str, float]]) -> None:
         assert came == sum(row[f"rollouts/{end}"] for end in ("finished", "dropped", "carried", "failed"))
 
 
+def test_workers_that_are_lost_while_they_open_are_replaced(two_nodes: TwoNodes, tmp_path: Path) -> None:
+    words = ("--steps", "1", "--prompts", "2", "--group-size", "2", "--eval-tasks", "0")
+    run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *words, "--cluster.workers", "2")
+    while not two_nodes.kill("RolloutWorker.open"):
+        assert run.process.poll() is None, run.said[-4000:]
+    summary = run.ended()
+    assert summary["lost"]["workers_lost"] == summary["lost"]["workers_replaced"] > 0
+    assert_counts_agree(run.figures())
+
+
 @pytest.mark.proof
 def test_a_run_survives_ten_workers_two_nodes_two_trainers_and_its_driver(two_nodes: TwoNodes, tmp_path: Path) -> None:
     out = tmp_path / "ray"
