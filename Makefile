@@ -16,7 +16,7 @@ SPREAD := -n $(JOBS) --dist loadfile
 # Seeds of the chaos test in `make proofs`.
 SEEDS ?= 0 7 11
 
-.PHONY: help setup quickstart lint check test docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers clean
+.PHONY: help setup quickstart lint check test docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers benchmarks clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
 	@echo "make test         install what development needs, then run the tests (JOBS=4, or ARGS='tests/chat -x')"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
 	@echo "make test-peers   the bridges to packages that pin versions of their own, in virtual environments of theirs"
 	@echo "make bench-peers  other kits beside which the benchmarks play, in a virtual environment of theirs"
+	@echo "make benchmarks   run them, keep what they find, and write docs/benchmarks.md (ARGS='driver http'; all: about two hours)"
 	@echo "make clean        remove the virtual environment and all caches"
 
 setup: $(VENV)/dev
@@ -122,15 +123,22 @@ test-peers: peers
 
 # Without their dependencies, which are CUDA's and Ray's: only what their drivers import. skyrl asks for Python 3.12 and
 # for an older transformers than ours; its driver runs on these, and both sides have the same versions so.
-$(BENCH_PEERS)/installed: benchmarks/driver_peers.txt constraints.txt
+$(BENCH_PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
 	$(PYTHON) -m venv $(BENCH_PEERS)
 	$(BENCH_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		-r benchmarks/driver_peers.txt
+		-r benchmarks/peers/requirements.txt
 	$(BENCH_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
-		skyrl==0.4.0 skyrl-gym==0.4.0 trl==1.16.0
+		skyrl==0.4.0 skyrl-gym==0.4.0 trl==1.16.0 verl==0.9.1
 	@touch $@
 
 bench-peers: $(BENCH_PEERS)/installed
+
+$(VENV)/bench: $(VENV)/dev
+	$(PIP) --editable '.[bench]'
+	@touch $@
+
+benchmarks: $(VENV)/bench bench-peers box
+	$(PY) -m benchmarks.publishing $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build site

@@ -1,85 +1,83 @@
 """Train language-model agents by reinforcement learning.
 
 An environment is one class, a test needs no GPU, a recipe is one file. All that a user needs is here; what tests need
-is in `agentgym.testing`. Importing this package loads none of the heavy packages; `LocalEngine`, `Trainer` and the
-boxes load theirs when they are first used.
+is in `agentgym.testing`. Importing this package loads nothing: each name is loaded when it is first used, and the heavy
+packages when an engine, a trainer or a box is.
 """
 
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from agentgym.agents.env import AgentEnv
-from agentgym.asking.judge import Judge
-from agentgym.asking.user import SimulatedUser, UserEnv
-from agentgym.boxes import Box, ExecResult
-from agentgym.branching.ends import RolloutBranch
-from agentgym.branching.settings import Branching
-from agentgym.data.chosen import split, where
-from agentgym.data.endless import Endless
-from agentgym.data.procedural import Procedural
-from agentgym.data.rows import Rows
-from agentgym.engines.base import Engine
-from agentgym.environments.context_policies import Compact, KeepLast, Window
-from agentgym.environments.env import Env, Split
-from agentgym.environments.limits import Limits
-from agentgym.environments.mixture import Member, mix
-from agentgym.environments.parameters import Parameter
-from agentgym.environments.registry import find_env, register
-from agentgym.environments.resources import open_resources
-from agentgym.environments.rewards import reward
-from agentgym.environments.tool_env import ToolEnv
-from agentgym.errors import (
-    AgentGymError,
-    BoxKilledError,
-    ClosedError,
-    ContextOverflow,
-    EngineError,
-    EnvError,
-    Failure,
-    SandboxError,
-    ToolError,
-)
-from agentgym.extras import needs_extra as _needs_extra
-from agentgym.games.game import Game, GameTask, IllegalMove
-from agentgym.messages import Image, Message
-from agentgym.rollouts.rollout import rollout
-from agentgym.samples import SampleBatch, build_samples, demonstrations
-from agentgym.scheduling.accounting import Groups
-from agentgym.scheduling.group_state import GroupSettings
-from agentgym.scheduling.oversampling import Oversample
-from agentgym.scheduling.run_groups import run_groups
-from agentgym.scheduling.scheduler import Scheduler
-from agentgym.scheduling.task_sampler import TaskSampler, batches
-from agentgym.tools.dynamic import DynamicTool, tools_of
-from agentgym.tools.tool import Stop, tool
-from agentgym.types import Completion, Group, Rollout, Sample, Sampling, Segment, StepResult, StopReason, Task, Turn
-
 if _TYPE_CHECKING:
+    from agentgym.agents.env import AgentEnv
+    from agentgym.asking.judge import Judge
+    from agentgym.asking.user import SimulatedUser, UserEnv
+    from agentgym.boxes import Box, ExecResult
+    from agentgym.branching.ends import RolloutBranch
+    from agentgym.branching.settings import Branching
     from agentgym.chat.tokenizer import chat_tokenizer
     from agentgym.cluster.config import ClusterConfig
+    from agentgym.data.chosen import split, where
+    from agentgym.data.endless import Endless
+    from agentgym.data.procedural import Procedural
+    from agentgym.data.rows import Rows
     from agentgym.engines.adapter_files import read_adapter
+    from agentgym.engines.base import Engine
     from agentgym.engines.endpoint.endpoint import Endpoint
     from agentgym.engines.other import OtherEngine
     from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
     from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+    from agentgym.environments.context_policies import Compact, KeepLast, Window
+    from agentgym.environments.env import Env, Split
+    from agentgym.environments.limits import Limits
+    from agentgym.environments.mixture import Member, mix
+    from agentgym.environments.parameters import Parameter
+    from agentgym.environments.registry import find_env, register
+    from agentgym.environments.resources import open_resources
+    from agentgym.environments.rewards import reward
+    from agentgym.environments.tool_env import ToolEnv
+    from agentgym.errors import (
+        AgentGymError,
+        BoxKilledError,
+        ClosedError,
+        ContextOverflow,
+        EngineError,
+        EnvError,
+        Failure,
+        SandboxError,
+        ToolError,
+    )
     from agentgym.evals.comparison import Comparison, compare
     from agentgym.evals.evaluate import evaluate
     from agentgym.evals.evaluation import Evaluation
+    from agentgym.games.game import Game, GameTask, IllegalMove
+    from agentgym.messages import Image, Message
+    from agentgym.rollouts.rollout import rollout
     from agentgym.run.command import main
     from agentgym.run.config import EvalSampling, NamedModel, RunConfig, TrainSampling
     from agentgym.run.distributed_rollouts import Collector
     from agentgym.run.log import MetricsLogger
     from agentgym.run.loop import train_policy
     from agentgym.run.sync.weights import WeightSync
+    from agentgym.samples import SampleBatch, build_samples, demonstrations
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
     from agentgym.sandboxes.networks.rules import Allow
     from agentgym.sandboxes.networks.services import Service
+    from agentgym.scheduling.accounting import Groups
+    from agentgym.scheduling.group_state import GroupSettings
+    from agentgym.scheduling.oversampling import Oversample
+    from agentgym.scheduling.run_groups import run_groups
+    from agentgym.scheduling.scheduler import Scheduler
+    from agentgym.scheduling.task_sampler import TaskSampler, batches
+    from agentgym.tools.dynamic import DynamicTool, tools_of
     from agentgym.tools.mcp_server import MCP
+    from agentgym.tools.tool import Stop, tool
     from agentgym.train.config import TrainConfig
     from agentgym.train.trainer import Trainer
+    from agentgym.types import Completion, Group, Rollout, Sample, Sampling, Segment, StepResult, StopReason, Task, Turn
 
 __version__ = "0.1.0"
 
@@ -186,9 +184,29 @@ __all__ = [
 ]
 
 _LAZY = {
+    "agentgym.agents.env": ("AgentEnv",),
+    "agentgym.asking.judge": ("Judge",),
+    "agentgym.asking.user": (
+        "SimulatedUser",
+        "UserEnv",
+    ),
+    "agentgym.boxes": (
+        "Box",
+        "ExecResult",
+    ),
+    "agentgym.branching.ends": ("RolloutBranch",),
+    "agentgym.branching.settings": ("Branching",),
     "agentgym.chat.tokenizer": ("chat_tokenizer",),
     "agentgym.cluster.config": ("ClusterConfig",),
+    "agentgym.data.chosen": (
+        "split",
+        "where",
+    ),
+    "agentgym.data.endless": ("Endless",),
+    "agentgym.data.procedural": ("Procedural",),
+    "agentgym.data.rows": ("Rows",),
     "agentgym.engines.adapter_files": ("read_adapter",),
+    "agentgym.engines.base": ("Engine",),
     "agentgym.engines.endpoint.endpoint": ("Endpoint",),
     "agentgym.engines.other": ("OtherEngine",),
     "agentgym.engines.sglang.engine": (
@@ -199,12 +217,55 @@ _LAZY = {
         "LocalConfig",
         "LocalEngine",
     ),
+    "agentgym.environments.context_policies": (
+        "Compact",
+        "KeepLast",
+        "Window",
+    ),
+    "agentgym.environments.env": (
+        "Env",
+        "Split",
+    ),
+    "agentgym.environments.limits": ("Limits",),
+    "agentgym.environments.mixture": (
+        "Member",
+        "mix",
+    ),
+    "agentgym.environments.parameters": ("Parameter",),
+    "agentgym.environments.registry": (
+        "find_env",
+        "register",
+    ),
+    "agentgym.environments.resources": ("open_resources",),
+    "agentgym.environments.rewards": ("reward",),
+    "agentgym.environments.tool_env": ("ToolEnv",),
+    "agentgym.errors": (
+        "AgentGymError",
+        "BoxKilledError",
+        "ClosedError",
+        "ContextOverflow",
+        "EngineError",
+        "EnvError",
+        "Failure",
+        "SandboxError",
+        "ToolError",
+    ),
     "agentgym.evals.comparison": (
         "Comparison",
         "compare",
     ),
     "agentgym.evals.evaluate": ("evaluate",),
     "agentgym.evals.evaluation": ("Evaluation",),
+    "agentgym.games.game": (
+        "Game",
+        "GameTask",
+        "IllegalMove",
+    ),
+    "agentgym.messages": (
+        "Image",
+        "Message",
+    ),
+    "agentgym.rollouts.rollout": ("rollout",),
     "agentgym.run.command": ("main",),
     "agentgym.run.config": (
         "EvalSampling",
@@ -216,6 +277,11 @@ _LAZY = {
     "agentgym.run.log": ("MetricsLogger",),
     "agentgym.run.loop": ("train_policy",),
     "agentgym.run.sync.weights": ("WeightSync",),
+    "agentgym.samples": (
+        "SampleBatch",
+        "build_samples",
+        "demonstrations",
+    ),
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),
     "agentgym.sandboxes.local": (
@@ -224,9 +290,38 @@ _LAZY = {
     ),
     "agentgym.sandboxes.networks.rules": ("Allow",),
     "agentgym.sandboxes.networks.services": ("Service",),
+    "agentgym.scheduling.accounting": ("Groups",),
+    "agentgym.scheduling.group_state": ("GroupSettings",),
+    "agentgym.scheduling.oversampling": ("Oversample",),
+    "agentgym.scheduling.run_groups": ("run_groups",),
+    "agentgym.scheduling.scheduler": ("Scheduler",),
+    "agentgym.scheduling.task_sampler": (
+        "TaskSampler",
+        "batches",
+    ),
+    "agentgym.tools.dynamic": (
+        "DynamicTool",
+        "tools_of",
+    ),
     "agentgym.tools.mcp_server": ("MCP",),
+    "agentgym.tools.tool": (
+        "Stop",
+        "tool",
+    ),
     "agentgym.train.config": ("TrainConfig",),
     "agentgym.train.trainer": ("Trainer",),
+    "agentgym.types": (
+        "Completion",
+        "Group",
+        "Rollout",
+        "Sample",
+        "Sampling",
+        "Segment",
+        "StepResult",
+        "StopReason",
+        "Task",
+        "Turn",
+    ),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 
@@ -234,8 +329,12 @@ _HOME = {name: module for module, names in _LAZY.items() for name in names}
 def __getattr__(name: str) -> _Any:
     if name not in _HOME:
         raise AttributeError(f"module 'agentgym' has no attribute {name!r}")
-    with _needs_extra():
-        return getattr(_importlib.import_module(_HOME[name]), name)
+    from agentgym.extras import needs_extra
+
+    with needs_extra():
+        value = getattr(_importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,8 @@ A group has a signal if its largest and its smallest reward differ by at least L
 signal, and in a group of one rollout, every advantage is exactly 0.
 """
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -214,7 +216,7 @@ def _baseline(
     else:
         known = ", ".join(get_args(Estimator))
         raise ValueError(
-            f"estimator: {estimator!r} is none of {known}; there is no value model and no advantage of single tokens: "
+            f"estimator: {estimator!r} is none of {known}; advantages of a critic come from value_samples, and "
             'to tell turns apart use build_samples(advantage_level="turn")'
         )
     return centred, unit
@@ -244,15 +246,26 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
         low, high = int(ids.min()), int(ids.max())
         if high - low <= 4 * len(ids) + 1024:  # dense enough to count in a table: no sort
             return np.subtract(ids, low, dtype=np.int64), high - low + 1
-        names, codes = np.unique(ids, return_inverse=True)
-        return codes, len(names)
-    table: dict[Any, int] = {}
-    codes = np.fromiter((table.setdefault(i, len(table)) for i in ids), np.int64, len(ids))
-    for name in table:
+        values, codes = np.unique(ids, return_inverse=True)
+        return codes, len(values)
+    if _all_differ(ids):
+        names: Any = ids
+        codes = np.arange(len(ids))
+    else:
+        # A name that is looked up for the first time gets the next number.
+        names = defaultdict[Any, int](itertools.count().__next__)
+        codes = np.fromiter(map(names.__getitem__, ids), np.int64, len(ids))
+    for name in () if set(map(type, names)) <= {str, int} else names:
         if isinstance(name, bool) or not isinstance(name, str | int | np.integer):
-            row = int((codes == table[name]).argmax())
+            row = int((codes == list(names).index(name)).argmax())
             raise ValueError(f"{what} id: {name!r} in row {row}; every row needs a str or an int")
-    return codes, len(table)
+    return codes, len(names)
+
+
+def _all_differ(ids: Ids) -> bool:
+    """Tell whether no id comes twice: each rollout has one row where it is not cut into samples."""
+    first = ids[:256]
+    return len(set(first)) == len(first) and len(set(ids)) == len(ids)
 
 
 def _once(what: str, values: NDArray[Any], rollout: Ints, size: int, ids: Ids) -> NDArray[Any]:

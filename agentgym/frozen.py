@@ -1,15 +1,20 @@
 """What frozen types are built with: their laws, and their read-only vectors."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float32]
+Bools: TypeAlias = NDArray[np.bool_]
 
 _DTYPES = {kind: np.dtype(kind) for kind in (np.int64, np.float32, np.bool_)}
 """The usual ones, of which numpy has one object each: it is compared at a third of the cost."""
 
 
-def _vector(name: str, value: ArrayLike, dtype: Any) -> NDArray[Any]:
+def vector(name: str, value: ArrayLike, dtype: Any) -> NDArray[Any]:
     """A read-only vector of `dtype`; no copy where the value already is one."""
     if type(value) is np.ndarray and (value.dtype is _DTYPES.get(dtype) or value.dtype == dtype):
         array = value
@@ -19,7 +24,7 @@ def _vector(name: str, value: ArrayLike, dtype: Any) -> NDArray[Any]:
         require(not cut, f"{name}: must be whole numbers, got floats")
     if array.flags.writeable:
         array = array.view()
-        array.flags.writeable = False
+        array.setflags(write=False)
     return array
 
 
@@ -27,22 +32,18 @@ def set_vectors(obj: object, **dtypes: Any) -> None:
     """Make these fields of a frozen dataclass read-only vectors, while it is being built."""
     for name, dtype in dtypes.items():
         value = getattr(obj, name)
-        array = _vector(name, value, dtype)
+        if type(value) is np.ndarray and value.dtype is _DTYPES.get(dtype) and not value.flags.writeable:
+            continue
+        array = vector(name, value, dtype)
         if array is not value:
             object.__setattr__(obj, name, array)
-
-
-def set_pair(obj: Any, one: str, one_type: Any, other: str, other_type: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Do what `set_vectors` does for two fields, at half of its cost, and return the vectors."""
-    given, other_given = getattr(obj, one), getattr(obj, other)
-    made, other_made = _vector(one, given, one_type), _vector(other, other_given, other_type)
-    if made is not given:
-        object.__setattr__(obj, one, made)
-    if other_made is not other_given:
-        object.__setattr__(obj, other, other_made)
-    return made, other_made
 
 
 def require(law: bool, message: str) -> None:
     if not law:
         raise ValueError(message)
+
+
+def require_rising(name: str, starts: Sequence[int]) -> None:
+    if not starts or starts[0] != 0 or list(starts) != sorted(set(starts)):
+        raise ValueError(f"{name}: starts must rise from 0")

@@ -7,18 +7,19 @@ Its samples are found by its id: their order means nothing.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import get_args, overload
 
 import numpy as np
 
 from agentgym.advantages import Estimator
-from agentgym.credit.levels import LEVELS, AdvantageLevel
+from agentgym.credit.gae import GAE, at_starts, gae_of, turn_order
+from agentgym.credit.levels import LEVELS, AdvantageLevel, placed_tokens
 from agentgym.engines.messages import NO_POLICY
-from agentgym.types import Floats, Group, Rollout, Sample, Segment, Turn
+from agentgym.types import Floats, Group, Rollout, Sample, SampleKey, Segment, Turn
 
-__all__ = ["AdvantageLevel", "SampleBatch", "build_samples", "demonstrations", "teacher_samples"]
+__all__ = ["AdvantageLevel", "SampleBatch", "build_samples", "demonstrations", "teacher_samples", "value_samples"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +44,8 @@ class SampleBatch(Sequence[Sample]):
     failed branches, or of branches where advantages are not made of them."""
     places: Mapping[tuple[str, int], str] = field(default_factory=dict)
     """The ids of the groups by their places (`Group.place`); a trainer refuses one that it has trained on before."""
+    returns: Mapping[SampleKey, Floats] = field(default_factory=dict)
+    """What a critic learns: the return from each turn on, by rollout id, segment and step; none without a critic."""
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -103,6 +106,8 @@ def build_samples(
     """
     if advantage_level not in get_args(AdvantageLevel):
         raise ValueError(f"advantage_level: {advantage_level!r} is none of {', '.join(get_args(AdvantageLevel))}")
+    if advantage_level not in LEVELS:
+        raise ValueError("advantage_level: value needs a critic; use value_samples(groups, trainer.values)")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)
     _refuse_without_ids(rollouts)
@@ -148,6 +153,38 @@ def teacher_samples(
         for sample in _cut(rollout, partial(_within, of_rollout[rollout.rollout_id]), merged=merge)
     )
     return _batch(groups, rollouts, samples, with_signal)
+
+
+def value_samples(
+    groups: Sequence[Group],
+    values_of: Callable[[Sequence[Sample]], Mapping[SampleKey, Floats]],
+    how: GAE = GAE(),  # noqa: B008  frozen
+) -> SampleBatch:
+    """Cut the rollouts of these groups into samples with GAE's advantages, one sample a segment.
+
+    `values_of` gives the value of the state before each token of the loss masks of the samples that it is called with,
+    once: `Trainer.values` is one, and the next step of that trainer teaches it the `returns` of the batch. All
+    scored rollouts are trained, for each has its baseline in itself. Raises ValueError, naming the rollout, where
+    no turn follows another (`turn_order`), where a value is missing, and for a rollout id that appears twice.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    _refuse_repeated_ids(rollouts)
+    _refuse_without_ids(rollouts)
+    orders = {rollout.rollout_id: turn_order(rollout) for rollout in rollouts if rollout.reward is not None}
+    scored = [rollout for rollout in rollouts if orders.get(rollout.rollout_id)]
+    asked = [at_starts(sample, rollout) for rollout in scored for sample in _cut(rollout, _no_tokens, merged=True)]
+    found = values_of(asked) if asked else {}
+    samples, returns = list[Sample](), dict[SampleKey, Floats]()
+    for rollout in scored:
+        given, to_come = gae_of(rollout, orders[rollout.rollout_id], found, how)
+        samples += _cut(rollout, partial(placed_tokens, given), merged=True)
+        returns |= to_come
+    batch = _batch(groups, rollouts, tuple(samples), {rollout.group_id for rollout in scored})
+    return replace(batch, returns=returns)
+
+
+def _no_tokens(segment: Segment, turns: tuple[Turn, ...]) -> Floats:
+    return np.zeros(turns[-1].stop - turns[0].start, np.float32)
 
 
 def _trained(rollout: Rollout, *, branches: bool = False) -> list[Segment]:
@@ -196,7 +233,7 @@ def _batch(
         rollouts=len(rollouts),
         rollouts_failed=sum(rollout.reward is None for rollout in rollouts),
         rollouts_trained=len({sample.rollout_id for sample in samples}),
-        trained_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
+        trained_tokens=sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples),
         places={group.place: group.group_id for group in groups if group.place is not None},
         untrained_tokens=sum(_tokens(_untrained(rollout, branches=branches)) for rollout in scored),
     )
@@ -204,7 +241,7 @@ def _batch(
 
 def _tokens(segments: Sequence[Segment]) -> int:
     """Count the sampled tokens of these segments."""
-    return sum(int(segment.sampled.sum()) for segment in segments)
+    return sum(int(np.count_nonzero(segment.sampled)) for segment in segments)
 
 
 def _refuse_without_ids(rollouts: Sequence[Rollout]) -> None:

@@ -10,24 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentgym.branching.ends import RolloutBranch, require_roles
 from agentgym.branching.ends import StopReason as StopReason
+from agentgym.completion import Completion as Completion
+from agentgym.completion import FinishReason as FinishReason
+from agentgym.completion import Version as Version
 from agentgym.errors import Failure
-from agentgym.frozen import require, set_pair, set_vectors
+from agentgym.frozen import Bools as Bools
+from agentgym.frozen import Floats as Floats
+from agentgym.frozen import Ints as Ints
+from agentgym.frozen import require, set_vectors
 from agentgym.messages import Message
 from agentgym.sampling import Sampling as Sampling
 from agentgym.task_fields import TaskId, TaskPrompt
 from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, heading, outcome, plain_text, show
-
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float32]
-Bools: TypeAlias = NDArray[np.bool_]
-
-FinishReason: TypeAlias = Literal["stop", "stop_text", "length", "abort"]
-"""The end of a turn: its stop token, which is the last id; a text of `Sampling.stop`; a limit; or an abort."""
 
 
 class Task(BaseModel):
@@ -40,42 +38,6 @@ class Task(BaseModel):
 
     id: TaskId = Field(min_length=1)
     prompt: TaskPrompt = Field(min_length=1)
-
-
-class Version(NamedTuple):
-    """The policy version under which the tokens from `start` on were sampled."""
-
-    start: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Completion:
-    """An engine's answer: sampled ids with one finite log-probability each, a stop token last; empty only on abort."""
-
-    token_ids: Ints
-    logprobs: Floats
-    finish_reason: FinishReason
-    versions: tuple[Version, ...] = (Version(0, 0),)
-
-    def __post_init__(self) -> None:
-        ids, logprobs = set_pair(self, "token_ids", np.int64, "logprobs", np.float32)
-        # Messages are made only where a law is broken: this runs once a turn.
-        if len(ids) != len(logprobs):
-            raise ValueError(f"logprobs: {len(logprobs)} for {len(ids)} token_ids; without any, answer with an abort")
-        # A sum is finite only if all its terms are, and is had at half the cost.
-        if not (math.isfinite(np.add.reduce(logprobs)) or np.isfinite(logprobs).all()):
-            raise ValueError("logprobs: every one must be finite")
-        if not len(ids) and self.finish_reason != "abort":
-            raise ValueError("token_ids: empty without an abort")
-        if len(self.versions) != 1 or self.versions[0].start != 0:
-            starts = [v.start for v in self.versions]
-            if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-                raise ValueError("versions: starts must rise from 0")
-
-    def __repr__(self) -> str:
-        versions = ", ".join(str(v.version) for v in self.versions)
-        return f"<Completion: {len(self.token_ids)} ids, {self.finish_reason}, policy version {versions}>"
 
 
 class StepResult(NamedTuple):
@@ -166,13 +128,14 @@ class Segment:
         require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
         require((self.parent is None) == (self.kind == "root"), "parent: None for the root, and only for it")
         require(self.kind != "branch" or self.branch is not None, "branch: None in a segment that begins a branch")
-        spans, end = np.zeros(n, np.bool_), 0
+        spans, end = list[bytes](), 0
         for turn in self.turns:
             if turn.start < end or turn.stop > n:
                 raise ValueError(f"turns: {turn.start}..{turn.stop} overlaps or passes {n}")
-            spans[turn.start : turn.stop] = True
+            spans += (bytes(turn.start - end), b"\1" * (turn.stop - turn.start))
             end = turn.stop
-        require(bool((spans == self.sampled).all()), "sampled: must be exactly the union of the turns' spans")
+        union = b"".join((*spans, bytes(n - end)))
+        require(union == self.sampled.tobytes(), "sampled: must be exactly the union of the turns' spans")
         require(not self.logprobs[~self.sampled].any(), "logprobs: must be 0.0 where nothing was sampled")
         require(not (self.model and self.trained), f"trained: the policy is not trained on what {self.model!r} sampled")
 
@@ -332,8 +295,9 @@ class Sample:
         n = len(self.response_ids)
         require(len(self.prompt_ids) > 0, "prompt_ids: empty; the first response token needs a context")
         require(n > 0, "response_ids: empty")
-        for name in ("loss_mask", "logprobs", "advantages"):
-            require(len(getattr(self, name)) == n, f"{name}: {len(getattr(self, name))} for {n} response_ids")
+        if not len(self.loss_mask) == len(self.logprobs) == len(self.advantages) == n:
+            for name in ("loss_mask", "logprobs", "advantages"):
+                require(len(getattr(self, name)) == n, f"{name}: {len(getattr(self, name))} for {n} response_ids")
 
     def __repr__(self) -> str:
         size = f"{len(self.prompt_ids)} prompt ids, {len(self.response_ids)} response ids"
@@ -341,3 +305,7 @@ class Sample:
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
+
+
+SampleKey: TypeAlias = tuple[str, int, int]
+"""Rollout id, segment and step of a sample: what it is known by."""

@@ -12,9 +12,8 @@ answer put into the template and encoded, the rollout scored. There are three wa
 - `unseen`: as the first, but the tool answers with a text that nobody has seen before, a traceback of about 275 ids.
 
 The floors do only what nobody can leave out: `text` asks, reads the call's JSON and calls; `token` also encodes each
-answer by the tokenizer's own backend and extends the ids. `over_http` is ours on an attached SGLang engine, whose
-server is another process with the same answers (`answering`); its floor posts the same bytes with our HTTP client, and
-decodes the answers. All of them take turns. `driver_scale` has more rollouts alive, and their memory.
+answer by the tokenizer's own backend and extends the ids. All of them take turns. `driver_scale` has more rollouts
+alive, and their memory; `http` asks a server.
 
 The peers are in an environment of their own, which `make bench-peers` makes; without it their goals are not measured.
 """
@@ -23,12 +22,9 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
-from uuid import uuid4
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -38,12 +34,7 @@ import agentgym as ag
 from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.base import Engine
-from agentgym.engines.sglang.http import JsonClient
-from agentgym.engines.sglang.policies.parcels import PolicyVersion
-from agentgym.engines.sglang.prompts import NOTHING
-from agentgym.engines.sglang.server import Ask
 from agentgym.types import Completion, Floats, Sampling, Version
-from benchmarks.answering import Reply, answering
 from benchmarks.driver_dialogs import QUESTION, Tool, added, call_in, tracebacks
 from benchmarks.driver_others import Others, playing
 from benchmarks.driver_scale import alive, kept_bytes, open_bytes
@@ -151,33 +142,6 @@ class Instant:
         return np.zeros(max(len(token_ids) - 1, 0), np.float32)
 
 
-class Recorder(Instant):
-    """Also keeps what each turn of a dialog was asked and answered; every rollout of a dialog asks the same."""
-
-    def __init__(self, tokenizer: HuggingFaceTokenizer, dialogs: dict[str, list[str]]) -> None:
-        super().__init__(tokenizer, dialogs)
-        self.asked: dict[str, dict[int, Ask]] = {name: {} for name in dialogs}
-        self.replies: list[Reply] = []
-
-    async def generate(
-        self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
-    ) -> Completion:
-        asked, turn = self.asked[session.partition("/")[0]], self.played.get(session, 0)
-        given = await super().generate(token_ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
-        if turn not in asked:
-            asked[turn] = Ask(
-                prompt=NOTHING.then(list(token_ids)),
-                rid=uuid4().hex,
-                max_tokens=max_tokens,
-                sampling=sampling,
-                seed=seed,
-                stop_ids=(int(given.token_ids[-1]),),
-                policy=PolicyVersion(None, 0),
-            )
-            self.replies.append(Reply(list(token_ids), given.token_ids.tolist(), given.logprobs.tolist()))
-        return given
-
-
 async def ours(engine: Engine, tasks: Sequence[ag.Task], env: type[ag.ToolEnv[ag.Task]] = Adder) -> int:
     """Every dialog in a group of rollouts; how many turns were played."""
     return sum(len(segment.turns) for rollout in await rollouts(engine, tasks, env) for segment in rollout.segments)
@@ -235,17 +199,6 @@ async def token_floor(engine: Instant, dialogs: dict[str, list[str]]) -> int:
     return sum(await asyncio.gather(*(play(name, texts) for name, texts in dialogs.items() for _ in range(GROUP))))
 
 
-async def http_floor(client: JsonClient, dialogs: Iterable[Sequence[bytes]]) -> int:
-    """The bytes that the rollouts send, one dialog behind each connection; the answers are decoded and dropped."""
-
-    async def play(bodies: Sequence[bytes]) -> int:
-        for body in bodies:
-            assert (await client.post("/generate", body)).status == 200
-        return len(bodies)
-
-    return sum(await asyncio.gather(*(play(bodies) for bodies in dialogs for _ in range(GROUP))))
-
-
 class Measured:
     """The least CPU microseconds a turn of each way to play, over rounds in which all of them take turns."""
 
@@ -268,47 +221,30 @@ class Measured:
         self.us[name] = min(self.us.get(name, us), us)
 
 
-def served(tokenizer: HuggingFaceTokenizer, folder: Path) -> dict[str, Any]:
-    """What the server says of itself; in `folder` is what an engine with a tokenizer still reads of a model."""
-    ends = tokenizer.tokenizer.eos_token_id
-    config = {"model_type": "qwen2", "vocab_size": len(tokenizer.tokenizer), "eos_token_id": ends}
-    (folder / "config.json").write_text(json.dumps(config))
-    return {"model_path": str(folder), "max_req_input_len": Instant.context_tokens}
-
-
 async def measured(module: ModuleType, seed: int, peers: Path | None, *, quick: bool) -> dict[str, float]:
     """The figures of all ways to play these dialogs."""
     dialogs = {f"t{n}": replies(module, seed + n) for n in range(DIALOGS)}
     calls = GROUP * sum(call_in(text) is not None for texts in dialogs.values() for text in texts)
     tokenizer = word_tokenizer([*(text for texts in dialogs.values() for text in texts), *tracebacks(300, seed + 1)])
-    engine, yielding, recorder = Instant(tokenizer, dialogs), Instant(tokenizer, dialogs), Recorder(tokenizer, dialogs)
+    engine, yielding = Instant(tokenizer, dialogs), Instant(tokenizer, dialogs)
     yielding.yields = True
     tasks = [task(name) for name in dialogs]
-    await ours(recorder, tasks)
-    bodies = [[ask.body() for ask in asked.values()] for asked in recorder.asked.values()]
     found = Measured()
-    with TemporaryDirectory() as folder, answering(recorder.replies, served(tokenizer, Path(folder))) as url:
-        config = ag.SGLangConfig(context_tokens=engine.context_tokens)
-        client = JsonClient(url)
-        async with ag.SGLangEngine.attach(url, config=config, tokenizer=tokenizer) as remote:
-            ways: dict[str, Callable[[], Awaitable[int]]] = {
-                "text_floor": lambda: text_floor(dialogs),
-                "token_floor": lambda: token_floor(engine, dialogs),
-                "ours": lambda: ours(engine, tasks),
-                "ours_plain_reward": lambda: ours(engine, tasks, PlainAdder),
-                "token_floor_alive": lambda: token_floor(yielding, dialogs),
-                "ours_alive": lambda: ours(yielding, tasks),
-                "token_floor_unseen": lambda: token_floor(engine, dialogs),
-                "ours_unseen": lambda: ours(engine, tasks),
-                "http_floor": lambda: http_floor(client, bodies),
-                "over_http": lambda: ours(remote, tasks),
-            }
-            with playing(peers, tokenizer, dialogs, group=GROUP, calls=calls) as others:
-                gc.collect()
-                gc.freeze()  # what was imported is not looked through again and again
-                for number in range(2 if quick else ROUNDS):
-                    await _round(number, ways, others, found, seed, calls)
-        client.close()
+    ways: dict[str, Callable[[], Awaitable[int]]] = {
+        "text_floor": lambda: text_floor(dialogs),
+        "token_floor": lambda: token_floor(engine, dialogs),
+        "ours": lambda: ours(engine, tasks),
+        "ours_plain_reward": lambda: ours(engine, tasks, PlainAdder),
+        "token_floor_alive": lambda: token_floor(yielding, dialogs),
+        "ours_alive": lambda: ours(yielding, tasks),
+        "token_floor_unseen": lambda: token_floor(engine, dialogs),
+        "ours_unseen": lambda: ours(engine, tasks),
+    }
+    with playing(peers, tokenizer, dialogs, group=GROUP, calls=calls) as others:
+        gc.collect()
+        gc.freeze()  # what was imported is not looked through again and again
+        for number in range(2 if quick else ROUNDS):
+            await _round(number, ways, others, found, seed, calls)
     figures = {f"{name}_us": value for name, value in found.us.items()}
     figures["turns_per_s"] = found.turns_per_s
     figures["unseen_ids"] = float(np.mean([len(tokenizer.encode(text)) for text in tracebacks(100, seed + 2)]))
@@ -354,7 +290,7 @@ def task(name: str) -> ag.Task:
     return ag.Task(id=name, prompt=(ag.Message(role="user", content=f"{name}: {QUESTION}"),))
 
 
-def over(figures: dict[str, float], one: str, other: str) -> float | None:
+def over(figures: Mapping[str, float], one: str, other: str) -> float | None:
     """One figure over another; None where either was not measured."""
     return figures[one] / figures[other] if one in figures and other in figures else None
 
@@ -368,7 +304,6 @@ def goals(figures: dict[str, float]) -> dict[str, Goal]:
         "skyrl over ours, all alive": at_least(over(figures, "skyrl_alive_us", "ours_alive_us"), 2.5),
         "skyrl over ours, unseen text": at_least(over(figures, "skyrl_unseen_us", "ours_unseen_us"), 1.6),
         "ours over the token floor, unseen text": at_most(unseen, 1.02),
-        "over HTTP, over the bare client": at_most(over(figures, "over_http_us", "http_floor_us"), 1.8),
         "10,000 alive over 100": at_most(over(figures, f"{last}_us", "alive_100_us"), 1.15),
         "longest pause with 10,000 alive, CPU ms": at_most(figures.get(f"{last}_pause_ms"), 50),
         "bytes a finished rollout keeps": at_most(figures["kept_bytes_a_rollout"], 25_000),

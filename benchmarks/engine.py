@@ -197,8 +197,8 @@ def main() -> None:
         figures=figures | {f"{case}_engine_over_static": value for case, value in ratio.items()},
         reference=REFERENCE,
         goals={
-            "single turns, engine / static batch": at_least(ratio["single"], 1.0),
-            "4 turns, engine / static batch": at_least(ratio["turns"], 1.5),
+            "single turns, engine / static batch": at_least(ratio["single"], 2.5),
+            "4 turns, engine / static batch": at_least(ratio["turns"], 4.0),
         },
         as_json=args.json,
     )

@@ -36,7 +36,12 @@ class Cost:
 
 
 def arguments(doc: str, *, seed: int = 0, quick: bool = False, peers: bool = False) -> argparse.Namespace:
-    """`json` (bool), `workloads` (path or None) and `seed` from the command line.
+    """The command line as `argument_parser` reads it."""
+    return argument_parser(doc, seed=seed, quick=quick, peers=peers).parse_args()
+
+
+def argument_parser(doc: str, *, seed: int = 0, quick: bool = False, peers: bool = False) -> argparse.ArgumentParser:
+    """A parser of `json` (bool), `workloads` (path or None) and `seed`.
 
     Also, where a benchmark asks for it, `quick` (bool) and `peers`: the environment of other kits.
     """
@@ -49,15 +54,17 @@ def arguments(doc: str, *, seed: int = 0, quick: bool = False, peers: bool = Fal
     if peers:
         made = "the virtual environment that `make bench-peers` makes"
         parser.add_argument("--peers", type=Path, default=Path(".venv-bench-peers"), metavar="VENV", help=made)
-    return parser.parse_args()
+    return parser
 
 
 def load_workloads(path: Path | str | None) -> ModuleType:
-    """The workloads module at `path`, by default the one next to this file."""
-    path = Path(path) if path else Path(__file__).with_name("workloads.py")
+    """The workloads module at `path`, by default the one next to this file; it may import what lies beside it."""
+    path = Path(path).absolute() if path else Path(__file__).with_name("workloads.py")
     spec = importlib.util.spec_from_file_location(f"bench_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"workloads: {path} is not a Python file")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up by name
     spec.loader.exec_module(module)

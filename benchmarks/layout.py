@@ -1,135 +1,136 @@
-"""Tokens, CPU seconds and memory of step samples in each layout, and what a forward and backward of them costs.
+"""Tokens, CPU seconds and memory of step samples in each layout beside other kits, and a forward and backward of them.
 
-`python -m benchmarks.layout [--json] [--workloads FILE.py] [--seed N]`
+`python -m benchmarks.layout [--json] [--quick] [--workloads FILE.py] [--seed N] [--peers VENV]`
+
+Three processes take turns at each way: ours from Python lists, ours from the rollouts that a driver hands over, and the
+other kit from Python lists (trl from tensors). Seconds are the least of equally many rounds. A way counts only where
+all have trained the same: `same` is 1 where the trained ids, their positions and log-probabilities are equal in every
+sample, and in blocks the ids and masks of whole rows, too. With `--quick` the shape is a small one, and no forward and
+backward is played.
 """
 
-from collections.abc import Callable, Sequence
+import argparse
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from agentgym.train.batching.batch import Batch, collate
-from agentgym.types import Sample
 from benchmarks.forward import forward_backward
-from benchmarks.harness import Cost, Goal, arguments, at_least, at_most, cost, fresh, load_workloads, report
-from benchmarks.merging import merge
-from benchmarks.rows import make_samples
+from benchmarks.harness import Goal, arguments, at_least, at_most, fresh, load_workloads, report
+from benchmarks.peers.turns import in_turns, peers_python
 
 REFERENCE: dict[str, float | str] = {
-    "skyrl_left_pad_cpu_s": 9.5,
-    "skyrl_left_pad_peak_mib": 1725.0,
-    "skyrl_merge_left_pad_cpu_s": 2.2,
-    "skyrl_merge_left_pad_peak_mib": 394.0,
     "skyrl_stepwise_over_whole_trajectories": 4.0,
-    "trl_prefix_trie_rows_cpu_s": 14.2,
-    "trl_prefix_trie_rows_peak_mib": 1117.0,
-    "trl_prefix_trie_rows_tokens_over_unique": 1.0002,
-    "numpy_bound_cpu_s": 1.09,
-    "numpy_bound_peak_mib": 984.0,
-    "numpy_bound_packed_merged_cpu_s": 0.23,
     "published_memory_ratio": 1.37,
-    "where": "4,096 samples, one thread",
 }
-
-
-def padded(rows: Sequence[Sample], pad_id: int) -> list[Batch]:
-    """One left-padded block."""
-    return [collate(rows, pad_id=pad_id)]
-
-
-def merged(rows: Sequence[Sample], pad_id: int) -> list[Batch]:
-    """One left-padded block of the samples with their turns merged."""
-    return [collate(merge(rows), pad_id=pad_id)]
-
-
-def packed_merged(rows: Sequence[Sample], pad_id: int) -> list[Batch]:
-    """One row without padding, turns merged."""
-    return [collate(merge(rows), pad_id=pad_id, layout="packed")]
-
-
-def tree(rows: Sequence[Sample], pad_id: int) -> list[Batch]:
-    """A forest for each group, as micro-batches that hold a group are."""
-    groups: dict[str, list[Sample]] = {}
-    for row in rows:
-        groups.setdefault(row.group_id, []).append(row)
-    return [collate(group, pad_id=pad_id, layout="tree") for group in groups.values()]
-
-
-WAYS: dict[str, Callable[[Sequence[Sample], int], list[Batch]]] = {
-    way.__name__: way for way in (padded, merged, packed_merged, tree)
+WAYS = {"padded": "skyrl", "merged": "skyrl", "packed": "skyrl", "tree": "trl"}
+"""The ways, and the kit that does nearest to the same: skyrl's merged block stands beside our packed row."""
+AIMS = {
+    ("padded", "lists"): 5.0,
+    ("padded", "segments"): 10.0,
+    ("merged", "lists"): 2.0,
+    ("merged", "segments"): 5.0,
+    ("packed", "segments"): 5.0,
+    ("tree", "segments"): 30.0,
 }
+"""How many times the other kit's CPU seconds should be ours."""
 
 
-def from_lists(workloads: Path | None, seed: int, preset: str, way: str) -> Cost:
-    """Cost of lists of numbers to tensors: what the peers' figures are of."""
-    torch.set_num_threads(1)
-    module = load_workloads(workloads)
-    batch = module.stepwise(seed=seed, **module.STEP_PRESETS[preset])
-    return cost(lambda: WAYS[way](make_samples(batch), module.PAD))
+def presets(module: Any, *, quick: bool) -> list[str]:
+    """The workload's presets that are measured: the two large ones where it has them."""
+    wanted = ("tiny",) if quick else ("skyrl", "agentic")
+    return [name for name in wanted if name in module.STEP_PRESETS] or list(module.STEP_PRESETS)
 
 
-def from_samples(workloads: Path | None, seed: int, preset: str, way: str) -> tuple[Cost, int]:
-    """Cost of samples to tensors, what a training step pays, and the tokens that are to be computed."""
-    torch.set_num_threads(1)
-    module = load_workloads(workloads)
-    rows = make_samples(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
-    spent = cost(lambda: WAYS[way](rows, module.PAD))
-    return spent, sum(batch.inputs.input_ids_BT.numel() for batch in WAYS[way](rows, module.PAD))
-
-
-def counted(workloads: Path | None, seed: int, preset: str) -> dict[str, int]:
+def counted(workloads: Path | None, seed: int, preset: str) -> dict[str, float]:
     """The workload's own count of its tokens."""
     module = load_workloads(workloads)
-    found: dict[str, int] = module.token_counts(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
-    return found
+    count = module.token_counts(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
+    names = {"real": "step", "merged": "merged", "tree": "unique", "padded_two_segment": "two_segment"}
+    return {f"{preset}_{ours}_tokens": float(count[theirs]) for theirs, ours in names.items()}
 
 
-def collation(workloads: Path | None, seed: int) -> dict[str, float]:
-    """Tokens, CPU seconds and MiB by preset and way."""
+def measure(args: argparse.Namespace, preset: str, way: str, rounds: int) -> dict[str, float]:
+    """One way of ours from lists and from segments, and of the other kit where it is installed."""
+    choice = load_workloads(args.workloads).STEP_PRESETS[preset]
+    path = str(args.workloads.absolute()) if args.workloads else None
+    work = {"workloads": path, "seed": args.seed, "preset": choice, "way": way}
+    ours = "benchmarks.peers.collate_ours"
+    starts: dict[str, Any] = {
+        source: (sys.executable, ours, work | {"source": source}) for source in ("lists", "segments")
+    }
+    if python := peers_python(args.peers):
+        theirs = work | {"way": "merged" if way == "packed" else way}
+        starts[WAYS[way]] = (python, "benchmarks.peers.collate_theirs", theirs)
     figures: dict[str, float] = {}
-    for preset in ("skyrl", "agentic"):
-        count = fresh(counted, workloads, seed, preset)
-        names = {"real": "step", "merged": "merged", "tree": "unique", "padded_two_segment": "two_segment"}
-        figures |= {f"{preset}_{ours}_tokens": float(count[theirs]) for theirs, ours in names.items()}
-        for way in WAYS:
-            spent, tokens = fresh(from_samples, workloads, seed, preset, way)
-            figures[f"{preset}_{way}_row_tokens"] = float(tokens)
-            figures |= {f"{preset}_{way}_cpu_s": spent.cpu_s, f"{preset}_{way}_peak_mib": spent.peak_mib}
-    for way in ("padded", "packed_merged", "tree"):
-        spent = fresh(from_lists, workloads, seed, "skyrl", way)
-        figures |= {f"skyrl_lists_{way}_cpu_s": spent.cpu_s, f"skyrl_lists_{way}_peak_mib": spent.peak_mib}
+    found = in_turns(starts, rounds)
+    for name, one in found.items():
+        figures |= {f"{preset}_{way}_{name}_{key}": one[key] for key in ("cpu_s", "peak_mib")}
+        figures |= {f"{preset}_{way}_{name}_{key}": float(one["told"][key]) for key in ("tokens", "real")}
+    figures[f"{preset}_{way}_same"] = float(_same([one["told"] for one in found.values()]))
+    kit = WAYS[way]
+    if kit in found:
+        for source in ("lists", "segments"):
+            for key, title in (("cpu_s", "ratio"), ("peak_mib", "peak_ratio")):
+                one, other = found[source][key], found[kit][key]
+                value = other / one if key == "cpu_s" else one / other
+                figures[f"{preset}_{way}_{source}_{title}"] = value
     return figures
 
 
-def goals(figures: dict[str, float]) -> dict[str, Goal]:
-    """What the figures should be."""
+def _same(told: list[dict[str, Any]]) -> bool:
+    """Tell whether all have trained the same, and where rows are told of whether those are equal."""
+    keys = ("trained", "trained_tokens", "rows")
+    return all(len({str(one[key]) for one in told if key in one}) <= 1 for key in keys)
+
+
+def goals(figures: dict[str, float], names: list[str]) -> dict[str, Goal]:
+    """What the figures should be; of several presets the worst counts."""
     f = figures
-    whole = f["step_packed_whole_cpu_s"]
-    return {
-        "two-segment / left-padded tokens": at_least(
-            f["skyrl_two_segment_tokens"] / f["skyrl_padded_row_tokens"], 1.35
-        ),
-        "lists to block, CPU s (skyrl's / 6)": at_most(f["skyrl_lists_padded_cpu_s"], 9.5 / 6),
-        "lists to block, peak MiB (skyrl's x .6)": at_most(f["skyrl_lists_padded_peak_mib"], 0.6 * 1725),
-        "samples to block, CPU s (skyrl's / 6)": at_most(f["skyrl_padded_cpu_s"], 9.5 / 6),
-        "samples to block, peak MiB (skyrl's x .6)": at_most(f["skyrl_padded_peak_mib"], 0.6 * 1725),
-        "merge and pack, CPU s (skyrl's merge / 7)": at_most(f["skyrl_packed_merged_cpu_s"], 2.2 / 7),
-        "lists, merge and pack, CPU s (skyrl's / 7)": at_most(f["skyrl_lists_packed_merged_cpu_s"], 2.2 / 7),
-        "packed / merged tokens": at_most(f["skyrl_packed_merged_row_tokens"] / f["skyrl_merged_tokens"], 1.0),
-        "tree / unique tokens": at_most(f["skyrl_tree_row_tokens"] / f["skyrl_unique_tokens"], 1.001),
-        "tree / unique tokens, with forks": at_most(f["agentic_tree_row_tokens"] / f["agentic_unique_tokens"], 1.001),
-        "samples to tree, CPU s (trl's / 20)": at_most(f["skyrl_tree_cpu_s"], 14.2 / 20),
-        "lists to tree, CPU s (trl's / 20)": at_most(f["skyrl_lists_tree_cpu_s"], 14.2 / 20),
-        "turns, merged and packed / whole, CPU": at_most(f["step_packed_merged_cpu_s"] / whole, 1.1),
-        "turns as a tree / whole packed, CPU": at_most(f["step_tree_turns_cpu_s"] / whole, 1.1),
-        "turns padded / turns as a tree, CPU": at_least(f["step_padded_turns_cpu_s"] / f["step_tree_turns_cpu_s"], 4.0),
+    found: dict[str, Goal] = {}
+    for (way, source), aim in AIMS.items():
+        ratios = _of(f, names, f"{way}_{source}_ratio")
+        found[f"{way} from {source}, times {WAYS[way]}'s speed"] = at_least(min(ratios) if ratios else None, aim)
+    for source in ("lists", "segments"):
+        peaks = _of(f, names, f"padded_{source}_peak_ratio")
+        found[f"padded from {source}, share of skyrl's peak"] = at_most(max(peaks) if peaks else None, 0.5)
+    same = min(f[f"{name}_{way}_same"] for name in names for way in WAYS)
+    blocks = [f[f"{name}_two_segment_tokens"] / f[f"{name}_padded_lists_tokens"] for name in names]
+    packed = [f[f"{name}_packed_lists_tokens"] / f[f"{name}_merged_tokens"] for name in names]
+    unique = [f[f"{name}_tree_lists_tokens"] / f[f"{name}_unique_tokens"] for name in names]
+    return found | {
+        "all have trained the same": at_least(same, 1),
+        "two-segment / left-padded tokens": at_least(min(blocks), 1.35),
+        "packed / merged tokens": at_most(max(packed), 1.0),
+        "tree / unique tokens": at_most(max(unique), 1.001),
+        "turns, merged and packed / whole, CPU": at_most(_over(f, "packed_merged", "packed_whole"), 1.1),
+        "turns as a tree / whole packed, CPU": at_most(_over(f, "tree_turns", "packed_whole"), 1.1),
+        "turns padded / turns as a tree, CPU": at_least(_over(f, "padded_turns", "tree_turns"), 4.0),
     }
 
 
+def _over(figures: dict[str, float], one: str, other: str) -> float | None:
+    """One step's CPU seconds over another's; None where no step was played."""
+    if f"step_{one}_cpu_s" not in figures:
+        return None
+    return figures[f"step_{one}_cpu_s"] / figures[f"step_{other}_cpu_s"]
+
+
+def _of(figures: dict[str, float], names: Iterable[str], key: str) -> list[float]:
+    return [figures[f"{name}_{key}"] for name in names if f"{name}_{key}" in figures]
+
+
 def main() -> None:
-    args = arguments(__doc__ or "")
-    figures = collation(args.workloads, args.seed) | fresh(forward_backward, args.workloads, args.seed)
-    report("layout", figures=figures, reference=REFERENCE, goals=goals(figures), as_json=args.json)
+    args = arguments(__doc__ or "", quick=True, peers=True)
+    names = presets(load_workloads(args.workloads), quick=args.quick)
+    figures: dict[str, float] = {}
+    for preset in names:
+        figures |= fresh(counted, args.workloads, args.seed, preset)
+        for way in WAYS:
+            figures |= measure(args, preset, way, rounds=2 if args.quick else 5)
+    if not args.quick:
+        figures |= fresh(forward_backward, args.workloads, args.seed)
+    report("layout", figures=figures, reference=REFERENCE, goals=goals(figures, names), as_json=args.json)
 
 
 if __name__ == "__main__":

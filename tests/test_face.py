@@ -1,5 +1,6 @@
 """The face: the names of `import agentgym as ag`, light to import and each in one place."""
 
+import ast
 import importlib
 import inspect
 import subprocess
@@ -44,13 +45,14 @@ def test_each_class_and_function_of_the_face_says_what_it_is(name: str) -> None:
         assert made.__module__.startswith("agentgym."), name
 
 
-def test_a_name_that_is_loaded_late_is_known_to_type_checkers_too() -> None:
-    source = (ROOT / "agentgym/__init__.py").read_text()
-    checked = source.partition("if _TYPE_CHECKING:\n")[2].partition("\n\n__version__")[0]
-    late = {name for names in agentgym._LAZY.values() for name in names}
-    assert {word.strip() for line in checked.splitlines() for word in line.partition(" import ")[2].split(",")} == late
+def test_the_names_of_the_face_are_those_that_type_checkers_know() -> None:
+    tree = ast.parse((ROOT / "agentgym/__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    known = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert known == agentgym._HOME
+    assert set(known) == set(agentgym.__all__) - DUNDERS
 
 
-def test_each_late_name_comes_from_the_module_that_is_named() -> None:
+def test_each_name_comes_from_the_module_that_is_named() -> None:
     for name, module in agentgym._HOME.items():
         assert getattr(importlib.import_module(module), name) is getattr(agentgym, name)

@@ -26,8 +26,14 @@ HEAVY = (
     "uvicorn",
 )
 
+LIGHT = (
+    "AgentEnv, Box, Branching, Compact, Env, Game, Judge, Limits, Rows, Sampling, Scheduler, SimulatedUser, Task, "
+    "TaskSampler, ToolEnv, build_samples, find_env, mix, reward, rollout, run_groups, split, tool"
+)
+
 ORDER = [
-    "failures sound_json task_fields field_checks frozen models process_identity time_limits messages adapter sampling",
+    "failures sound_json task_fields field_checks frozen completion models process_identity time_limits messages "
+    "adapter sampling",
     "errors boxes transcript branching",
     "extras types",
     "data tools",
@@ -210,10 +216,18 @@ def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions() ->
     assert len(list(TopologicalSorter(graph).static_order())) == len(modules)
 
 
-@pytest.mark.parametrize("module", ["agentgym", "agentgym.testing", "agentgym.cli.main"])
-def test_importing_the_face_loads_nothing_heavy(module: str) -> None:
+def test_importing_the_face_loads_none_of_the_rooms() -> None:
+    code = "import sys, agentgym; print([m for m in sys.modules if m in ('numpy', 'pydantic') or 'agentgym.' in m])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout) == ("", "[]\n")
+
+
+@pytest.mark.parametrize(
+    "code", ["import agentgym.testing", "import agentgym.cli.main", f"from agentgym import {LIGHT}"]
+)
+def test_what_an_env_and_its_tests_need_loads_nothing_heavy(code: str) -> None:
     heavy = (*HEAVY, "pytest")
-    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    code = f"import sys; {code}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stderr, done.stdout) == ("", "[]\n")
 

@@ -40,7 +40,7 @@ arguments = st.dictionaries(st.text(), st.none() | st.integers() | st.text())
 @given(st.lists(st.tuples(st.text(min_size=1), arguments), min_size=1, max_size=3))
 def test_calls_that_were_written_are_read_back(named: list[tuple[str, dict[str, Any]]]) -> None:
     made = calls(*named)
-    if "</tool_call>" not in str(named):
+    if not any(mark in str(named) for mark in ("</tool_call>", "<|im_")):
         text = TOKENIZER.render([made], [], generation=False)
         body = text.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
         assert TOKENIZER.parse(body, [])["tool_calls"] == made["tool_calls"]

@@ -197,7 +197,7 @@ def test_show_escapes_what_the_model_wrote_and_cuts_it_unless_all_is_asked_for()
 
 def test_every_repr_is_one_short_line() -> None:
     played = rollout()
-    completion = Completion(token_ids=[1], logprobs=[-0.5], finish_reason="stop", versions=(Version(0, 7),))  # type: ignore[arg-type]
+    completion = Completion(token_ids=[1], logprobs=[-0.5], finish_reason="stop", versions=(Version(0, 7),))
     group = Group(group_id="t", rollouts=(played, rollout(rollout_id="t/1", **FAILED)))
     assert [repr(thing) for thing in (completion, turn(message=call("bash")), played.segments[0], group)] == [
         "<Completion: 1 ids, stop, policy version 7>",

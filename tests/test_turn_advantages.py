@@ -114,7 +114,7 @@ def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
 
 def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_both_levels() -> None:
     group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 1e-8, 1, 0)))
-    for advantage_level in get_args(AdvantageLevel):
+    for advantage_level in set(get_args(AdvantageLevel)) - {"value"}:  # that one needs a critic
         rows = build_samples([group], advantage_level=advantage_level)
         assert (len(rows), rows.groups_without_signal) == (0, 1)
 

@@ -174,10 +174,11 @@ class Chat:
 
     def _shape(self, end: str, reply: Message, new: Sequence[Message]) -> Hashable:
         """All that the text behind a turn depends on, but for the contents of the new messages."""
-        past = (bool(self.tools), self._shown[0]["role"] if self._shown else "", min(len(self._shown), 3))
+        shown, calls = self._shown, reply.get("tool_calls")
+        past = (bool(self.tools), shown[0]["role"] if shown else "", min(len(shown), 3))
         looks_back = (self.reasoned, self.reasons, self.called, self.seen)
-        calls = tuple([call["function"]["name"] for call in reply.get("tool_calls", ())])
-        said = (bool(reply["content"]), bool(reply.get("reasoning_content")), calls)
+        names = tuple([call["function"]["name"] for call in calls]) if calls else ()
+        said = (bool(reply["content"]), bool(reply.get("reasoning_content")), names)
         fields = tuple([(m["role"], m.get("name"), len(m), bool(m["content"])) for m in new])
         return (end, past, looks_back, said, fields)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.chat.word_cache import WordCache
+from agentgym.chat.word_cache import BYTE_OF_CHAR, WordCache
 
 _SHORT = 16
 """Characters of the longest piece that is remembered: longer ones seldom come twice."""
@@ -128,16 +128,6 @@ class _Bytes(dict[int, bytes]):
 
     def __missing__(self, token_id: int) -> bytes:
         token: str = self.backend.id_to_token(token_id) or ""
-        made = bytes(_BYTE[c] for c in token) if all(c in _BYTE for c in token) else token.encode()
+        made = bytes(BYTE_OF_CHAR[c] for c in token) if all(c in BYTE_OF_CHAR for c in token) else token.encode()
         self[token_id] = made
         return made
-
-
-def _byte_of_char() -> dict[str, int]:
-    """The character of each byte in byte-level vocabularies: visible ones are themselves, others follow U+0100."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
-
-
-_BYTE = _byte_of_char()

@@ -19,11 +19,11 @@ from agentgym.models import find_model
 from agentgym.run.peers import Share
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig
-from agentgym.train.kept_logprobs import SampleKey, ScoredSample
+from agentgym.train.kept_logprobs import ScoredSample
 from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.snapshot import Snapshot
 from agentgym.train.trainer import Trainer
-from agentgym.types import Floats, Sample, Sampling
+from agentgym.types import Floats, Sample, SampleKey, Sampling
 
 T = TypeVar("T")
 LOST_S = 10.0
@@ -183,6 +183,11 @@ class ClusterTrainer:
         done: tuple[dict[str, float], dict[SampleKey, ScoredSample]]
         done = await asyncio.to_thread(lambda: self.all_of("step_and_logprobs", ray.put(samples)))
         return done
+
+    def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
+        """Return the critic's values."""
+        values: dict[SampleKey, Floats] = self._call("values", list(samples))
+        return values
 
     def adapter(self) -> Adapter:
         """Return a snapshot of the adapter."""

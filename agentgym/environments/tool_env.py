@@ -1,7 +1,7 @@
 """Environments whose typed methods are the model's tools."""
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -137,15 +137,17 @@ class ToolEnv(Env[TaskT]):
             self.metrics["box_killed"] = self.metrics.get("box_killed", 0.0) + 1
             return 0.0
 
-    async def _dispatched(self, call: ToolCall, allowed_tools: Collection[str] | None) -> ToolResult:
+    def _dispatched(self, call: ToolCall, allowed_tools: Collection[str] | None) -> Coroutine[Any, Any, ToolResult]:
         function = call["function"]
-        return await dispatch(self, function["name"], function["arguments"], allowed_tools=allowed_tools)
+        return dispatch(self, function["name"], function["arguments"], allowed_tools=allowed_tools)
 
     def _count(self, call: ToolCall, result: ToolResult) -> None:
         function = call["function"]
         self.metrics["tool_calls"] += not result.malformed
-        self.metrics["tool_errors"] += result.error
-        if result.error and not result.malformed:  # The name in a malformed call may be none of ours.
+        if not result.error:
+            return
+        self.metrics["tool_errors"] += 1
+        if not result.malformed:  # The name in a malformed call may be none of ours.
             name = f"tool_errors/{function['name']}"
             self.metrics[name] = self.metrics.get(name, 0.0) + 1
         self.metrics["malformed_calls"] += result.malformed
@@ -154,7 +156,7 @@ class ToolEnv(Env[TaskT]):
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:
-    message = Message(role="tool", content=result.content, name=call["function"]["name"])
+    message: Message = {"role": "tool", "content": result.content, "name": call["function"]["name"]}
     if "id" in call:
         message["tool_call_id"] = call["id"]
     return message

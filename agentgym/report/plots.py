@@ -34,12 +34,14 @@ class Bar:
     high: float
 
 
-def draw_curves(path: Path, curves: Sequence[Curve], *, title: str, unit: str, from_zero: bool = False) -> None:
-    """Draw the curves of all lines into one picture."""
+def draw_curves(
+    path: Path, curves: Sequence[Curve], *, title: str, unit: str, from_zero: bool = False, across: str = "step"
+) -> None:
+    """Draw the curves of all lines into one picture; `across` says what the steps are."""
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(7, 4), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot(xlabel="step", ylabel=plain(unit), title=plain(title))
+        axes = figure.add_subplot(xlabel=across, ylabel=plain(unit), title=plain(title))
         for place, curve in enumerate(curves):
             add_curve(axes, curve, COLOURS[place % len(COLOURS)])
         mark_whole_steps(axes)

@@ -65,6 +65,7 @@ class Attempt:
         rollout_id: str,
     ) -> None:
         self.cls, self.task, self.name = cls, task, cls.__name__
+        self._step = boundary(EnvError, f"{self.name}.step")
         self.state = RolloutState(
             name=self.name,
             rollout_id=rollout_id,
@@ -249,14 +250,15 @@ class Attempt:
     async def _act(self, env: Env[Any], message: Message) -> Step:
         """The env's answer to one message of the model, read and checked."""
         self.touched = True
-        with boundary(EnvError, f"{self.name}.step"):
+        with self._step:
             answer = await env.step(message)
-        return read_step(answer, f"{self.name}.step")
+        return read_step(answer, self._step.where)
 
     async def _observe(self, conversation: Conversation, step: Step, deadline: TimeLimit) -> Ending | None:
         """Take in the env's answer; None: the next turn may be sampled."""
         conversation.segment.answer(step.messages, reward=step.reward)
-        self._credit(step.reward + sum(step.rewards.values()), step.rewards)
+        if step.reward or step.rewards:
+            self._credit(step.reward + sum(step.rewards.values()), step.rewards)
         if step.terminated or step.truncated:
             return Ending(step.stop_reason, bool(step.rewards))
         if conversation.out_of_turns():

@@ -5,6 +5,7 @@ The root is a conversation, and so is every fork and sub-agent; those of one rol
 
 import hashlib
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ SUMMARY_SHARE = 0.1
 class Reply(NamedTuple):
     """A turn that the env has not answered yet."""
 
-    ids: list[int]
+    ids: "array[int]"
     message: Message
     stopped: bool
     """Whether its last id is a stop token."""
@@ -71,6 +72,7 @@ class Conversation:
             tools=self.chat.tools,
             speaker=self.speaker,
         )
+        self._seeds = hashlib.blake2b(f"{self.state.seed}/{self.segment.session}/".encode(), digest_size=8)
         self.opened += 1
         self.forks = 0
         self.segment.extend(token_ids)
@@ -124,33 +126,35 @@ class Conversation:
         if self.turns_left is not None:
             self.turns_left -= turns
 
-    async def _ask(self, budget: int, stop: tuple[str, ...]) -> tuple[Completion, list[int], Message]:
-        """Ask the engine for a turn; the completion, its ids as a list, and its message."""
+    async def _ask(self, budget: int, stop: tuple[str, ...]) -> tuple[Completion, "array[int]", Message]:
+        """Ask the engine for a turn; the completion, its ids, and its message."""
         if isinstance(self.chat, MessageChat):
             return await self._reply(self.chat, budget)
-        completion, ids = await self._generate(budget, stop)
+        completion = await self._generate(budget, stop)
+        ids = _ids_of(completion)
         return completion, ids, self.chat.parse(ids, stopped=completion.finish_reason == "stop")
 
-    async def _generate(self, budget: int, stop: tuple[str, ...]) -> tuple[Completion, list[int]]:
+    async def _generate(self, budget: int, stop: tuple[str, ...]) -> Completion:
         """Ask the engine with ids."""
         state, segment, used = self.state, self.segment, 0
         sampling = replace(state.sampling, stop=(*state.sampling.stop, *stop)) if stop else state.sampling
         try:
-            with boundary(EngineError, "generate"):
+            with _GENERATE:
                 completion = await self.engine.generate(
-                    segment.token_ids,
+                    segment.shown(),
                     session=segment.session,
                     max_tokens=budget,
                     sampling=sampling,
                     seed=self._seed(),
                 )
-                ids = _checked(completion, budget)
-            used = len(ids)
+                if len(completion.token_ids) > budget or completion.finish_reason == "abort":
+                    raise _refused(completion, budget)
+            used = len(completion.token_ids)
         finally:
             state.give_back(budget, used)
-        return completion, ids
+        return completion
 
-    async def _reply(self, chat: MessageChat, budget: int) -> tuple[Completion, list[int], Message]:
+    async def _reply(self, chat: MessageChat, budget: int) -> tuple[Completion, "array[int]", Message]:
         """Ask the engine with messages; from then on the segment holds as many ids as it counted in the prompt."""
         state, segment, used = self.state, self.segment, 0
         assert isinstance(self.engine, MessageEngine)
@@ -172,7 +176,7 @@ class Conversation:
         if reply.usage.prompt_tokens:
             segment.recount(reply.usage.prompt_tokens)
         completion = counted(reply)
-        return completion, completion.token_ids.tolist(), reply.message
+        return completion, _ids_of(completion), reply.message
 
     def out_of_turns(self) -> bool:
         """Whether the rollout has had all its turns, or this conversation has."""
@@ -212,7 +216,7 @@ class Conversation:
         """The number of ids that are kept free for a summary."""
         return self.state.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
 
-    def carried(self, new: Sequence[Message]) -> tuple[AnyChat, list[int]]:
+    def carried(self, new: Sequence[Message]) -> tuple[AnyChat, Sequence[int]]:
         """The chat and ids of this conversation as if answered with `new`; for a fork, which leaves it as it is."""
         chat = self.chat.branch()
         if self.reply is None:
@@ -220,7 +224,7 @@ class Conversation:
             return chat, chat.prompt_ids()
         with boundary(EnvError, f"{self.state.name}: the messages of fork"):
             delta = chat.extend(self.reply.ids, self.reply.message, new, stopped=self.reply.stopped)
-        return chat, chat.prompt_ids() if delta is None else [*self.segment.token_ids, *delta]
+        return chat, chat.prompt_ids() if delta is None else self.segment.token_ids + array("q", delta)
 
     def _move(self, new: Sequence[Message], what: str) -> list[int] | None:
         assert self.reply is not None
@@ -290,8 +294,9 @@ class Conversation:
 
     def _seed(self) -> int:
         """The seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
-        name = f"{self.state.seed}/{self.segment.session}/{len(self.segment.turns)}"
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+        named = self._seeds.copy()
+        named.update(b"%d" % len(self.segment.turns))
+        return int.from_bytes(named.digest(), "big") >> 1
 
 
 def open_root(state: RolloutState, env: Env[Any], first: Sequence[Message]) -> Conversation:
@@ -309,11 +314,15 @@ def open_root(state: RolloutState, env: Env[Any], first: Sequence[Message]) -> C
     return conversation
 
 
-def _checked(completion: Completion, budget: int) -> list[int]:
-    """The sampled ids; EngineError where the turn was aborted or is longer than was asked for."""
+_GENERATE = boundary(EngineError, "generate")
+
+
+def _refused(completion: Completion, budget: int) -> EngineError:
+    """The error of a turn that was aborted or is longer than was asked for."""
     if completion.finish_reason == "abort":
-        raise EngineError("the engine aborted the turn")
-    if len(completion.token_ids) > budget:
-        raise EngineError(f"the engine sampled {len(completion.token_ids)} ids where {budget} were asked for")
-    ids: list[Any] = completion.token_ids.tolist()
-    return ids
+        return EngineError("the engine aborted the turn")
+    return EngineError(f"the engine sampled {len(completion.token_ids)} ids where {budget} were asked for")
+
+
+def _ids_of(completion: Completion) -> "array[int]":
+    return array("q", completion.token_ids.tobytes())

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from typing import Any
 
-from agentgym.engines.message_turns import open_chat
+from agentgym.engines.message_turns import AnyChat, open_chat
 from agentgym.environments.env import Env
 from agentgym.environments.forks import ForkKind
 from agentgym.environments.tool_env import ToolEnv
@@ -72,9 +72,11 @@ class ConversationForks:
         if kind == "subagent":
             chat = open_chat(parent.state.engine_of(speaker.model), _schemas(env, tools or ()), messages)
             with boundary(EnvError, f"{parent.state.name}: the messages of fork"):
-                prompt, first = chat.prompt_ids(), messages
+                opened: tuple[AnyChat, Sequence[int]] = chat, chat.prompt_ids()
         else:
-            (chat, prompt), first = parent.carried(messages), parent.first
+            opened = parent.carried(messages)
+        first = messages if kind == "subagent" else parent.first
+        chat, prompt = opened
         conversation = Conversation(parent.state, chat, first, name, turns, speaker)
         conversation.open(kind, list(chat.messages), prompt, parent.segment.index)
         parent.state.count(f"{kind}s")

@@ -15,6 +15,7 @@ Messages are compared as the agent sees them. What it leaves out of a turn, such
 
 import hashlib
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,7 +120,7 @@ class PromptedPolicy:
         with _refusing():
             delta = chat.extend(reply.ids, reply.message, new, stopped=reply.stopped)
         holds = delta is not None and sampled.turn.stop == sampled.stop
-        prompt = [*segment.token_ids[: sampled.stop], *(delta or ())] if holds else _rendered(chat)
+        prompt = segment.token_ids[: sampled.stop] + array("q", delta or ()) if holds else _rendered(chat)
         self._check_room(prompt)
         if not sampled.is_last:
             return self._open("fork" if holds else "rerender", request, (chat, prompt), segment.index)
@@ -147,14 +148,14 @@ class PromptedPolicy:
         self._openings.setdefault(key, conversation.segment.index)
         return conversation
 
-    def _whole(self, request: AgentRequest) -> tuple[Chat, list[int]]:
+    def _whole(self, request: AgentRequest) -> tuple[Chat, Sequence[int]]:
         chat = Chat(self.state.engine.tokenizer, request.tools, request.messages)
         prompt = _rendered(chat)
         self._check_room(prompt)
         return chat, prompt
 
     def _open(
-        self, kind: SegmentKind, request: AgentRequest, opened: tuple[Chat, list[int]], parent: int | None
+        self, kind: SegmentKind, request: AgentRequest, opened: tuple[Chat, Sequence[int]], parent: int | None
     ) -> Conversation:
         chat, prompt = opened
         conversation = Conversation(self.state, chat, request.messages, f"{len(self.state.segments)}.")

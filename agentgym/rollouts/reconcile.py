@@ -53,6 +53,5 @@ def reconcile(segment: OpenSegment, prompt: Sequence[int], *, realign_tokens: in
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the longest common prefix."""
     n = min(len(one), len(other))
-    if one[:n] == other[:n]:
-        return n
-    return int((np.asarray(one[:n]) != np.asarray(other[:n])).argmax())
+    differs = np.flatnonzero(np.asarray(one[:n]) != np.asarray(other[:n]))
+    return int(differs[0]) if len(differs) else n

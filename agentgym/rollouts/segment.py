@@ -88,7 +88,8 @@ class OpenSegment:
     """The messages that the segment opened with."""
     tools: Sequence[dict[str, Any]] = ()
     """The schemas of the tools that the model was shown."""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: "array[int]" = field(default_factory=lambda: array("q"))
+    """The ids so far, eight bytes each; it is read by others as `shown`, and is not written to in place."""
     turns: list[OpenTurn] = field(default_factory=list)
     speaker: Speaker = POLICY
     turns_before: int = 0
@@ -101,20 +102,35 @@ class OpenSegment:
         """How many more ids the context takes."""
         return self.context_tokens - len(self.token_ids)
 
+    def shown(self) -> memoryview:
+        """A read-only view of the ids as they are; it costs no copy, and the ids in it never change.
+
+        While somebody keeps it, the next ids go to a copy: CPython does not let an array change that has a view.
+        """
+        return memoryview(self.token_ids).toreadonly()
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append ids that were not sampled; what does not fit the context is cut."""
-        self.token_ids += token_ids[: self.room]
+        room = self.room
+        self._put(token_ids if len(token_ids) <= room else token_ids[: max(room, 0)])
+
+    def _put(self, token_ids: Sequence[int]) -> None:
+        ids = token_ids if type(token_ids) is array else array("q", token_ids)
+        try:
+            self.token_ids += ids
+        except BufferError:  # Somebody keeps a view of them, which stays as it is.
+            self.token_ids = self.token_ids + ids
 
     def recount(self, tokens: int) -> None:
         """Hold this many ids before the next turn, which an engine has counted that gives none; turns stay whole."""
         sampled = self.turns[-1].stop if self.turns else 0
-        del self.token_ids[max(tokens, sampled) :]
-        self.token_ids += [FILL] * (tokens - len(self.token_ids))
+        self.token_ids = self.token_ids[: max(tokens, sampled)]
+        self.token_ids += array("q", [FILL]) * (tokens - len(self.token_ids))
 
     def append(
         self,
         completion: Completion,
-        ids: list[int],
+        ids: "array[int]",
         message: Message,
         *,
         seconds: float,
@@ -122,14 +138,16 @@ class OpenSegment:
         waited: float = 0.0,
         asked_at: float = 0.0,
     ) -> None:
-        """Append a sampled turn, ids and log-probabilities verbatim; `ids` are the completion's, as a list."""
-        start = len(self.token_ids)
-        self.token_ids += ids
+        """Append a sampled turn, ids and log-probabilities verbatim; `ids` are the completion's."""
+        start, versions = len(self.token_ids), completion.versions
+        self._put(ids)
+        if self.turns and self.turns[-1].versions == versions:
+            versions = self.turns[-1].versions  # One object for all turns: most have the same.
         turn = OpenTurn(
             completion=completion,
             start=start,
             stop=len(self.token_ids),
-            versions=completion.versions,
+            versions=versions,
             message=message,
             seconds=seconds,
             waited=waited,
@@ -167,24 +185,26 @@ class OpenSegment:
         last = self.turns[-1]
         last.stop = at
         last.versions = tuple(version for version in last.versions if version.start < at - last.start)
-        del self.token_ids[at:]
+        self.token_ids = self.token_ids[:at]
         self.extend(token_ids)
 
     def close(self) -> Segment:
         """The finished segment, laws checked."""
-        sampled = np.zeros(len(self.token_ids), np.bool_)
-        logprobs = np.zeros(len(self.token_ids), np.float32)
+        sampled, logprobs = list[bytes](), list[bytes]()
+        end = 0
         for turn in self.turns:
-            sampled[turn.start : turn.stop] = True
-            logprobs[turn.start : turn.stop] = turn.logprobs
+            sampled += (bytes(turn.start - end), b"\1" * (turn.stop - turn.start))
+            logprobs += (bytes(4 * (turn.start - end)), turn.logprobs.tobytes())
+            end = turn.stop
+        rest = len(self.token_ids) - end
+        # Bytes cannot change, so numpy makes read-only vectors of them without a copy.
         return Segment(
             index=self.index,
             parent=self.parent,
             kind=self.kind,
-            # array() reads a list of numbers in half the time of numpy
-            token_ids=np.frombuffer(array("q", self.token_ids), np.int64),
-            sampled=sampled,
-            logprobs=logprobs,
+            token_ids=np.frombuffer(self.token_ids.tobytes(), np.int64),
+            sampled=np.frombuffer(b"".join((*sampled, bytes(rest))), np.bool_),
+            logprobs=np.frombuffer(b"".join((*logprobs, bytes(4 * rest))), np.float32),
             turns=tuple([turn.close() for turn in self.turns]),
             prompt_messages=tuple(self.prompt_messages),
             tools=tuple(self.tools),

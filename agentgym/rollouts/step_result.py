@@ -35,15 +35,16 @@ def read_step(result: Any, where: str) -> Step:
     messages, reward, terminated, truncated, info = result
     if not isinstance(info, _MAPPING):
         raise EnvError(f"{where}: info must be a dict, got {type(info).__name__}")
+    read = read_messages(messages, where)
+    if type(terminated) is not bool:
+        terminated = _flag(terminated, where, "terminated")
+    if type(truncated) is not bool:
+        truncated = _flag(truncated, where, "truncated")
+    if not info and type(reward) is float and math.isfinite(reward):  # The usual case, which needs no more.
+        return Step(read, reward, {}, terminated, truncated, StopReason.DONE)
     given, named = _rewards(reward, info.get("rewards"), where)
-    return Step(
-        read_messages(messages, where),
-        given,
-        named,
-        _flag(terminated, where, "terminated"),
-        _flag(truncated, where, "truncated"),
-        _word(info.get("stop_reason", StopReason.DONE), where, "info['stop_reason']"),
-    )
+    reason = _word(info.get("stop_reason", StopReason.DONE), where, "info['stop_reason']")
+    return Step(read, given, named, terminated, truncated, reason)
 
 
 def read_reset(result: Any, where: str) -> list[Message]:
@@ -59,7 +60,13 @@ def read_messages(given: Any, where: str) -> list[Message]:
     """Read a list of messages, whose contents are text or parts; an engine that reads text alone refuses images."""
     if not isinstance(given, _SEQUENCE) or isinstance(given, (str, bytes)):
         raise EnvError(f"{where}: messages must be a list of messages, got {type(given).__name__}")
-    return [_message(message, f"{where}: messages[{i}]") for i, message in enumerate(given)]
+    read: list[Any] = [
+        message
+        if type(message) is dict and message.get("role") in ROLES and type(message.get("content")) is str
+        else _message(message, f"{where}: messages[{i}]")
+        for i, message in enumerate(given)
+    ]
+    return read
 
 
 def _message(message: Any, where: str) -> Message:
@@ -96,8 +103,7 @@ def read_metrics(given: Any, where: str) -> dict[str, float]:
 
 def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, float]]:
     """Read what the step gave: one number for its turn, or numbers by name; EnvError where the two differ."""
-    plain = type(reward) is float and math.isfinite(reward)
-    number = reward if plain else _finite(reward, f"{where}: reward")
+    number = _finite(reward, f"{where}: reward")
     if not named and (named is None or isinstance(named, _MAPPING)):
         return number, {}
     rewards = read_rewards(named, f"{where}: info['rewards']")

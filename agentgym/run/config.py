@@ -7,7 +7,8 @@ from pydantic import Field, InstanceOf
 
 from agentgym.advantages import Estimator
 from agentgym.branching.settings import Branching
-from agentgym.cluster.config import ClusterConfig
+from agentgym.cluster.config import OFF, ClusterConfig
+from agentgym.credit.gae import GAE
 from agentgym.engines.other import OtherEngine
 from agentgym.engines.sglang.engine import SGLangConfig
 from agentgym.engines.transformers.engine import LocalConfig
@@ -115,6 +116,10 @@ class NamedModel:
             )
 
 
+_VALUE = ("value_lr", "value_epochs", "value_clip")
+"""The settings of the trainer's critic."""
+
+
 @names_its_fields
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -149,7 +154,7 @@ class RunConfig:
     """Checkpoints that stay; the oldest goes first."""
     seed: Seed = 0
     """The seed of the order of tasks, of sampling, and of the adapter's first weights; from 0 to 2^63 - 1."""
-    ray: Name = "off"
+    ray: Name = OFF
     """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
     HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -176,7 +181,10 @@ class RunConfig:
     """How a rollout's reward becomes its advantage in its group."""
     advantage_level: AdvantageLevel = "outcome"
     """Whether all tokens of a rollout have its advantage, or each turn that of what came after it, or that of what
-    branches from the states before and behind it came to."""
+    branches from the states before and behind it came to, or that of a critic which learns what a state is worth
+    (value)."""
+    gae: GAE = field(default_factory=GAE)
+    """Discount and weight of what was seen, with advantage_level value."""
     branching: Branching = field(default_factory=Branching)
     """The states that branches are played from, and how many, with advantage_level branches."""
     teacher: FolderOrName | None = None
@@ -235,7 +243,10 @@ class RunConfig:
             raise ValueError(f"models: {slashed[0]!r} is no name of a model; write a word without a slash")
         self._check_teacher()
         self._check_branching()
-        if self.group_size < 2 and self.teacher is None:
+        self._check_value()
+        if self.ray == OFF and self.cluster != ClusterConfig():
+            raise ValueError("cluster: without ray there is this process alone; set ray, or leave cluster out")
+        if self.group_size < 2 and self.teacher is None and self.advantage_level != "value":
             raise ValueError("group_size: one rollout has no other of its task to be better than; use at least 2")
         if self.eval_every and not self.eval_tasks:
             raise ValueError("eval_every: there are no held-out tasks; set eval_tasks, or leave eval_every at 0")
@@ -265,6 +276,24 @@ class RunConfig:
             raise ValueError(f"advantage: {self.advantage} has a unit, and branches give differences; use dr_grpo")
         elif self.train.loss == "gspo_rollout":
             raise ValueError("train.loss: gspo_rollout is of a whole rollout, and branches are not one; use gspo")
+
+    def _check_value(self) -> None:
+        """Raise ValueError, naming the field, for what means nothing with a critic or without one."""
+        if self.advantage_level != "value":
+            own = TrainConfig()
+            changed = [name for name in _VALUE if getattr(self.train, name) != getattr(own, name)]
+            if changed or self.gae != GAE():
+                named = f"train.{changed[0]}" if changed else "gae"
+                raise ValueError(f"{named}: no critic is trained; set advantage_level value, or leave it out")
+            return
+        if self.advantage != "dr_grpo":
+            raise ValueError(f"advantage: {self.advantage} is of a group, and a critic has no group; leave it out")
+        if not self.merge:
+            raise ValueError("merge: a critic reads each segment whole; leave merge on")
+        if self.oversample.replace:
+            raise ValueError("oversample.replace: with a critic equal rewards are a signal; leave it at 0")
+        if isinstance(self.engine, SGLangConfig) and self.engine.colocate != "off":
+            raise ValueError("engine.colocate: a critic reads the batch before the servers lend memory; set it to off")
 
     def _check_teacher(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a teacher or without one."""

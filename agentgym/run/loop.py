@@ -48,7 +48,7 @@ from agentgym.run.tasks.chosen import only_tasks
 from agentgym.run.tasks.envs import env_figures, members_of, open_envs
 from agentgym.run.trackers.outlets import OnRollout, OnStep, Outlets, Sink
 from agentgym.run.trackers.tracker import Tracker, open_tracker
-from agentgym.samples import SampleBatch, build_samples
+from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
 from agentgym.store.schema import FILE as STORE
 from agentgym.types import Rollout
@@ -245,6 +245,8 @@ class _Steps:
             with self.clock.part("teacher"):
                 return await taught_samples(run, groups, self.teacher, self.collector)
         level, estimator = run.advantage_level, run.advantage
+        if level == "value":
+            return await asyncio.to_thread(value_samples, groups, self.trainer.values, run.gae), {}
         batch = await asyncio.to_thread(
             build_samples, groups, advantage=estimator, merge=run.merge, advantage_level=level
         )

@@ -31,7 +31,7 @@ MAY_DIFFER = (
         "eval_sampling",
         "eval_sampling.*",
     ),
-    *("train.lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
+    *("train.lr", "train.value_lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
     *("train.layout", "train.micro_tokens", "train.balance", "train.checkpointing"),
     *("train.threads", "train.device", "train.shard", "train.replicas", "train.offload"),
 )

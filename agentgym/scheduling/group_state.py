@@ -68,6 +68,12 @@ class GroupState(Generic[TaskT]):
         """Rollouts by index, in the order of their ends."""
         self.closed = 0
         """Its number in the order in which groups were closed, from 1; 0 while it is open."""
+        self._oldest: dict[int, int | None] = {}
+        """The policy version of the oldest token of each ended rollout; None where it has none."""
+        self._scored: tuple[int, list[Rollout]] = (0, [])
+        """How many had ended when the scored ones were looked for last, and these."""
+        self._finished: tuple[int, Group] | None = None
+        """How many had ended when the group was made last, and that group."""
         self._jobs: list[asyncio.Task[None]] = []
         self._judging: asyncio.Task[None] | None = None
 
@@ -88,6 +94,11 @@ class GroupState(Generic[TaskT]):
         """Add the job that plays the next rollout."""
         self._jobs.append(job)
 
+    def end(self, index: int, done: Rollout) -> None:
+        """Take a rollout in that has ended; what the account of the batch needs of it is found here, one by one."""
+        self.ended[index] = done
+        self._oldest[index] = _oldest_token(done)
+
     def judge(self, job: asyncio.Task[None], drop: Callable[[RolloutUsage], None]) -> None:
         """Take no more rollouts in, cancel those that run, and hold the job that finds the rewards of the group."""
         self.cancel(drop)
@@ -97,6 +108,7 @@ class GroupState(Generic[TaskT]):
         """Take the scored rollouts again, with the rewards of the group."""
         by_id = {rollout.rollout_id: rollout for rollout in rollouts}
         self.ended = {index: by_id.get(rollout.rollout_id, rollout) for index, rollout in self.ended.items()}
+        self._scored, self._finished = (0, []), None
 
     @property
     def _is_judged(self) -> bool:
@@ -105,7 +117,10 @@ class GroupState(Generic[TaskT]):
     @property
     def scored(self) -> list[Rollout]:
         """The ended rollouts that have a score, in the order of their index."""
-        return [self.ended[index] for index in sorted(self.ended) if self.ended[index].reward is not None]
+        if self._scored[0] != len(self.ended):
+            found = [self.ended[index] for index in sorted(self.ended) if self.ended[index].reward is not None]
+            self._scored = len(self.ended), found
+        return self._scored[1]
 
     @property
     def failed(self) -> list[Rollout]:
@@ -157,14 +172,14 @@ class GroupState(Generic[TaskT]):
 
     def oldest_token(self, version: int) -> int:
         """The policy version of its oldest token; `version`, the present one, where it has none."""
-        segments = [segment for r in self.scored for segment in r.segments if not segment.model]
-        spans = {turn.versions for segment in segments for turn in segment.turns}  # Few of them differ.
-        return min((span.version for each in spans for span in each), default=version)
+        oldest = [self._oldest[index] for index, done in self.ended.items() if done.reward is not None]
+        return min((each for each in oldest if each is not None), default=version)
 
     def close(self, number: int, drop: Callable[[RolloutUsage], None]) -> None:
         """Take no more rollouts in, and cancel those that run; `number` is its number in the order of closing."""
         self.cancel(drop)
         self.closed = number
+        self.finished()  # It is made here: a batch of many groups would hold up the event loop.
 
     def cancel(self, drop: Callable[[RolloutUsage], None]) -> None:
         """Cancel the jobs that have not ended; each gives its request, its tools and its box back."""
@@ -178,6 +193,15 @@ class GroupState(Generic[TaskT]):
 
     def finished(self) -> Group:
         """The group as it is trained on, rollouts in the order of their index."""
-        rollouts = tuple(self.ended[index] for index in sorted(self.ended))
-        place = (self.order, self.number) if self.order else None
-        return Group(group_id=self.task.id, rollouts=rollouts, task=self.task, place=place)
+        if self._finished is None or self._finished[0] != len(self.ended):
+            rollouts = tuple(self.ended[index] for index in sorted(self.ended))
+            place = (self.order, self.number) if self.order else None
+            made = Group(group_id=self.task.id, rollouts=rollouts, task=self.task, place=place)
+            self._finished = len(self.ended), made
+        return self._finished[1]
+
+
+def _oldest_token(done: Rollout) -> int | None:
+    """The policy version of the oldest token of the policy in a rollout; None where it has none."""
+    spans = {turn.versions for segment in done.segments if not segment.model for turn in segment.turns}
+    return min((span.version for each in spans for span in each), default=None)

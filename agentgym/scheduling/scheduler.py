@@ -182,7 +182,8 @@ class Scheduler(Generic[TaskT]):
     def _ended(self, group: GroupState[TaskT], index: int, usage: RolloutUsage, done: Rollout) -> None:
         if group.closed or usage.dropped:  # It ended while it was being cancelled.
             return
-        group.ended[index], usage.stopped = done, asyncio.get_running_loop().time()
+        group.end(index, done)
+        usage.stopped = asyncio.get_running_loop().time()
         judged = self._group_rewards.has(group.task)
         if not judged or done.reward is None:
             self._told([done])

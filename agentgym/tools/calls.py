@@ -62,15 +62,25 @@ async def dispatch(
     :raises AgentGymError: from inside the tool, all kinds but ToolError; EnvError where an attribute hides the tool.
     """
     start = time.perf_counter()
-    result = await _dispatch(owner, name, arguments, allowed_tools)
+    made = offered(owner).get(name)
+    bound = _bound(owner, made, name, arguments, allowed_tools)
+    if isinstance(bound, ToolResult):
+        result = bound
+    else:
+        assert made is not None
+        result = await _outcome(owner, made, made.function_of(owner), bound)
     result.seconds = time.perf_counter() - start
     return result
 
 
-async def _dispatch(
-    owner: object, name: str, arguments: Mapping[str, Any] | str, allowed_tools: Collection[str] | None
-) -> ToolResult:
-    made = offered(owner).get(name)
+def _bound(
+    owner: object,
+    made: AnyTool | None,
+    name: str,
+    arguments: Mapping[str, Any] | str,
+    allowed_tools: Collection[str] | None,
+) -> dict[str, Any] | ToolResult:
+    """The validated arguments of the call; what the model reads where there is something wrong with it."""
     try:
         given = _load(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:
@@ -80,10 +90,9 @@ async def _dispatch(
         tools = [known for known, its in offered(owner).items() if _is_allowed(its, known, allowed_tools)]
         return _malformed(f"unknown tool {name!r}; the tools are: {', '.join(tools) or 'none'}")
     try:
-        bound = made.bind(given)
+        return made.bind(given)
     except WrongArguments as error:
         return _malformed(f"wrong arguments for tool {name!r}: {error}")
-    return await _call(owner, made, made.function_of(owner), bound)
 
 
 def _is_allowed(made: AnyTool, name: str, allowed_tools: Collection[str] | None) -> bool:
@@ -104,46 +113,56 @@ def _malformed(content: str) -> ToolResult:
     return ToolResult(content=f"error: {content}", error=True, malformed=True)
 
 
-async def _call(owner: object, made: AnyTool, function: Callable[..., Any], arguments: dict[str, Any]) -> ToolResult:
-    said: list[str] = []
-    result = await _outcome(owner, made, function, arguments, said)
-    if result.error and said:
+async def _outcome(owner: object, made: AnyTool, function: Callable[..., Any], arguments: dict[str, Any]) -> ToolResult:
+    """Call the tool within its time limit."""
+    limit, said = TimeLimit(made.timeout_s), list[str]()
+    try:
+        return _read(await limit.bound(_returned(owner, made, function, arguments, said)))
+    except BaseException as error:  # A tool that calls sys.exit() must not end the training.
+        result = _error(owner, made, function, error, limit)
+        if result is None:
+            raise
+    if said:
         result.content += f"\nIt had said before:\n{''.join(said)}"
     return result
 
 
-async def _outcome(
-    owner: object, made: AnyTool, function: Callable[..., Any], arguments: dict[str, Any], said: list[str]
-) -> ToolResult:
-    """Call the tool; `said` takes what it has yielded so far."""
-    limit = TimeLimit(made.timeout_s)
-    try:
-        return _read(await limit.bound(_returned(owner, made, function, arguments, said)))
-    except ToolError as error:
+def _error(
+    owner: object, made: AnyTool, function: Callable[..., Any], error: BaseException, limit: TimeLimit
+) -> ToolResult | None:
+    """The error of a tool as the model reads it; None where it is to be raised."""
+    if isinstance(error, ToolError):
         return ToolResult(content=f"error: {describe(error).removeprefix('ToolError: ')}", error=True)
-    except BoxKilledError as error:
+    if isinstance(error, BoxKilledError):
         return ToolResult(content=error.told, error=True)
-    except AgentGymError as error:
+    if isinstance(error, AgentGymError):
         error.where = error.where or _named(owner, made)
-        raise
-    except BaseException as error:  # A tool that calls sys.exit() must not end the training.
-        if must_pass(error):
-            raise
-        if isinstance(error, TimeoutError) and limit.expired():
-            text = f"error: tool {made.name!r} timed out after {made.timeout_s:g} s"
-            return ToolResult(content=text, error=True, failed=True)
-        if isinstance(error, asyncio.CancelledError):
-            text = f"error: tool {made.name!r} failed: CancelledError: something that it waited for was cancelled"
-            return ToolResult(content=text, error=True, failed=True)
-        return _failed(owner, made, function, error)
+        return None
+    if must_pass(error):
+        return None
+    if isinstance(error, TimeoutError) and limit.expired():
+        text = f"error: tool {made.name!r} timed out after {made.timeout_s:g} s"
+        return ToolResult(content=text, error=True, failed=True)
+    if isinstance(error, asyncio.CancelledError):
+        text = f"error: tool {made.name!r} failed: CancelledError: something that it waited for was cancelled"
+        return ToolResult(content=text, error=True, failed=True)
+    return _failed(owner, made, function, error)
 
 
 async def _returned(
     owner: object, made: AnyTool, function: Callable[..., Any], arguments: dict[str, Any], said: list[str]
 ) -> Any:
     """What the tool returns; an async generator's texts in one. What a group of errors is about is raised alone."""
+    code = getattr(function, "__code__", None)
     try:
-        return await _called(owner, made, function, arguments, said)
+        if code is not None and code.co_flags & inspect.CO_COROUTINE:  # The usual case, which needs no more.
+            returned = await function(**arguments)
+            return returned if type(returned) is str else await _whole(owner, made, returned, said)
+        if code is not None and code.co_flags & inspect.CO_ASYNC_GENERATOR:
+            return await _whole(owner, made, function(**arguments), said)
+        threads = getattr(owner, "_threads", None)
+        returned = await call_method(function, arguments, name=f"agentgym-tool {made.name}", threads=threads)
+        return await _whole(owner, made, returned, said)
     except BaseExceptionGroup as group:
         error = alone(group)
         if error is group:
@@ -151,16 +170,8 @@ async def _returned(
         raise error from error.__cause__
 
 
-async def _called(
-    owner: object, made: AnyTool, function: Callable[..., Any], arguments: dict[str, Any], said: list[str]
-) -> Any:
-    """What the tool returns; an async generator's texts in one."""
-    flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
-    if flags & inspect.CO_ASYNC_GENERATOR:
-        returned = function(**arguments)
-    else:
-        threads = getattr(owner, "_threads", None)
-        returned = await call_method(function, arguments, name=f"agentgym-tool {made.name}", threads=threads)
+async def _whole(owner: object, made: AnyTool, returned: Any, said: list[str]) -> Any:
+    """What a tool has returned; an async generator's texts in one."""
     if not inspect.isasyncgen(returned):
         return returned
     task = getattr(getattr(owner, "task", None), "id", None)
@@ -179,6 +190,8 @@ def _named(owner: object, made: AnyTool) -> str:
 
 
 def _read(returned: object) -> ToolResult:
+    if type(returned) is str:
+        return ToolResult(content=returned)
     try:
         if isinstance(returned, Stop):
             return ToolResult(content=as_content(returned.content), stop=returned.reason)

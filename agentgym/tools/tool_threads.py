@@ -88,9 +88,10 @@ async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", t
     worker = _Worker(work, asyncio.get_running_loop(), name, None if threads is None else threads.owner)
     if threads is not None:
         threads._workers.add(worker)
-    worker.thread.start()
+    worker.start()
     try:
-        await asyncio.wait((worker.future,))
+        if not worker.future.done():
+            await asyncio.wait((worker.future,))
         while worker.thread.is_alive():
             # The thread is a few instructions from its end: joining it is quicker than another turn of the loop.
             worker.thread.join(0.002)
@@ -128,7 +129,23 @@ class _Worker:
         self.future: asyncio.Future[Any] = loop.create_future()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
-        self._working = self._unwanted = False
+        self._working = self._unwanted = self._starting = False
+        self._kept: tuple[Callable[[Any], None], object] | None = None
+        """The outcome of work that was done before the start of its thread returned."""
+
+    def start(self) -> None:
+        """Start the thread, from that of the loop; where its work is short, the future is done by then.
+
+        A start returns when the thread has begun. Threads take turns every few milliseconds, so short work is done by
+        then, and the loop need not be woken for it.
+        """
+        self._starting = True
+        self.thread.start()
+        with self._lock:
+            self._starting = False
+        if self._kept is not None:
+            set_it, value = self._kept
+            set_it(value)
 
     def described(self) -> str:
         """Say the thread's name and the line that it is at, for the log."""
@@ -188,6 +205,11 @@ class _Worker:
             self._working = True
 
     def _tell(self, set_it: Callable[[Any], None], value: object) -> None:
+        with self._lock:
+            if self._starting:
+                self._kept = set_it, value
+                return
+
         def settle() -> None:
             if not self.future.done():
                 set_it(value)

@@ -1,5 +1,6 @@
 """The settings of the trainer, in one frozen object that a command line can fill."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
@@ -74,6 +75,12 @@ class TrainConfig:
     """Log-probabilities that the clipped ratio is to: the engine's, as the token was sampled, or the trainer's before
     the first optimizer step of the batch. With trainer, correction weighs how far these are from the engine's, at the
     cost of one more forward for all mini-batches but the first."""
+    value_lr: NotNegative = 1e-3
+    """Learning rate of AdamW of the value head, which advantage_level value trains; it is constant."""
+    value_epochs: Positive = 8
+    """Optimizer steps of the value head in each step, all on the states of the batch as they were before it."""
+    value_clip: Above0 | None = None
+    """Most that a step's loss lets the value of a state move, as in PPO's first code; None sets no bound."""
     grad_clip: Above0 = 1.0
     """Largest gradient norm; a larger gradient is scaled down to it."""
     normalise: Literal["token", "sample", "rollout"] | Above0 = "token"
@@ -166,6 +173,16 @@ class TrainConfig:
             ("kl_estimator", "kl_coef", self.kl_coef > 0, "it estimates a divergence that weighs 0; set kl_coef"),
             *((field, "method", self.method == "lora", _NO_ADAPTER) for field in _LORA),
         ]
+
+
+def learning_rate(config: TrainConfig, taken: int) -> float:
+    """Return the rate of the next optimizer step after `taken` steps: warm-up, then constant or a decay to a tenth."""
+    warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
+    if config.decay_steps is None:
+        return config.lr * warm
+    done = min(1.0, max(0, taken - config.warmup_steps) / config.decay_steps)
+    fallen = done if config.decay == "linear" else (1 - math.cos(math.pi * done)) / 2
+    return config.lr * warm * (1 - 0.9 * fallen)
 
 
 _LORA = ("lora_rank", "lora_alpha", "lora_targets", "rslora", "dora")

@@ -1,14 +1,11 @@
 """The log-probabilities that a training step computes anyway, kept for whoever asks for them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from torch import Tensor
 
-from agentgym.types import Floats, Sample
-
-SampleKey: TypeAlias = tuple[str, int, int]
-"""Rollout id, segment and step of a sample: what it is known by."""
+from agentgym.types import Floats, Sample, SampleKey
 
 
 class ScoredSample(NamedTuple):

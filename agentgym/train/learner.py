@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -19,12 +18,13 @@ from torch.distributed.tensor import DTensor
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.batching.mini_batch import MiniBatch
 from agentgym.train.batching.plan import MicroBatch, cost_of, mini_batches, over_budget, plan_step
-from agentgym.train.checks import ModelLimits, TrainedOnce, digest
-from agentgym.train.config import TrainConfig
+from agentgym.train.checks import ModelLimits, TrainedOnce, digest, scored_sample
+from agentgym.train.config import TrainConfig, learning_rate
+from agentgym.train.critic.critic import Critic
 from agentgym.train.distributed import Ranks
-from agentgym.train.kept_logprobs import KeptLogprobs, SampleKey, ScoredSample
+from agentgym.train.kept_logprobs import KeptLogprobs, ScoredSample
 from agentgym.train.objective.figures import Forward, reports_of, step_figures
-from agentgym.train.objective.losses import denominator
+from agentgym.train.objective.losses import LossSums, denominator
 from agentgym.train.objective.nonfinite import MicroBatchReport, gradient_is_finite, nonfinite_rollouts, warn_skipped
 from agentgym.train.objective.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
 from agentgym.train.policy.adapter_io import export_adapter
@@ -41,7 +41,7 @@ from agentgym.train.state import (
     training_state,
 )
 from agentgym.train.usage import memory_figures, mfu_figures
-from agentgym.types import Floats, Sample, Sampling
+from agentgym.types import Floats, Sample, SampleKey, Sampling
 
 PAD_ID = 0
 """Id of padding. Any id of the vocabulary does: no token attends to padding, and none of it is trained."""
@@ -68,11 +68,16 @@ class Learner:
         self._limits, self._once = ModelLimits.of(self.policy.causal), TrainedOnce()
         self._kept: KeptLogprobs | None = None
         self._cost = cost_of(config.balance, self.policy.causal.config.get_text_config().hidden_size)
+        self._seed = seed
+        self._critic: Critic | None = None
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Take one optimizer step per mini-batch; returns the figures of all ranks, on every rank."""
         began = time.perf_counter()
         self._agree(samples)
+        returns = getattr(samples, "returns", {})
+        if self._critic is not None:
+            self._critic.refuse_lost(returns)
         refuse_parts(self.config, samples)
         self._limits.refuse(samples)
         self._once.refuse(samples)
@@ -107,8 +112,20 @@ class Learner:
             blamed = sorted({name for step in skipped for name in nonfinite_rollouts(reports_of(forwards, step))})
             stats["train/skipped_rollouts"] = float(len(blamed))
             warn_skipped(len(skipped), blamed)
+        if self._critic is not None:
+            stats |= self._critic.learn(returns)
         seconds = time.perf_counter() - began
         return stats | {"train/seconds": seconds} | self._usage(samples if norms else (), seconds)
+
+    def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
+        """Return the critic's value of the state before each token of the loss masks; the first call makes a critic."""
+        self._agree(samples)
+        self._limits.refuse(samples)
+        self._critic = self._critic or self._new_critic()
+        return self._critic.values(samples, PAD_ID)
+
+    def _new_critic(self) -> Critic:
+        return Critic(self.policy, self.config, self.ranks, self._cost, seed=self._seed)
 
     def _usage(self, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
         """Return the use of this rank's GPU."""
@@ -194,13 +211,19 @@ class Learner:
         micro_batch = mini_batch.micro_batches[number]
         chosen, batch = self._batch(mini_batch.samples, micro_batch)
         reference_BR = self._reference(batch) if self.config.kl_coef else None
-        logprobs_BR, entropy_BR = self._forward(batch, self.config.temperature)
+
+        def loss_of(logprobs_BR: Tensor, entropy_BR: Tensor) -> tuple[Tensor, LossSums]:
+            old_BR = self._old_logprobs(mini_batch, number, logprobs_BR)
+            loss, sums = objective(chosen, batch, logprobs_BR, entropy_BR, reference_BR, old_BR)
+            return loss * self.ranks.world, sums  # FSDP averages gradients over ranks; this loss is a sum over them
+
+        logprobs_BR, entropy_BR = self.policy(
+            batch.inputs, batch.loss_mask_BR, self.config.temperature, loss=objective.by_token(batch, loss_of)
+        )
         if not mini_batch.old_logprobs:
             self._keep(chosen, micro_batch, logprobs_BR, moved=step > 0)
-        old_BR = self._old_logprobs(mini_batch, number, logprobs_BR)
-        loss, sums = objective(chosen, batch, logprobs_BR, entropy_BR, reference_BR, old_BR)
-        # FSDP averages gradients over ranks; this loss is a sum over them.
-        (loss * self.ranks.world).backward()  # type: ignore[no-untyped-call]
+        loss, sums = loss_of(logprobs_BR, entropy_BR)
+        loss.backward()  # type: ignore[no-untyped-call]
         return Forward(
             step=step,
             sums=sums,
@@ -271,10 +294,6 @@ class Learner:
             model.reshard()
         return logprobs_BR
 
-    def _forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = self.policy(batch.inputs, batch.loss_mask_BR, temperature)
-        return out
-
     def snapshot(self) -> Snapshot:
         """Return a copy of all that the next step depends on, but for the samples. Every rank must call it."""
         ranks, adapted = self.ranks, self.policy.adapted
@@ -285,6 +304,7 @@ class Learner:
             "optimizer_steps": self.optimizer_steps,
             "random": ranks.gather([random_state()]),
             "trained_once": self._once.state(),
+            "critic": None if self._critic is None else self._critic.state(),
         }
         return Snapshot(
             rank=ranks.rank,
@@ -307,41 +327,20 @@ class Learner:
             restore_part(self.policy, self._optimizer, folder)
         self.optimizer_steps = int(state["optimizer_steps"])
         self._once.load(state.get("trained_once", {}))
+        self._critic = None
+        if critic := state.get("critic"):
+            self._critic = self._new_critic()
+            self._critic.load(critic)
         if self.ranks.rank < len(state["random"]):
             restore_random(state["random"][self.ranks.rank])
 
     def score(self, token_ids: Sequence[int], sampling: Sampling, *, base: bool = False) -> Floats:
         """Return the log-probability (nats) of each id but the first, given the ids before it; `base`: of the base."""
-        ids = np.asarray(token_ids, np.int64)
-        if len(ids) < 2:
-            raise ValueError(f"token_ids: {len(ids)} ids have no log-probability; give at least 2")
-        n = len(ids) - 1
-        sample = Sample(
-            group_id="score",
-            rollout_id="score",
-            segment=0,
-            step=0,
-            prompt_ids=ids[:1],
-            response_ids=ids[1:],
-            loss_mask=np.ones(n, np.bool_),
-            logprobs=np.zeros(n, np.float32),
-            advantages=np.zeros(n, np.float32),
-            weight=1.0,
-        )
+        sample = scored_sample(token_ids)
         self._limits.refuse([sample])
         with self._base() if base else nullcontext(self.policy) as model:
             logprobs: Floats = self._logprobs(self._collate([sample]), sampling.temperature, model)[0].cpu().numpy()
         return logprobs
-
-
-def learning_rate(config: TrainConfig, taken: int) -> float:
-    """Return the rate of the next optimizer step after `taken` steps: warm-up, then constant or a decay to a tenth."""
-    warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
-    if config.decay_steps is None:
-        return config.lr * warm
-    done = min(1.0, max(0, taken - config.warmup_steps) / config.decay_steps)
-    fallen = done if config.decay == "linear" else (1 - math.cos(math.pi * done)) / 2
-    return config.lr * warm * (1 - 0.9 * fallen)
 
 
 def _number(norm: Tensor) -> float:

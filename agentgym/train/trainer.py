@@ -17,12 +17,12 @@ from agentgym.models import find_model
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import find_device, gpus_here, open_ranks
-from agentgym.train.kept_logprobs import SampleKey, ScoredSample
+from agentgym.train.kept_logprobs import ScoredSample
 from agentgym.train.learner import Learner
 from agentgym.train.policy.adapter_io import export_adapter, export_weights, write_adapter, write_merged, write_model
 from agentgym.train.policy.fsdp import shards_alone, weight_type
 from agentgym.train.snapshot import Snapshot
-from agentgym.types import Floats, Sample, Sampling
+from agentgym.types import Floats, Sample, SampleKey, Sampling
 
 T = TypeVar("T")
 
@@ -166,6 +166,16 @@ class Trainer:
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Do the same as `step`, for code without an event loop."""
         return self._call(lambda learner: learner.train(samples))
+
+    def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
+        """Return a value for each token of the samples' loss masks: what the critic expects from the state before it.
+
+        They are in units of reward, by the sample's rollout id, segment and step. The critic is a value head
+        that the first call makes; the next `step` trains it, on the `returns` of its `SampleBatch` and on the
+        states of the last call. `value_samples` calls this. Every rank must call it with all of the samples, and gets
+        all values. Raises ValueError as `step` does.
+        """
+        return self._call(lambda learner: learner.values(samples))
 
     def adapter(self) -> Adapter:
         """Return a snapshot of the adapter on the CPU, whole on every rank. Every rank must call it.

@@ -5,6 +5,7 @@ The secret and the count of guesses stay in this process; the code in the box re
 """
 
 import random
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -20,6 +21,8 @@ GUESSES = 4
 
 PENALTY = -0.1
 """What a malformed call costs."""
+COST = -0.05
+"""What a guess of the long env costs."""
 
 
 class BisectTask(ag.Task):
@@ -28,9 +31,9 @@ class BisectTask(ag.Task):
     secret: int = Field(ge=1, le=HIGHEST)
 
 
-def make_task(index: int) -> BisectTask:
+def make_task(index: int, guesses: int = GUESSES) -> BisectTask:
     """Make the task of an index, always the same."""
-    content = f"Find the secret in 1..{HIGHEST} with at most {GUESSES} calls of guess(n)."
+    content = f"Find the secret in 1..{HIGHEST} with at most {guesses} calls of guess(n)."
     prompt = ag.Message(role="user", content=content)
     secret = random.Random(index).randint(1, HIGHEST)
     return BisectTask(id=f"bisect-{index}", prompt=(prompt,), secret=secret)
@@ -42,6 +45,8 @@ class Bisect(ag.ToolEnv[BisectTask]):
 
     sandbox = ag.AnyBox()
     limits = ag.Limits(turns=GUESSES, seconds=120)
+    most = GUESSES
+    """The guesses of a rollout."""
 
     def __init__(self, task: BisectTask) -> None:
         super().__init__(task)
@@ -65,10 +70,10 @@ class Bisect(ag.ToolEnv[BisectTask]):
         text = result.text(limit=200)
         if self.is_found:
             return ag.Stop("found", text)
-        return ag.Stop("out_of_guesses", text) if self.guesses >= GUESSES else text
+        return ag.Stop("out_of_guesses", text) if self.guesses >= self.most else text
 
     def _guess(self, n: object) -> str:
-        if self.guesses >= GUESSES:
+        if self.guesses >= self.most:
             return "no guesses left"
         # Counted before anything is said: an answer that costs nothing would be a free guess.
         self.guesses += 1
@@ -113,6 +118,37 @@ class BisectTurns(Bisect):
     @ag.reward(weight=PENALTY)
     def malformed(self) -> float:
         return super().malformed() - self.charged
+
+
+@ag.register("bisect_long")
+class BisectLong(Bisect):
+    """Bisect with up to 20 guesses, each of which costs 0.05 at the turn that made it."""
+
+    limits = ag.Limits(turns=20, seconds=120)
+    most = 20
+
+    def __init__(self, task: BisectTask) -> None:
+        super().__init__(task)
+        self.paid = 0
+        """How many guesses the turns before have paid for."""
+
+    @classmethod
+    def tasks(cls, split: ag.Split) -> ag.Procedural[BisectTask]:
+        start = 0 if split == "train" else HELD_OUT
+        return ag.Procedural(partial(make_task, guesses=cls.most), range(start, start + HELD_OUT))
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        result = await super().step(action)
+        if result.terminated:  # the outcome holds what is not paid yet
+            return result
+        cost = COST * self.spent()
+        self.paid = self.guesses
+        return result._replace(reward=cost)
+
+    @ag.reward(weight=COST)
+    def spent(self) -> float:
+        """How many guesses were made that no turn has paid for."""
+        return float(self.guesses - self.paid)
 
 
 def oracle(task: BisectTask) -> list[Reply]:

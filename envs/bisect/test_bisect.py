@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import pytest
+
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes
 from agentgym.testing import check_env
-from envs.bisect.env import Bisect, BisectTask, BisectTurns, make_task
+from envs.bisect.env import Bisect, BisectLong, BisectTask, BisectTurns, make_task
 
 TASK = BisectTask(id="t", prompt=make_task(0).prompt, secret=11)
 BISECTION = """
@@ -94,6 +96,22 @@ async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(box
         played = await ag.rollout(BisectTurns, TASK, Scripted(script), boxes=boxes)
         assert [turn.reward for segment in played.segments for turn in segment.turns] == by_turn
         assert played.reward == (await play(boxes, *script)).reward
+
+
+async def test_the_long_env_charges_each_guess_at_its_turn(boxes: FakeBoxes) -> None:
+    for script, by_turn, worth in (
+        (guessing(*[1] * 7, 11), [-0.05] * 7 + [0.0], 1 - 8 * 0.05),  # the last guess is paid in the outcome
+        (guessing(*[1] * 20), [-0.05] * 19 + [0.0], -20 * 0.05),
+        ([*guessing(1), say("?")], [-0.05, 0.0], -0.05),
+    ):
+        played = await ag.rollout(BisectLong, TASK, Scripted(script), boxes=boxes)
+        rewards = [turn.reward for segment in played.segments for turn in segment.turns]
+        assert rewards == pytest.approx(by_turn)
+        assert played.reward == pytest.approx(worth)
+
+
+def test_the_long_env_says_how_many_guesses_there_are() -> None:
+    assert "at most 20 calls" in str(BisectLong.tasks("train")[0].prompt[0]["content"])
 
 
 async def test_code_that_forges_guess_earns_nothing(boxes: FakeBoxes) -> None:

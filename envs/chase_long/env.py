@@ -48,3 +48,26 @@ class ChaseLong(Chase):
     def way(self) -> float:
         """The share of the chain that was looked up: whoever guesses early sees too few solved chains to learn from."""
         return len(self.seen & self.task.store.keys()) / len(self.task.store)
+
+
+@ag.register("chase_long_turns")
+class ChaseLongTurns(ChaseLong):
+    """Chase over long chains whose keys are paid for at the turns that looked them up; the reward is the same."""
+
+    def __init__(self, task: ChaseTask) -> None:
+        super().__init__(task)
+        self.paid = 0.0
+        """The share of the chain that the turns before have been paid for."""
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        result = await super().step(action)
+        if result.terminated:  # the outcome holds what is not paid yet
+            return result
+        gained = self.way()
+        self.paid += gained
+        return result._replace(reward=0.5 * gained)
+
+    @ag.reward(weight=0.5)
+    def way(self) -> float:
+        """The share of the chain that was looked up and that no turn has been paid for."""
+        return super().way() - self.paid

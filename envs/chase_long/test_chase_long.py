@@ -2,12 +2,14 @@
 
 import re
 
+import pytest
+
 import agentgym as ag
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, say
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.testing import check_env
 from envs.chase.env import ChaseTask
-from envs.chase_long.env import ChaseLong
+from envs.chase_long.env import ChaseLong, ChaseLongTurns
 
 KEYS = [str(key) for key in range(20, 32)]
 TASK = ChaseTask(
@@ -17,6 +19,12 @@ TASK = ChaseTask(
     value=17,
 )
 FOUND = re.compile(r"key:? (\d+)|see (\d+)|alue (?:is )?(\d+)")
+
+
+class RoomyTurns(ChaseLongTurns):
+    """The same, paid at the turns."""
+
+    limits = ag.Limits(turns=18, seconds=120, context_tokens=1200)
 
 
 class Roomy(ChaseLong):
@@ -59,6 +67,16 @@ async def test_a_wrong_summary_costs_the_rest_of_the_way(boxes: FakeBoxes) -> No
     played = await ag.rollout(Roomy, TASK, Scripted(follow(lies=1)), boxes=boxes)
     assert 0 < (played.reward or 0.0) < 0.5
     assert played.rewards["solved"] == 0.0
+
+
+@pytest.mark.parametrize("lies", [0, 1])
+async def test_paid_at_its_turns_the_reward_is_the_same(boxes: FakeBoxes, lies: int) -> None:
+    plain = await ag.rollout(Roomy, TASK, Scripted(follow(lies)), boxes=boxes)
+    played = await ag.rollout(RoomyTurns, TASK, Scripted(follow(lies)), boxes=boxes)
+    rewards = [turn.reward for segment in played.segments for turn in segment.turns]
+    assert played.reward == pytest.approx(plain.reward)
+    assert sorted({round(reward, 6) for reward in rewards}) == [0, round(0.5 / 12, 6)]  # a key is paid for once
+    assert sum(rewards) == pytest.approx(0.5 * plain.rewards["way"])
 
 
 def test_train_and_test_tasks_never_overlap() -> None:

@@ -1,5 +1,6 @@
 """WordCache looked up in a table have the ids that the tokenizer gives the whole text."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_words_have_the_ids_of_the_whole_text(name: str, text: str) -> None:
         assert words.encode(text) in (None, whole)
 
 
-@pytest.mark.parametrize("text", ["é", "\x1c", "a" * 4000])
+@pytest.mark.parametrize("text", ["é", "\x1c", "a" * ((1 << 17) + 1)])
 def test_unusual_texts_are_left_to_the_tokenizer(text: str) -> None:
     words = WORDS["gpt2"]
     assert words is not None
@@ -76,9 +77,23 @@ def test_a_word_that_came_before_is_not_encoded_again() -> None:
     core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
     words = WordCache.of(core)
     assert words is not None
+    merged, merge = list[str](), words.ids.merge
+
+    def watched(word: str) -> Any:
+        merged.append(word)
+        return merge(word)
+
+    words.ids.merge = watched
     first = words.encode("the sum of 3")
-    words.backend = None
     assert words.encode("the sum of 3 of 3") == [*(first or []), *core.encode(" of 3").ids]
+    assert merged == ["the", "Ġsum", "Ġof", "Ġ3"]
+
+
+def test_the_words_of_a_long_text_have_the_ids_of_the_whole_text() -> None:
+    words, text = WORDS["gpt2"], Path(__file__).read_text() * 3
+    assert words is not None
+    plain = text.encode("ascii", "ignore").decode().replace("<|end|>", "")
+    assert words.encode(plain) == KNOWN["gpt2"].encode(plain, add_special_tokens=False).ids
 
 
 UNKNOWN = {

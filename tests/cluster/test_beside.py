@@ -76,15 +76,15 @@ async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
         model="tiny",
         engine=ag.LocalConfig(slots=8),
         train=ag.TrainConfig(method="full", lr=1e-3, device="cpu"),
-        cluster=ag.ClusterConfig(workers=1, eval_workers=1),
         steps=2,
         prompts=4,
         group_size=4,
         eval_tasks=8,
         eval_every=1,
     )
-    for folder, address in (("alone", "off"), ("ray", two_nodes.address)):
-        await ag.train_policy(replace(run, ray=address, out=tmp_path / folder))
+    await ag.train_policy(replace(run, out=tmp_path / "alone"))
+    spread = replace(run, ray=two_nodes.address, cluster=ag.ClusterConfig(workers=1, eval_workers=1))
+    await ag.train_policy(replace(spread, out=tmp_path / "ray"))
     assert held_out(tmp_path / "ray") == held_out(tmp_path / "alone") != {}
     best = [json.loads((tmp_path / folder / "best" / "evaluation.json").read_text()) for folder in ("ray", "alone")]
     assert best[0] == best[1]

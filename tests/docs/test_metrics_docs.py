@@ -42,12 +42,13 @@ def pattern(name: str) -> re.Pattern[str]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The figures of two real runs: a mixture that is asynchronous, and one with a teacher."""
+    """The figures of three real runs: a mixture that is asynchronous, one with a teacher, and one with a critic."""
     folder = tmp_path_factory.mktemp("runs")
     envs = {"tests.docs.metrics_env:Look": 1.0, "tests.docs.metrics_env:Fails": 1.0}
     runs = [
         replace(SMALL, recipe="mixed", env=envs, eval_every=1, eval_rollouts=2, staleness=1, rest_rounds=1),
         replace(SMALL, recipe="taught", teacher="tiny", train=TRAIN),
+        replace(SMALL, recipe="valued", advantage_level="value"),
     ]
     names: set[str] = set()
     for run in runs:

@@ -39,6 +39,7 @@ engine = Scripted(lambda *_: say("yes"))
     "trainer.resume(": "from agentgym.testing import sample\nsamples = [sample()]\n",
     "AutoPeftModelForCausalLM": "",
     "branching = ag.Branching(": "",
+    "value_samples(groups": "",
     "ag.demonstrations(": """
 from agentgym.engines.scripted import Scripted, say
 from agentgym.testing import FakeBoxes

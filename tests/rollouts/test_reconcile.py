@@ -1,5 +1,6 @@
 """Prompts that come back as ids: clean, realigned or a new segment, and each sampled id trained once (vectors T8)."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,8 +18,9 @@ def sampled(*ids: int) -> Completion:
 
 def held(prompt: Sequence[int], completion: Completion) -> OpenSegment:
     """A segment that read a prompt and sampled an answer."""
-    segment = OpenSegment(index=0, parent=None, kind="root", session="0", context_tokens=64, token_ids=list(prompt))
-    segment.append(completion, completion.token_ids.tolist(), say(""), seconds=0.0, number=0)
+    segment = OpenSegment(index=0, parent=None, kind="root", session="0", context_tokens=64)
+    segment.extend(prompt)
+    segment.append(completion, array("q", completion.token_ids.tolist()), say(""), seconds=0.0, number=0)
     return segment
 
 

@@ -1,7 +1,8 @@
 """What is kept when a context is cut, and which limits end or repeat a rollout."""
 
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -281,8 +282,48 @@ def begun(context_tokens: int = 9) -> OpenSegment:
     segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=context_tokens)
     segment.extend([1, 2, 3])
     sampled = Completion(token_ids=np.array([10, 11]), logprobs=np.array([-0.5, -0.7]), finish_reason="stop")
-    segment.append(sampled, [10, 11], say(""), seconds=0.0, number=0)
+    segment.append(sampled, array("q", [10, 11]), say(""), seconds=0.0, number=0)
     return segment
+
+
+def test_a_view_of_the_ids_never_changes_whatever_the_segment_goes_on_with() -> None:
+    segment = begun()
+    views = {tuple(segment.shown()): segment.shown()}
+    goes_on: list[Callable[[], object]] = [
+        lambda: segment.extend([4]),
+        lambda: segment.realign(4, [12]),
+        lambda: segment.recount(7),
+        lambda: segment.append(segment.turns[0].completion, array("q", [10, 11]), say(""), seconds=0.0, number=1),
+    ]
+    for go_on in goes_on:
+        go_on()
+        views[tuple(segment.shown())] = segment.shown()
+    assert len(views) == 5
+    assert {ids: tuple(view) for ids, view in views.items()} == {ids: ids for ids in views}
+    with pytest.raises(TypeError, match="read-only"):
+        segment.shown()[0] = 9
+
+
+def test_a_closed_segment_does_not_see_what_its_open_one_goes_on_with() -> None:
+    segment = begun()
+    closed = segment.close()
+    segment.extend([4, 5])
+    segment.realign(4, [12])
+    assert closed.token_ids.tolist() == [1, 2, 3, 10, 11]
+
+
+async def test_an_engine_may_keep_the_ids_that_it_was_given() -> None:
+    kept: list[tuple[Sequence[int], list[int]]] = []
+
+    class Keeping(Scripted):
+        async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
+            kept.append((token_ids, list(token_ids)))
+            return await super().generate(token_ids, **given)
+
+    groups = await ag.run_groups(Desk, [TASK], Keeping([say("a"), say("b"), say("bye")]), n=1)
+    (segment,) = groups.rollouts[0].segments
+    assert [list(given) for given, _ in kept] == [then for _, then in kept]
+    assert [then for _, then in kept] == [segment.token_ids[: turn.start].tolist() for turn in segment.turns]
 
 
 def test_the_seconds_of_an_answer_are_counted_from_the_end_of_its_turn() -> None:

@@ -87,6 +87,11 @@ async def test_the_best_policy_of_a_finished_run_stays_when_that_is_resumed_and_
     assert all(np.array_equal(kept[name], best[name]) for name in best)
 
 
+def test_a_cluster_without_ray_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^cluster: without ray there is this process alone; set ray"):
+        ag.RunConfig(recipe="r", env="nim", model="m", cluster=ag.ClusterConfig(trainers=2))
+
+
 def test_evaluations_without_tasks_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^eval_every: there are no held-out tasks; set eval_tasks"):
         replace(SETTINGS, eval_every=2, eval_tasks=0)

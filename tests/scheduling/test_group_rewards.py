@@ -124,7 +124,7 @@ async def test_a_group_reward_that_fails_leaves_its_group_without_rewards_and_no
 def test_a_group_is_compared_in_the_order_of_its_rollouts_whichever_ends_first() -> None:
     group = GroupState(TASK, n=3, seed=0, number=0)
     for index in (2, 0, 1):
-        group.ended[index] = replace(group.failed_rollout(index, "none yet"), reward=1.0, failure=None)
+        group.end(index, replace(group.failed_rollout(index, "none yet"), reward=1.0, failure=None))
     assert [played.rollout_id for played in group.scored] == ["t/0", "t/1", "t/2"]
 
 

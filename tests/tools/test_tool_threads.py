@@ -126,6 +126,33 @@ async def test_work_that_returned_is_not_interrupted_while_its_thread_still_tell
     assert await worker.future == 7
 
 
+async def test_the_outcome_of_work_that_ended_while_its_thread_was_started_is_there_at_once() -> None:
+    class Ended(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            self.join()
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    returns, raises = (threads._Worker(work, asyncio.get_running_loop(), "t") for work in (lambda: 7, fail))
+    for worker in (returns, raises):
+        worker.thread = Ended(target=worker._run)
+        worker.start()
+    assert returns.future.done()
+    assert returns.future.result() == 7
+    assert isinstance(raises.future.exception(), KeyError)
+
+
+async def test_the_loop_is_told_of_work_that_goes_on_when_its_thread_has_started() -> None:
+    go_on = threading.Event()
+    worker = threads._Worker(go_on.wait, asyncio.get_running_loop(), "t")
+    worker.start()
+    assert not worker.future.done()
+    go_on.set()
+    assert await worker.future is True
+
+
 async def test_the_thread_of_a_call_is_gone_when_the_call_returns() -> None:
     before = set(threading.enumerate())
     for _ in range(300):

@@ -12,7 +12,7 @@ import torch
 
 from agentgym.engines.transformers.lora import Merger
 from agentgym.samples import build_samples
-from agentgym.train.learner import learning_rate
+from agentgym.train.config import learning_rate
 from agentgym.train.objective.nonfinite import SHOWN, MicroBatchReport, nonfinite_rollouts
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling

@@ -13,7 +13,7 @@ import torch
 
 from agentgym.errors import AgentGymError
 from agentgym.samples import build_samples
-from agentgym.train.learner import learning_rate
+from agentgym.train.config import learning_rate
 from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types import Group, Sample, Sampling

@@ -1,6 +1,7 @@
 """Checks of an SGLang server's answers: each becomes a typed value or an error, and none is repaired."""
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -56,39 +57,34 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
     Its version is `version`, or with `named` the number of the weights where the server gives one that is not `ours`.
     Log-probabilities come as `[value, id, text]`, one for each of `output_ids`, the stop id included.
     """
-    ids = field_of(body, "output_ids")
-    rows = field_of(body, "meta_info", "output_token_logprobs", default=[])
+    ids, meta = field_of(body, "output_ids"), field_of(body, "meta_info")
     reason = field_of(body, "meta_info", "finish_reason", "type")
     if reason not in ("stop", "length", "abort"):
         raise EngineError(f"the server ended a request by {reason!r}")
-    if reason == "stop" and isinstance(body["meta_info"]["finish_reason"].get("matched"), str):
+    if reason == "stop" and isinstance(meta["finish_reason"].get("matched"), str):
         reason = "stop_text"
-    values, sampled = _columns(rows)
-    if sampled != ids:
-        raise EngineError(f"the server sampled {len(ids)} ids and sent the log-probabilities of {len(rows)} other ones")
+    rows = meta.get("output_token_logprobs") or []
+    try:
+        values, sampled = array("f", [row[0] for row in rows]), [row[1] for row in rows]
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
+    if sampled != ids or type(ids) is not list:
+        raise EngineError(
+            f"the server sampled {_count(ids)} ids and sent the log-probabilities of {len(rows)} other ones"
+        )
     try:
         return Completion(
-            token_ids=np.fromiter(sampled, np.int64, len(sampled)),
-            logprobs=np.fromiter(values, np.float32, len(values)),
+            token_ids=np.frombuffer(array("q", ids).tobytes(), np.int64),
+            logprobs=np.frombuffer(values.tobytes(), np.float32),
             finish_reason=cast("FinishReason", reason),
-            versions=_versions(body["meta_info"], version, ours) if named else (Version(0, version),),
+            versions=_versions(meta, version, ours) if named else (Version(0, version),),
         )
-    except ValueError as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise EngineError(f"the server's answer: {error}") from error
 
 
-def _columns(rows: Any) -> tuple[Sequence[float], list[int]]:
-    """Return the values and the ids of rows `[value, id, text]`; EngineError where they are none."""
-    try:
-        values, ids, _ = zip(*rows, strict=True)
-        if {*map(type, values)} == {float} and {*map(type, ids)} == {int}:  # It is so, and read in one go.
-            return values, [*ids]
-    except (TypeError, ValueError):
-        pass  # It is read row by row, which says what is wrong.
-    try:
-        return [float(row[0]) for row in rows], [int(row[1]) for row in rows]
-    except (TypeError, ValueError, IndexError, KeyError):
-        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
+def _count(ids: Any) -> object:
+    return len(ids) if isinstance(ids, list) else repr(ids)[:80]
 
 
 def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[Version, ...]:
@@ -96,7 +92,10 @@ def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[
 
     A server whose base weights are pushed in flight reports `[{"version": "7", "start": 0, "end": 3}, ..]`.
     """
-    spans = [span for span in meta.get("weight_versions") or () if span["end"] > span["start"]]
+    spans: Sequence[Any] = meta.get("weight_versions") or ()
+    if len(spans) == 1 and spans[0]["version"] == ours:
+        return (Version(0, version),)
+    spans = [span for span in spans if span["end"] > span["start"]]
     named = [
         Version(int(s["start"]), int(s["version"]) if s["version"].isdecimal() and s["version"] != ours else version)
         for s in spans

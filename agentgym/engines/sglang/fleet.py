@@ -15,6 +15,7 @@ from agentgym.engines.sglang.generation import Attempts
 from agentgym.engines.sglang.model_info import served, write_adapter
 from agentgym.engines.sglang.policies.merged import MergedWeights
 from agentgym.engines.sglang.policies.parcels import AdapterFolder, PackedAdapter, Parcel, PolicyVersion, Weights
+from agentgym.engines.sglang.prompts import Prompt
 from agentgym.engines.sglang.router import Router
 from agentgym.engines.sglang.server import NoServer, Server
 from agentgym.errors import EngineError
@@ -85,10 +86,10 @@ class Fleet:
         self._asked += 1
         return usable[self._asked % len(usable)]
 
-    def place(self, session: str, token_ids: Sequence[int], *, avoid: Sequence[Server]) -> Server:
+    def place(self, session: str, prompt: Prompt, *, avoid: Sequence[Server]) -> Server:
         """Return the session's server; NoServer where none is left outside `avoid`."""
         try:
-            return self.router.place(session, token_ids, avoid=avoid)
+            return self.router.place(session, prompt, avoid=avoid)
         except NoServer:
             raise self._no_server() from None
 

@@ -117,6 +117,8 @@ class Attempts:
     @property
     def avoid(self) -> list[Server]:
         """The servers not to ask now: they failed this request, or reported that they are busy."""
+        if self._last is None:
+            return []
         return [server for server in self._servers if server in self._busy or self._gave_up(server)]
 
     def failed(self, server: Server, error: ConnectionError | Unavailable) -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +37,7 @@ _COME_BACK = (429, 502, 503, 504)
 """Statuses of a server, or of a gateway before it, that can answer the same request later."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """One request to sample ids."""
 
     prompt: Prompt
@@ -53,11 +51,12 @@ class Ask:
     def body(self) -> bytes:
         """The body of POST /generate; all settings that change the distribution are in it."""
         lora = "null" if self.policy.lora is None else f'"{self.policy.lora}"'
-        return (
-            f'{{"input_ids":[{self.prompt.text}],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
+        settings = (
+            f'],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
             f'"sampling_params":{{{_written(self.sampling, self.stop_ids)},'
             f'"max_new_tokens":{self.max_tokens},"sampling_seed":{self.seed % (1 << 63)}}}}}'
-        ).encode()
+        )
+        return b"".join((b'{"input_ids":[', self.prompt.text, settings.encode()))
 
 
 class Unavailable(EngineError):
@@ -150,7 +149,11 @@ class Server:
 
     async def generate(self, ask: Ask) -> Completion:
         """Return the ids that the server sampled; those of an aborted request up to its abort."""
-        body = await self._post("/generate", ask.body(), None)
+        try:
+            answer = await self.client.post("/generate", ask.body())
+        except WireError as error:
+            raise EngineError(f"{self}: {error}") from error
+        body = answer.body if answer.status == 200 else self._checked("/generate", answer)
         # With an adapter the policy is the adapter; the number is the name of the weights under it.
         named = ask.policy.lora is None
         return completion_of(body, ask.policy.version, named=named, ours=self._first_weights)

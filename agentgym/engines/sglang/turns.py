@@ -1,8 +1,8 @@
 """The turns of an engine: each is one request after the other, on whichever server can answer."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -38,7 +38,9 @@ class Turns:
 
     async def sample(self, turn: Generation) -> Completion:
         """Request after request until the turn has ended by itself, or was asked to end."""
-        with self._noted(turn):
+        self._turns[turn.session] = turn
+        self._fleet.counts.turns += 1
+        try:
             while True:
                 policy, turn.overtaken = self._fleet.policy, False
                 piece = await self._piece(turn, policy)
@@ -51,6 +53,8 @@ class Turns:
                 if turn.room == 0:
                     return turn.completion("length", policy.version)
                 self._fleet.counts.continued += 1
+        finally:
+            del self._turns[turn.session]
 
     async def abort(self, session: str, *, keep: bool) -> None:
         """End the turn of a session, if it has one, with what it sampled or without."""
@@ -87,60 +91,52 @@ class Turns:
         if tasks:
             await asyncio.wait(tasks)
 
-    @contextmanager
-    def _noted(self, turn: Generation) -> Iterator[None]:
-        self._turns[turn.session] = turn
-        self._fleet.counts.turns += 1
-        try:
-            yield
-        finally:
-            del self._turns[turn.session]
-
     async def _piece(self, turn: Generation, policy: PolicyVersion) -> Completion:
         """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
         attempts = self._fleet.attempts("generate")
         while turn.ending is None and policy is self._fleet.policy:
-            self._opened()
+            facts = self._opened()
             if not self._fleet.open.is_set():
                 await _first(self._fleet.open, turn.ended)
                 continue
             try:
-                server = self._fleet.place(turn.session, turn.prompt.ids, avoid=attempts.avoid)
-                return await self._request(turn, policy, server)
+                server = self._fleet.place(turn.session, turn.prompt, avoid=attempts.avoid)
+                completion = await server.generate(self._begun(turn, policy, server, facts))
             except (ConnectionError, Unavailable) as error:
+                self._over(turn)
                 attempts.failed(server, error)
                 self._fleet.counts.retried += 1
                 self._opened()
                 await self._fleet.check(server)
             except NoServer as nobody:
                 await attempts.wait(nobody, turn.ended)
+            except asyncio.CancelledError:
+                if turn.piece is not None:
+                    self.spawn(self._end(turn.piece))
+                raise
+            else:
+                require_possible(completion, server, turn.room, facts.vocabulary)
+                return completion
+            finally:
+                self._over(turn)
         return empty(policy.version)
 
-    async def _request(self, turn: Generation, policy: PolicyVersion, server: Server) -> Completion:
-        """Ask one server; `turn.piece` is the request while it is in flight."""
-        facts = self._opened()
+    def _begun(self, turn: Generation, policy: PolicyVersion, server: Server, facts: ModelFacts) -> Ask:
+        """A request to a server; `turn.piece` is the request while it is in flight."""
         # All ids have one length: a server ends every request whose id begins with the one that is aborted.
-        piece = turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests:012d}", server)
+        turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests:012d}", server)
         self._fleet.counts.requests += 1
-        ask = Ask(
-            prompt=turn.context,
-            rid=piece.rid,
-            max_tokens=turn.room,
-            sampling=StopTexts.plain(facts.tokenizer, turn.sampling),
-            seed=turn.seed,
-            stop_ids=facts.stop_ids + StopTexts.marks(facts.tokenizer, turn.sampling),
-            policy=policy,
-        )
-        try:
-            completion = await server.generate(ask)
-        except asyncio.CancelledError:
-            self.spawn(self._end(piece))
-            raise
-        finally:
-            piece.done.set()
+        sampling, stop_ids = turn.sampling, facts.stop_ids
+        if sampling.stop:
+            stop_ids += StopTexts.marks(facts.tokenizer, sampling)
+            sampling = StopTexts.plain(facts.tokenizer, sampling)
+        return Ask(turn.context, turn.piece.rid, turn.room, sampling, turn.seed, stop_ids, policy)
+
+    def _over(self, turn: Generation) -> None:
+        """Note that the request in flight has ended."""
+        if turn.piece is not None:
+            turn.piece.done.set()
             turn.piece = None
-        require_possible(completion, server, ask.max_tokens, facts.vocabulary)
-        return completion
 
     async def _end(self, piece: Piece) -> None:
         """Abort a request, and return when it has ended."""

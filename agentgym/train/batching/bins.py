@@ -1,7 +1,7 @@
 """Bins of samples, with what they may hold and what they cost, and the steps that several packers take."""
 
 import heapq
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -57,22 +57,19 @@ def best_fit(sizes: Ints, budget: int) -> list[Indices]:
 
     Returns indices into `sizes`.
     """
-    order = np.argsort(-sizes, kind="stable").tolist()
-    needs = sizes.tolist()
+    order = np.argsort(-sizes, kind="stable")
+    count = len(order)
     bins: list[Indices] = []
-    room: list[int] = []  # what each open bin has left, sorted
-    bin_of: list[int] = []  # the bin that each entry of `room` is of
-    for item in order:
-        at = bisect_left(room, needs[item])
+    room: list[int] = []  # what each open bin has left, times `count`, plus the bin: one sorted list of both
+    for item, need in zip(order.tolist(), (sizes[order] * count).tolist(), strict=True):
+        at = bisect_left(room, need)
         if at == len(room):
-            left, home = budget - needs[item], len(bins)
+            left = budget * count - need + len(bins)
             bins.append([item])
         else:
-            left, home = room.pop(at) - needs[item], bin_of.pop(at)
-            bins[home].append(item)
-        at = bisect_left(room, left)
-        room.insert(at, left)
-        bin_of.insert(at, home)
+            left = room.pop(at) - need
+            bins[left % count].append(item)
+        insort(room, left, 0, at)
     return bins
 
 

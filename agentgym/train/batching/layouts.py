@@ -60,7 +60,7 @@ class PaddedInputs:
     """
 
     input_ids_BT: Tensor
-    """int64: the token ids, and the padding id on padding."""
+    """int32: the token ids, and the padding id on padding."""
     attention_BT: Tensor
     """bool: true where there is a token."""
     trained: TargetIndex
@@ -75,7 +75,7 @@ class PaddedInputs:
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the decoder."""
         return {
-            "input_ids": self.input_ids_BT,
+            "input_ids": self.input_ids_BT.long(),
             "attention_mask": self.attention_BT,
             "position_ids": self.positions_BT,
         }
@@ -149,18 +149,24 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
     length_B = np.array([len(sample) for sample in samples])
     response_B = np.array([len(sample.response_ids) for sample in samples])
     count, width = len(samples), int(length_B.max())
-    ids_BT = np.full((count, width), pad_id, np.int64)
+    # Half of int64, for nothing: a trainer refuses ids that its vocabulary lacks before it lays out any.
+    ids_BT = np.empty((count, width), np.int32)
     for ids_T, sample in zip(ids_BT, samples, strict=True):
-        ids_T[width - len(sample) : width - len(sample.response_ids)] = sample.prompt_ids
-        ids_T[width - len(sample.response_ids) :] = sample.response_ids
+        response = width - len(sample.response_ids)
+        prompt = response - len(sample.prompt_ids)
+        ids_T[:prompt] = pad_id
+        ids_T[prompt:response] = sample.prompt_ids
+        ids_T[response:] = sample.response_ids
     # From a response token's number among all response tokens to its index in the flattened block: each row's
     # response ends where the row does.
-    ends = np.arange(1, count + 1) * width - response_B.cumsum()
-    token_M = (np.arange(len(mask)) + ends.repeat(response_B))[mask]
+    ends_B = np.arange(1, count + 1) * width - response_B.cumsum()
+    token_M = np.flatnonzero(mask)
+    stops_B = np.searchsorted(token_M, response_B.cumsum())
+    token_M += ends_B.repeat(np.diff(stops_B, prepend=0))
     return PaddedInputs(
         input_ids_BT=torch.from_numpy(ids_BT),
         attention_BT=torch.from_numpy(np.arange(width) >= (width - length_B)[:, None]),
-        trained=_target_index(token_M - 1, ids_BT.reshape(-1)[token_M], np.arange(len(token_M))),
+        trained=_target_index(token_M - 1, ids_BT.reshape(-1)[token_M].astype(np.int64), np.arange(len(token_M))),
         tokens=int(length_B.sum()),
     )
 

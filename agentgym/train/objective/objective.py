@@ -1,6 +1,6 @@
 """The loss of a mini-batch, as its config has it, over any number of micro-batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from agentgym.train.batching.batch import Batch
 from agentgym.train.config import TrainConfig
 from agentgym.train.objective.losses import LossConfig, LossSums, divergence, masked_gap, policy_loss, weighted_sum
+from agentgym.train.objective.token_loss import TokenLoss
 from agentgym.types import Sample
 
 
@@ -52,6 +53,20 @@ class Objective:
         mean = weighted_sum(kl_BR, mask_BR, batch.weight_B, config.normalise) / self.denominator
         loss = loss + config.kl_coef * mean
         return loss, replace(sums, loss=float(loss.detach()), reference_kl=float(kl_BR.detach().sum()))
+
+    def by_token(self, batch: Batch, loss: Callable[[Tensor, Tensor], tuple[Tensor, LossSums]]) -> TokenLoss | None:
+        """Return what tells each token's gradient of this loss from its log-probability alone; None where it does not.
+
+        It does not where a ratio is of a whole segment (`WHOLE_SEGMENTS`). A token without an advantage has a gradient
+        from the divergence alone.
+        """
+        config = self.config
+        if config.loss in WHOLE_SEGMENTS or config.correction in WHOLE_SEGMENTS:
+            return None
+        possible_BR = batch.loss_mask_BR if config.kl_coef else batch.advantages_BR != 0
+        return TokenLoss(
+            term=lambda logprobs_BR: loss(logprobs_BR, torch.zeros_like(logprobs_BR))[0], possible_BR=possible_BR
+        )
 
     def _sequence(self, samples: Sequence[Sample], like: Tensor) -> Tensor | None:
         """Return the log-ratio of each sample's rollout; None where each sample has a ratio of its own."""

@@ -216,6 +216,7 @@ def shard(
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import register_fsdp_forward_method as gathers
 
     world = dist.get_world_size()
     # A row for each replica: neighbours, such as those of one node, have the shards of one.
@@ -229,3 +230,4 @@ def shard(
     for layer in _layers(policy, "shard"):
         fully_shard(layer, **how)
     fully_shard(policy, **how)
+    gathers(policy, "states")

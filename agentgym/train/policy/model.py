@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from agentgym.models import loading, refuse_missing
 from agentgym.train.batching.layouts import Inputs, Layout
 from agentgym.train.fingerprint import base_fingerprint
-from agentgym.train.objective.logprobs import PLAIN, LogitMap, token_logprobs
+from agentgym.train.objective.logit_map import PLAIN, LogitMap
+from agentgym.train.objective.logprobs import token_logprobs
+from agentgym.train.objective.token_loss import SampleUpstream, TokenLoss
 from agentgym.train.policy.decoder import compute_by_sequence, decoder_of, rope_kinds, wrap_decoder
 from agentgym.train.policy.opening import attend_in_rows, check_padded, find_logit_map
 from agentgym.train.policy.targets import ALL_LINEAR, Coverage, coverage, find_targets
@@ -73,15 +75,20 @@ class PolicyModel(nn.Module):
             yield
 
     def forward(
-        self, inputs: Inputs, loss_mask_BR: Tensor, temperature: float = 1.0, *, entropy: bool = True
+        self,
+        inputs: Inputs,
+        loss_mask_BR: Tensor,
+        temperature: float = 1.0,
+        *,
+        entropy: bool = True,
+        loss: TokenLoss | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere.
 
-        With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary.
+        With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is what
+        `backward` will be called on: where the output layer is trained it saves one of four multiplications by it.
         """
-        hidden_BTH = decoder_of(self.causal)(**inputs.arguments(), use_cache=False).last_hidden_state
-        trained = inputs.trained
-        states_NH = hidden_BTH.flatten(0, 1).index_select(0, trained.source_N)
+        trained, states_NH = inputs.trained, self._states(inputs)
         head, logits = self.causal.get_output_embeddings(), self.way.logits
         targets_N = trained.target_N
         if not entropy:
@@ -90,8 +97,20 @@ class PolicyModel(nn.Module):
             )
             logprobs_BR = trained.scatter_to_samples(logprobs_N, loss_mask_BR)
             return logprobs_BR, torch.zeros_like(logprobs_BR)
-        logprobs_N, entropy_N = token_logprobs(states_NH, head, targets_N, temperature=temperature, logits=logits)
+        upstream = None if loss is None else SampleUpstream.of(loss, trained, loss_mask_BR)
+        logprobs_N, entropy_N = token_logprobs(
+            states_NH, head, targets_N, temperature=temperature, logits=logits, upstream=upstream
+        )
         return trained.scatter_to_samples(logprobs_N, loss_mask_BR), trained.scatter_to_samples(entropy_N, loss_mask_BR)
+
+    def states(self, inputs: Inputs) -> Tensor:
+        """Return the last hidden state (float32, MH) before each trained token, samples in order, left to right."""
+        return self._states(inputs).index_select(0, inputs.trained.index_M).float()
+
+    def _states(self, inputs: Inputs) -> Tensor:
+        """Return the last hidden states (NH) that the trained tokens are predicted from."""
+        hidden_BTH: Tensor = decoder_of(self.causal)(**inputs.arguments(), use_cache=False).last_hidden_state
+        return hidden_BTH.flatten(0, 1).index_select(0, inputs.trained.source_N)
 
 
 class AdapterShape(TypedDict):

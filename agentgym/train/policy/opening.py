@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentgym.failures import describe
 from agentgym.train.batching.layouts import Inputs, Layout, lay_out
-from agentgym.train.objective.logprobs import LogitMap
+from agentgym.train.objective.logit_map import LogitMap
 from agentgym.train.policy.attention import NAME, register
 from agentgym.train.policy.decoder import compute_by_sequence, decoder_of, mixing_parts, whole_by_row, wrap_decoder
 from agentgym.train.policy.row import Row

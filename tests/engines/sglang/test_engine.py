@@ -142,6 +142,9 @@ LYING = {"finish_reason": {"type": "stop"}}
         pytest.param(generated([10], meta_info=LYING), "1 ids and sent the log-probabilities of 0", id="no_logprobs"),
         pytest.param(generated([10, 11, 12]) | {"output_ids": [10, 11]}, "2 ids and sent .* of 3", id="lengths"),
         pytest.param(generated([10, 11]) | {"output_ids": [10, 12]}, "other ones", id="other_ids"),
+        pytest.param(generated([10]) | {"output_ids": "10"}, "sampled '10' ids", id="ids_as_text"),
+        pytest.param(generated([10.5]), "cannot be interpreted as an integer", id="half_an_id"),  # type: ignore[list-item]
+        pytest.param(generated([1 << 70]), "too big|as an integer", id="a_huge_id"),
         pytest.param(generated([]), "empty without an abort", id="nothing"),
         pytest.param(generated([512]), "outside the vocabulary", id="vocabulary"),
         pytest.param(generated([10] * 4), "sampled 4 ids where 3 were asked for", id="too_many"),

@@ -112,7 +112,7 @@ async def test_a_connection_that_the_kernel_gives_up_is_a_connection_error_also_
         asking = asyncio.create_task(client.post("/x", {}))
         await asked.wait()
         (link,) = client._busy
-        link.reader.set_exception(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+        link.connection_lost(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
         with pytest.raises(ConnectionError, match=r"/x: .*Connection timed out"):
             await asking
         client.close()

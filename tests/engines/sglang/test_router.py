@@ -1,9 +1,11 @@
 """Where sessions go: to their prefix, as long as the servers stay evenly filled."""
 
 import random
+from typing import Any
 
 import pytest
 
+from agentgym.engines.sglang.prompts import Prompt
 from agentgym.engines.sglang.router import Router
 from agentgym.engines.sglang.server import Server
 from agentgym.errors import EngineError
@@ -14,6 +16,10 @@ def fleet(count: int = 2) -> tuple[Router, list[Server]]:
     return Router(servers), servers
 
 
+def place(router: Router, session: str, ids: list[int], **how: Any) -> Server:
+    return router.place(session, Prompt().then(ids), **how)
+
+
 def ids_of(count: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(1000) for _ in range(count)]
@@ -21,26 +27,26 @@ def ids_of(count: int, seed: int) -> list[int]:
 
 def test_a_session_stays_where_it_is_whatever_it_says_next() -> None:
     router, _ = fleet()
-    home = router.place("a", ids_of(100, 0))
+    home = place(router, "a", ids_of(100, 0))
     for i in range(20):
-        router.place(f"other-{i}", ids_of(100, i))
-        assert router.place("a", ids_of(100, i)) is home
+        place(router, f"other-{i}", ids_of(100, i))
+        assert place(router, "a", ids_of(100, i)) is home
 
 
 def test_a_fork_goes_to_its_prefix() -> None:
     router, _ = fleet()
     for i in range(6):
-        router.place(f"{i}", ids_of(320, i))
+        place(router, f"{i}", ids_of(320, i))
     for i in range(6):
         fork = [*ids_of(320, i), *ids_of(40, 100)]
-        assert router.place(f"fork-{i}", fork) is router.place(f"{i}", ids_of(320, i))
+        assert place(router, f"fork-{i}", fork) is place(router, f"{i}", ids_of(320, i))
 
 
 def test_groups_that_share_a_system_prompt_stay_whole_and_the_servers_even() -> None:
     """8 groups of 4 whose first 64 ids are the same, and whose next 64 are the group's."""
     router, servers = fleet()
     homes = [
-        {router.place(f"{group}/{i}", ids_of(64, 0) + ids_of(64, 1 + group)) for i in range(4)} for group in range(8)
+        {place(router, f"{group}/{i}", ids_of(64, 0) + ids_of(64, 1 + group)) for i in range(4)} for group in range(8)
     ]
     assert sum(len(home) == 1 for home in homes) >= 6
     count = router.sessions()
@@ -50,7 +56,7 @@ def test_groups_that_share_a_system_prompt_stay_whole_and_the_servers_even() -> 
 def test_one_prefix_for_all_does_not_fill_one_server() -> None:
     router, servers = fleet(4)
     for i in range(40):
-        router.place(f"{i}", ids_of(512, 0))
+        place(router, f"{i}", ids_of(512, 0))
     count = router.sessions()
     assert max(count.values()) - min(count[s] for s in servers) <= 5
 
@@ -58,7 +64,7 @@ def test_one_prefix_for_all_does_not_fill_one_server() -> None:
 def test_a_released_session_makes_room() -> None:
     router, servers = fleet()
     for i in range(20):
-        router.place(f"{i}", ids_of(10, i))
+        place(router, f"{i}", ids_of(10, i))
     for i in range(20):
         router.release(f"{i}")
     router.release("never there")
@@ -67,17 +73,17 @@ def test_a_released_session_makes_room() -> None:
 
 def test_the_sessions_of_a_lost_server_move_and_its_prefixes_are_forgotten() -> None:
     router, (first, second) = fleet()
-    lost = router.place("a", ids_of(320, 0))
+    lost = place(router, "a", ids_of(320, 0))
     router.lose(lost)
     other = second if lost is first else first
-    assert router.place("a", ids_of(320, 0)) is other
+    assert place(router, "a", ids_of(320, 0)) is other
     router.revive(lost)
-    assert router.place("fork", ids_of(320, 0)) is other
+    assert place(router, "fork", ids_of(320, 0)) is other
 
 
 def test_a_server_to_be_avoided_is_not_chosen_and_none_left_is_an_engine_error() -> None:
     router, (first, second) = fleet()
-    assert router.place("a", [1], avoid=[first]) is second
-    assert router.place("a", [1], avoid=[second]) is first
+    assert place(router, "a", [1], avoid=[first]) is second
+    assert place(router, "a", [1], avoid=[second]) is first
     with pytest.raises(EngineError, match="no server is left of http://server-0, http://server-1"):
-        router.place("a", [1], avoid=[first, second])
+        place(router, "a", [1], avoid=[first, second])

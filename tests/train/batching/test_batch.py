@@ -50,6 +50,13 @@ def test_rows_are_one_left_padded_block() -> None:
     assert block(batch).positions_BT.tolist() == [[0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
 
 
+def test_ids_are_narrow_in_the_block_and_wide_for_the_model() -> None:
+    inputs = block(collate([row([1, 2**31 - 1], [3])], pad_id=0))
+    assert inputs.input_ids_BT.dtype == torch.int32
+    assert inputs.arguments()["input_ids"].dtype == torch.int64
+    assert inputs.arguments()["input_ids"].tolist() == [[1, 2**31 - 1, 3]]
+
+
 def test_response_tensors_are_right_aligned() -> None:
     batch = collate([row([1, 1, 1], [9]), row([1], [7, 8, 9], weight=0.5)], pad_id=0)
     assert batch.loss_mask_BR.int().tolist() == [[0, 0, 1], [1, 1, 1]]

@@ -15,7 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import collate
+from agentgym.train.objective import linear_head, tiles
 from agentgym.train.objective import logprobs as module
+from agentgym.train.objective.logit_map import LogitMap
 from agentgym.train.objective.logprobs import token_logprobs
 from agentgym.train.policy.fsdp import shard
 from agentgym.train.policy.model import PolicyModel, load_policy
@@ -146,7 +148,7 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_no_tensor_grows_with_tokens_times_vocabulary(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_tile", lambda _: (64, 512))
+    monkeypatch.setattr(tiles, "_tile", lambda _: (64, 512))
     states, head, targets, upstream = case()
     head.requires_grad_(not frozen)
     with Largest() as largest:
@@ -164,6 +166,101 @@ def test_a_frozen_output_layer_is_multiplied_twice_and_a_trained_one_four_times(
     with FlopCounterMode(display=False) as counter:
         gradients(tiled, states, head, targets, upstream, 1.0)
     assert counter.get_total_flops() == times * 2 * N * V * H
+
+
+class Known:
+    """What will come back to each log-probability, said truly or not, of the tokens that are possible."""
+
+    def __init__(self, upstream: Tensor, possible: Tensor | None = None) -> None:
+        self.upstream, self.asked = upstream, 0
+        self.possible_N = torch.ones(len(upstream), dtype=torch.bool) if possible is None else possible
+
+    def __call__(self, rows: Tensor, logprobs: Tensor) -> Tensor:
+        assert logprobs.shape == rows.shape
+        self.asked += len(rows)
+        return self.upstream[rows]
+
+
+def foreseen(known: Known, **how: Any) -> Callable[..., Any]:
+    def score(states: Tensor, head: Any, targets: Tensor, temperature: float) -> Any:
+        return token_logprobs(states, head, targets, temperature=temperature, upstream=known, **how)
+
+    return score
+
+
+def plain(**how: Any) -> Callable[..., Any]:
+    def score(states: Tensor, head: Any, targets: Tensor, temperature: float) -> Any:
+        return token_logprobs(states, head, targets, temperature=temperature, **how)
+
+    return score
+
+
+SOME = torch.arange(N) % 3 > 0
+SHARE = int(SOME.sum()) / N
+
+
+@pytest.mark.parametrize(
+    ("frozen", "known", "back", "times"),
+    [
+        (False, lambda u: Known(u), lambda u: u, 3.0),
+        (False, lambda u: Known(u * SOME, SOME), lambda u: u * SOME, 1 + 2 * SHARE),
+        (False, lambda u: Known(u * SOME), lambda u: u * SOME, 2 + SHARE),
+        (True, lambda u: Known(u * SOME, SOME), lambda u: u * SOME, 1 + SHARE),
+    ],
+)
+def test_a_gradient_that_is_known_in_advance_takes_three_multiplications_and_none_for_tokens_without_one(
+    frozen: bool, known: Any, back: Any, times: float
+) -> None:
+    states, head, targets, upstream = case()
+    head.requires_grad_(not frozen)
+    told = known(upstream)
+    with FlopCounterMode(display=False) as counter:
+        gradients(foreseen(told), states, head, targets, back(upstream), 1.0)
+    assert counter.get_total_flops() == pytest.approx(times * 2 * N * V * H, rel=1e-9)
+    assert told.asked == (0 if frozen else int(told.possible_N.sum()))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("logits", [LogitMap(), LogitMap(scale=0.5, cap=6.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "known",
+    [
+        lambda u: Known(u),
+        lambda u: Known(u * SOME),
+        lambda u: Known(u, SOME),
+        lambda u: Known(2 * u, ~SOME),
+        lambda u: Known(torch.zeros_like(u)),
+    ],
+    ids=["true", "some are not expected", "some are not possible", "wrong", "nothing"],
+)
+def test_gradients_are_the_same_whatever_is_said_to_come_back(
+    bias: bool, logits: LogitMap, dtype: torch.dtype, known: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_head, "kept_rows", lambda _: 200)
+    states, head, targets, upstream = case(bias=bias, deviation=0.5, dtype=dtype)
+    for trained in (True, False):
+        head.requires_grad_(trained)
+        expected = gradients(plain(logits=logits), states, head, targets, upstream, 0.7)
+        got = gradients(foreseen(known(upstream), logits=logits), states, head, targets, upstream, 0.7)
+        for mine, true in zip(got, expected, strict=True):
+            assert mine.dtype == dtype
+            assert relative(mine, true) < (3e-6 if dtype == torch.float32 else 8e-3)
+
+
+def test_a_known_gradient_changes_neither_log_probabilities_nor_entropies() -> None:
+    states, head, targets, upstream = case()
+    got = token_logprobs(states, head, targets, upstream=Known(upstream, SOME))
+    for mine, true in zip(got, token_logprobs(states, head, targets), strict=True):
+        assert relative(mine, true) < 1e-6
+
+
+def test_a_second_backward_finds_the_same_gradient() -> None:
+    states, head, targets, upstream = case(bias=True)
+    logprobs, _ = token_logprobs(states, head, targets, upstream=Known(upstream))
+    first = torch.autograd.grad(logprobs, [states, *head.parameters()], upstream, retain_graph=True)
+    for mine, true in zip(torch.autograd.grad(logprobs, [states, *head.parameters()], upstream), first, strict=True):
+        assert relative(mine, true) < 3e-6
 
 
 def test_scoring_without_a_gradient_multiplies_once_and_finds_the_same() -> None:

@@ -1,0 +1,55 @@
+"""An engine's answer: what was sampled, with which probabilities, and under which policy."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from agentgym.frozen import Floats, Ints, require_rising, vector
+
+FinishReason: TypeAlias = Literal["stop", "stop_text", "length", "abort"]
+"""The end of a turn: its stop token, which is the last id; a text of `Sampling.stop`; a limit; or an abort."""
+
+
+class Version(NamedTuple):
+    """The policy version under which the tokens from `start` on were sampled."""
+
+    start: int
+    version: int
+
+
+_FIRST = (Version(0, 0),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, init=False)
+class Completion:
+    """An engine's answer: sampled ids with one finite log-probability each, a stop token last; empty only on abort."""
+
+    token_ids: Ints
+    logprobs: Floats
+    finish_reason: FinishReason
+    versions: tuple[Version, ...] = _FIRST
+
+    def __init__(
+        self, *, token_ids: ArrayLike, logprobs: ArrayLike, finish_reason: FinishReason, versions: Any = _FIRST
+    ) -> None:
+        ids, scores = vector("token_ids", token_ids, np.int64), vector("logprobs", logprobs, np.float32)
+        if len(ids) != len(scores):
+            raise ValueError(f"logprobs: {len(scores)} for {len(ids)} token_ids; without any, answer with an abort")
+        # A sum of squares is finite only if all its terms are, and is had at a third of the cost.
+        if not (math.isfinite(scores.dot(scores)) or np.isfinite(scores).all()):
+            raise ValueError("logprobs: every one must be finite")
+        if not len(ids) and finish_reason != "abort":
+            raise ValueError("token_ids: empty without an abort")
+        if len(versions) != 1 or versions[0].start != 0:
+            require_rising("versions", [version.start for version in versions])
+        object.__setattr__(self, "token_ids", ids)
+        object.__setattr__(self, "logprobs", scores)
+        object.__setattr__(self, "finish_reason", finish_reason)
+        object.__setattr__(self, "versions", versions)
+
+    def __repr__(self) -> str:
+        versions = ", ".join(str(v.version) for v in self.versions)
+        return f"<Completion: {len(self.token_ids)} ids, {self.finish_reason}, policy version {versions}>"

@@ -1,0 +1,214 @@
+"""One HTTP/1.1 connection: requests are written whole, and each answer is read while its bytes arrive."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple, cast
+
+from agentgym.errors import WireError
+
+_HEAD_LIMIT = 1 << 16
+"""Bytes of an answer's status line and headers at most, of one chunk's size line, and of one trailer."""
+_JOINED = 1 << 20
+"""Bytes of a body up to which it is copied behind its head, for one write is cheaper than two."""
+
+_VERSIONS = ("HTTP/1.1", "HTTP/1.0")
+_DIGITS = {10: frozenset("0123456789"), 16: frozenset("0123456789abcdefABCDEF")}
+
+
+class RawAnswer(NamedTuple):
+    """A status, the body's bytes, and whether the server keeps the connection open."""
+
+    status: int
+    body: bytearray
+    keep: bool
+
+
+class HttpLink(asyncio.Protocol):
+    """A connection that takes one request at a time.
+
+    The answer's future fails with OSError where the connection is lost, and with WireError where what arrives is no
+    HTTP/1. Bytes that nobody asked for make the connection unusable.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport
+        self._answer: asyncio.Future[RawAnswer] | None = None
+        """The answer that is waited for."""
+        self._held = bytearray()
+        """The bytes that are not read yet."""
+        self._read: Callable[[], bool] = self._read_head
+        """Reads the next part of the answer from `_held`; whether all of it was there."""
+        self._looked = 0
+        """How far `_held` was looked through for the end of a line or a head."""
+        self._body = bytearray()
+        """The chunks so far."""
+        self._status, self._length, self._keep = 0, 0, False
+        self._spoiled = False
+
+    # ------------------------------------------------------------------------------------------ the client's side
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request may be sent."""
+        return not (self._spoiled or self._transport.is_closing())
+
+    def ask(self, head: bytes, body: bytes) -> asyncio.Future[RawAnswer]:
+        """Send a request; its answer."""
+        answer = self._loop.create_future()
+        if not self.usable:
+            answer.set_exception(ConnectionResetError("the server hung up before it was asked"))
+            return answer
+        self._answer = answer
+        if len(body) <= _JOINED:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(memoryview(body))
+        return answer
+
+    def abort(self) -> None:
+        """Close the connection at once; an answer that is waited for fails."""
+        self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
+
+    # ------------------------------------------------------------------------------------------ asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        try:
+            while self._held and self._answer is not None and self._read():
+                pass
+        except WireError as error:
+            self._fail(error)
+        if self._held and self._answer is None:
+            self._spoiled = True
+            self._transport.abort()
+
+    def eof_received(self) -> None:
+        if self._answer is not None and self._read == self._read_rest:
+            self._give(self._held)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(exc or ConnectionResetError("the server hung up before it had answered"))
+
+    def _give(self, body: bytearray) -> None:
+        """Hand the answer over, and be ready for the next one."""
+        answer, self._answer, self._read = self._answer, None, self._read_head
+        if answer is not None and not answer.done():
+            # What is not sent yet stands between the server and the next request.
+            keep = self._keep and not self._transport.get_write_buffer_size()
+            answer.set_result(RawAnswer(self._status, body, keep))
+
+    def _fail(self, error: Exception) -> None:
+        answer, self._answer, self._spoiled = self._answer, None, True
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+    # ------------------------------------------------------------------------------------------ the parts of an answer
+
+    def _read_head(self) -> bool:
+        head = self._until(b"\r\n\r\n")
+        if head is None:
+            return False
+        self._status, self._keep, fields = _parsed(head)
+        if 100 <= self._status < 200:
+            return True
+        length = fields.get("content-length")
+        if "chunked" in fields.get("transfer-encoding", "").lower():
+            self._keep = self._keep and length is None
+            self._body, self._read = bytearray(), self._read_size
+        elif length is not None or self._status in (204, 304):
+            self._length, self._read = _number("0" if length is None else length, 10), self._read_body
+            return self._read_body()  # it may have no bytes
+        else:
+            self._keep, self._read = False, self._read_rest
+        return True
+
+    def _read_body(self) -> bool:
+        held, length = self._held, self._length
+        if len(held) < length:
+            return False
+        if len(held) == length:
+            self._held = bytearray()
+            self._give(held)
+        else:
+            self._give(self._taken(length))
+        return True
+
+    def _read_rest(self) -> bool:
+        return False  # The body ends when the connection does.
+
+    def _read_size(self) -> bool:
+        line = self._until(b"\r\n")
+        if line is None:
+            return False
+        self._length = _number(line.partition(b";")[0].decode("latin-1").strip(), 16)
+        self._read = self._read_chunk if self._length else self._read_trailer
+        return True
+
+    def _read_chunk(self) -> bool:
+        if len(self._held) < self._length + 2:
+            return False
+        self._body += self._taken(self._length)
+        if self._taken(2) != b"\r\n":
+            raise WireError("a chunk of the server's answer is longer than it says")
+        self._read = self._read_size
+        return True
+
+    def _read_trailer(self) -> bool:
+        """Trailers are read and dropped."""
+        line = self._until(b"\r\n")
+        if line is not None and not line:
+            self._give(self._body)
+        return line is not None
+
+    def _until(self, mark: bytes) -> bytearray | None:
+        """The bytes before a mark, which is dropped; None while it is not there."""
+        end = self._held.find(mark, max(self._looked - len(mark) + 1, 0))
+        self._looked = 0 if end >= 0 else len(self._held)
+        if max(end, self._looked) > _HEAD_LIMIT:
+            raise WireError(f"the server's answer has no end of its head within {_HEAD_LIMIT} bytes")
+        if end < 0:
+            return None
+        line = self._taken(end)
+        del self._held[: len(mark)]
+        return line
+
+    def _taken(self, length: int) -> bytearray:
+        taken = self._held[:length]
+        del self._held[:length]
+        return taken
+
+
+def _parsed(head: bytearray) -> tuple[int, bool, Mapping[str, str]]:
+    """The status, whether the connection stays open, and the fields; WireError for what is none."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    version, status = first[:8], first[9:12]
+    framed = version in _VERSIONS and first[8:9] == " " and first[12:13] in ("", " ")
+    if not (framed and len(status) == 3 and _DIGITS[10].issuperset(status)):
+        raise WireError(f"the server's answer is no HTTP/1: {first[:80]!r}")
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name, value = name.strip().lower(), value.strip()
+        if not colon or "\r" in line or "\n" in line or (name == "content-length" and fields.get(name, value) != value):
+            raise WireError(f"the server's answer has the header {line[:80]!r}")
+        fields[name] = value
+    said = fields.get("connection", "").lower()
+    return int(status), "close" not in said if version == "HTTP/1.1" else "keep-alive" in said, fields
+
+
+def _number(text: str, base: int) -> int:
+    """The number; int() alone would take a sign, an underscore and a prefix as well."""
+    with suppress(ValueError):
+        if text and _DIGITS[base].issuperset(text):
+            return int(text, base)
+    raise WireError(f"the server's answer has the length {text[:40]!r}")

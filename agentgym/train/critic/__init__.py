@@ -1,0 +1,1 @@
+"""The critic: a value head beside the policy, and how it learns."""

@@ -1,0 +1,89 @@
+"""Pieces of work of several processes, ours and other kits', measured in turns: each has an interpreter of its own."""
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Cost
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Worker:
+    """A process of `benchmarks.peers.serve`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.ways: list[str] | None = None
+
+    def start(self) -> list[str]:
+        """Wait until the worker has made its workload; returns what it can do."""
+        if self.ways is None:
+            self.ways = self._read()
+        return self.ways
+
+    def once(self, way: str) -> Cost:
+        """Do the work once."""
+        return Cost(**self._ask(way))
+
+    def tell(self, way: str) -> Any:
+        """Do the work once more, and return what is told of its result."""
+        return self._ask(f"tell {way}")
+
+    def _ask(self, line: str) -> Any:
+        assert self._process.stdin is not None
+        print(line, file=self._process.stdin, flush=True)
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a worker ended: {self._process.wait()}; what it said stands above")
+        return json.loads(line)
+
+
+@contextmanager
+def worker(python: Path | str, module: str, work: Mapping[str, Any]) -> Iterator[Worker]:
+    """Start a module that ends in `serve`, and end it with the block."""
+    pipe = subprocess.PIPE
+    command = [str(python), "-m", module, json.dumps(work)]
+    with subprocess.Popen(command, cwd=_ROOT, text=True, stdin=pipe, stdout=pipe) as process:
+        try:
+            yield Worker(process)
+        finally:
+            process.kill()
+
+
+def peers_python(venv: Path | None) -> Path | None:
+    """The interpreter of the environment that `make bench-peers` makes; None where it is not made."""
+    python = None if venv is None else venv.absolute() / "bin" / "python"
+    return python if python is not None and python.exists() else None
+
+
+def in_turns(starts: Mapping[str, tuple[Path | str, str, Mapping[str, Any]]], rounds: int) -> dict[str, Any]:
+    """Measure the only way of each worker, one after the other, `rounds` times, and keep the least CPU seconds.
+
+    `starts` has the interpreter, module and work of each worker by its name. Returns `cpu_s`, `peak_mib` and `told` by
+    name; the peak is that of the first round, before any memory was kept for a next one. A worker that has no way, for
+    want of its kit, is not there.
+    """
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(worker(*start)) for name, start in starts.items()}
+        ready = {name: one for name, one in workers.items() if one.start()}
+        spent: dict[str, list[Cost]] = {name: [] for name in ready}
+        for _ in range(rounds):
+            for name, one in ready.items():
+                (way,) = one.start()
+                spent[name].append(one.once(way))
+        return {
+            name: {
+                "cpu_s": min(cost.cpu_s for cost in spent[name]),
+                "peak_mib": spent[name][0].peak_mib,
+                "told": one.tell(one.start()[0]),
+            }
+            for name, one in ready.items()
+        }

@@ -1,0 +1,97 @@
+"""What a run of a benchmark found, where and when, as it is kept; and how two of them compare."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from benchmarks.harness import Goal
+
+SHARE = 0.75
+"""A ratio has fallen where it is below this share of the kept one."""
+TIMED = re.compile(r"(?<![a-z'])(ns|us|ms|s|seconds)(?![a-z])")
+"""A goal with a unit of time in its name depends on the machine."""
+
+
+class Report(TypedDict):
+    """What a benchmark prints on its last line."""
+
+    bench: str
+    figures: dict[str, float]
+    reference: dict[str, float | str]
+    goals: dict[str, Goal]
+
+
+class Made(TypedDict):
+    """Where, when and how a report was made."""
+
+    command: str
+    commit: str
+    date: str
+    seconds: float
+    processors: str
+    load: list[float]
+    """The load of one minute, before and after."""
+    versions: dict[str, str]
+
+
+class Result(TypedDict):
+    """A report and how it was made."""
+
+    made: Made
+    report: Report
+
+
+class Fall(NamedTuple):
+    """A goal whose value is worse by more than a quarter."""
+
+    goal: str
+    kept: float
+    found: float
+
+
+def read(path: Path) -> Result:
+    """The kept result; FileNotFoundError where the benchmark was never kept."""
+    result: Result = json.loads(path.read_text())
+    return result
+
+
+def keep(path: Path, result: Result) -> None:
+    """Write a result, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    part.replace(path)
+
+
+def comparable(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> Iterator[str]:
+    """Yield the goals that do not depend on the machine and that both runs measured."""
+    for name, goal in kept.items():
+        other = found.get(name)
+        if not TIMED.search(name) and goal["value"] is not None and other and other["value"] is not None:
+            yield name
+
+
+def falls(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> list[Fall]:
+    """The comparable goals that are worse by more than a quarter.
+
+    A goal does not say whether more is better: it is where its value is above the goal and meets it, or is below it and
+    misses it.
+    """
+    worse = []
+    for name in comparable(kept, found):
+        before, now = kept[name]["value"], found[name]["value"]
+        assert before is not None
+        assert now is not None
+        rises = more_is_better(kept[name]) if before != kept[name]["goal"] else more_is_better(found[name])
+        if (now < SHARE * before) if rises else (now > before / SHARE):
+            worse.append(Fall(name, before, now))
+    return worse
+
+
+def more_is_better(goal: Goal) -> bool:
+    """Whether a larger value meets the goal; a value that equals the goal tells nothing, and counts as True."""
+    value = goal["value"]
+    assert value is not None
+    return value == goal["goal"] or (value > goal["goal"]) == goal["met"]

@@ -1,0 +1,76 @@
+"""CPU seconds of a start: importing the package, the names that an env needs, and the quickstart in all.
+
+`python -m benchmarks.start [--json] [--quick]`
+
+Each import is a process of its own, and the least of several counts; the processes take turns. The floor imports only
+what no env can do without: numpy, pydantic and asyncio. The quickstart is what `make quickstart` runs once everything
+is installed, with boxes whose processes are its own: bubblewrap, or none. With `--quick` it is left out.
+"""
+
+import argparse
+import subprocess
+import sys
+from resource import RUSAGE_CHILDREN, getrusage
+from tempfile import TemporaryDirectory
+
+from agentgym.sandboxes.local import why_no_bubblewrap
+from benchmarks.harness import Goal, at_most, report
+
+ROUNDS = 10
+CODES = {
+    "python": "pass",
+    "floor": "import asyncio, numpy, pydantic",
+    "import": "import agentgym",
+    "env": "from agentgym import Limits, Task, ToolEnv, reward, run_groups, tool",
+}
+
+
+def cpu_s(command: list[str]) -> float:
+    """CPU seconds of a command and of what it starts; CalledProcessError where it fails."""
+    before = getrusage(RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = getrusage(RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def imports() -> dict[str, float]:
+    """CPU seconds of each import beyond those of Python itself."""
+    least = dict.fromkeys(CODES, float("inf"))
+    for _ in range(ROUNDS):
+        for name, code in CODES.items():
+            least[name] = min(least[name], cpu_s([sys.executable, "-c", code]))
+    bare = least.pop("python")
+    return {"python_cpu_s": bare} | {f"{name}_cpu_s": value - bare for name, value in least.items()}
+
+
+def quickstart() -> tuple[dict[str, float], dict[str, float | str]]:
+    """CPU seconds of the quickstart, its boxes included, and its command."""
+    box = "unsafe" if why_no_bubblewrap() else "bubblewrap"
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "recipes.chase_grpo", "--box", box, "--out", f"{folder}/run"]
+        return {"quickstart_cpu_s": cpu_s(command)}, {"quickstart": " ".join(command[1:-2])}
+
+
+def goals(figures: dict[str, float]) -> dict[str, Goal]:
+    """What is aimed at."""
+    return {
+        "import agentgym, CPU s": at_most(figures["import_cpu_s"], 0.15),
+        "quickstart, CPU s": at_most(figures.get("quickstart_cpu_s"), 20),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser.add_argument("--quick", action="store_true", help="without the quickstart")
+    args = parser.parse_args()
+    figures = imports()
+    reference: dict[str, float | str] = {}
+    if not args.quick:
+        spent, reference = quickstart()
+        figures |= spent
+    report("start", figures=figures, reference=reference, goals=goals(figures), as_json=args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Four ways of credit at equal sampled tokens: `python -m recipes.credit_curves FOLDER [--seeds 10]`.
+
+Each run has a folder of its own, FOLDER/ENV/METHOD/SEED. What is finished is not played again, and what was stopped
+goes on from its last checkpoint: the same command resumes. At its end, and with `--no-play` alone, it prints a table,
+and draws FOLDER/ENV.png, of all finished runs.
+
+The envs are `chase_long_turns` and `bisect_long`. A step is 8 tasks with 4 rollouts each, or with 2 and their branches.
+Rewards are compared by the tokens that were sampled, those of branches included, up to the number that the shortest
+of all runs of an env has sampled.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+import agentgym as ag
+from agentgym.errors import AgentGymError
+from agentgym.extras import needs_extra
+from agentgym.run.recorder import SUMMARY
+from agentgym.samples import AdvantageLevel
+from agentgym.sandboxes.choose import Kind
+from agentgym.train.checkpoint import has_checkpoints
+from recipes.bisect_long import BisectLongGRPO
+from recipes.chase_long import ChaseLongGRPO
+
+BINS = 20
+"""Parts of the tokens that a curve has a point for each of."""
+LAST = BINS // 5
+"""Parts at the end that the last reward is the mean of."""
+ENVS: Mapping[str, tuple[ag.RunConfig, int]] = {
+    "chase_long_turns": (replace(ChaseLongGRPO(), env="chase_long_turns"), 4),
+    "bisect_long": (BisectLongGRPO(), 3),
+}
+"""The run of each env, and every how many turns branches are played: so that both sample about as much."""
+METHODS: tuple[AdvantageLevel, ...] = ("outcome", "turn", "branches", "value")
+Curve: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """Runs of all ways of credit on two envs, and what came of them."""
+
+    folder: tyro.conf.Positional[Path]
+    """Where the runs are, or will be."""
+    seeds: int = 10
+    """Runs of each method on each env, with seeds from 0."""
+    steps: int = 30
+    """Steps of each run."""
+    box: Kind = "auto"
+    """Where the model's code runs."""
+    envs: tuple[str, ...] = tuple(ENVS)
+    """The envs to play on."""
+    play: bool = True
+    """Play what is missing; without it what there is is shown."""
+
+
+def run_of(credit: Credit, env: str, method: AdvantageLevel, seed: int) -> ag.RunConfig:
+    """Return the settings of one run."""
+    run, every = ENVS[env]
+    assert isinstance(run.train.normalise, float)  # that of 64 rollouts
+    train = replace(run.train, decay_steps=max(1, credit.steps - 5), normalise=run.train.normalise / 2)
+    run = replace(run, seed=seed, steps=credit.steps, box=credit.box, eval_tasks=0, train=train, group_size=4)
+    run = replace(run, out=folder_of(credit, env, method, seed), advantage_level=method)
+    return replace(run, group_size=2, branching=ag.Branching(per_state=1, every=every)) if method == "branches" else run
+
+
+def folder_of(credit: Credit, env: str, method: str, seed: int) -> Path:
+    return credit.folder / env / method / str(seed)
+
+
+def play(run: ag.RunConfig) -> None:
+    """Play a run to its end, from its last checkpoint where there is one; nothing is done where it is finished."""
+    folder = run.out
+    assert folder is not None
+    if (folder / SUMMARY).exists():
+        return
+    if has_checkpoints(folder / "checkpoints"):
+        run = replace(run, resume=folder, out=None)
+    elif folder.exists():
+        shutil.rmtree(folder)  # it was stopped before its first checkpoint
+    asyncio.run(ag.train_policy(run))
+
+
+def tokens_and_rewards(folder: Path) -> tuple[Curve, Curve]:
+    """Return the tokens that were sampled to the end of each step of a run, and the mean reward of its rollouts."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    tokens = [row["tokens/sampled"] * row["rollouts/finished"] for row in rows]
+    return np.cumsum(tokens), np.array([row["reward"] for row in rows])
+
+
+def curve(tokens: Curve, rewards: Curve, budget: float) -> Curve:
+    """Return the mean reward in each of BINS equal parts of a budget of tokens; a step counts by its share of them."""
+    edges = np.linspace(0, budget, BINS + 1)
+    area = np.concatenate([[0.0], np.cumsum(rewards * np.diff(tokens, prepend=0.0))])
+    within: Curve = np.diff(np.interp(edges, np.concatenate([[0.0], tokens]), area))
+    return within / np.diff(edges)
+
+
+def finished(credit: Credit, env: str) -> dict[str, dict[int, tuple[Curve, Curve]]]:
+    """Return what the finished runs of an env came to, by method and seed."""
+    return {
+        method: {
+            seed: tokens_and_rewards(folder)
+            for seed in range(credit.seeds)
+            if ((folder := folder_of(credit, env, method, seed)) / SUMMARY).exists()
+        }
+        for method in METHODS
+    }
+
+
+def table(curves: Mapping[str, Mapping[int, Curve]]) -> Iterator[str]:
+    """Yield the lines of a table: rewards over seeds with their standard errors, and differences seed by seed."""
+    yield "| credit | seeds | all | last fifth | last fifth less that of outcome |"
+    yield "|---|---|---|---|---|"
+    base = curves["outcome"]
+    for method, of_seed in curves.items():
+        last = {seed: float(found[-LAST:].mean()) for seed, found in of_seed.items()}
+        gained = [value - float(base[seed][-LAST:].mean()) for seed, value in last.items() if seed in base]
+        means = [float(found.mean()) for found in of_seed.values()]
+        cells = (with_error(means), with_error(list(last.values())), "" if method == "outcome" else with_error(gained))
+        yield f"| {method} | {len(of_seed)} | {' | '.join(cells)} |"
+
+
+def with_error(values: Sequence[float]) -> str:
+    """Return a mean with its standard error, which a single value has none of."""
+    if not values:
+        return "none"
+    mean = float(np.mean(values))
+    return f"{mean:.3f}" if len(values) < 2 else f"{mean:.3f} ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}"
+
+
+def show(credit: Credit, env: str) -> dict[str, Any]:
+    """Print the table of an env, and draw its picture."""
+    found = finished(credit, env)
+    totals = [float(tokens[-1]) for of_seed in found.values() for tokens, _ in of_seed.values()]
+    if not totals:
+        print(f"{env}: no run is finished")
+        return {}
+    budget = min(totals)
+    curves = {m: {seed: curve(*pair, budget) for seed, pair in of_seed.items()} for m, of_seed in found.items()}
+    print(f"\n{env}, {budget:,.0f} tokens\n")
+    print("\n".join(table(curves)))
+    with needs_extra():
+        from agentgym.report.plots import Curve as Line
+        from agentgym.report.plots import draw_curves
+    ends = [round(end) for end in np.linspace(0, budget, BINS + 1)[1:]]
+    lines = [
+        Line(method, [dict(zip(ends, found.tolist(), strict=True)) for found in of_seed.values()])
+        for method, of_seed in curves.items()
+        if of_seed
+    ]
+    draw_curves(credit.folder / f"{env}.png", lines, title=env, unit="mean reward", across="sampled tokens")
+    return curves
+
+
+def main(credit: Credit) -> None:
+    try:
+        for seed in range(credit.seeds if credit.play else 0):
+            for env in credit.envs:
+                for method in METHODS:
+                    play(run_of(credit, env, method, seed))
+        for env in credit.envs:
+            show(credit, env)
+    except AgentGymError as error:
+        raise SystemExit(f"recipes.credit_curves: {error}") from None
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Credit))

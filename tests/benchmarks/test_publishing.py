@@ -1,0 +1,136 @@
+"""What benchmarks find is kept with how it was found, compared by ratios, and shown on a page of its own."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Goal, at_least, at_most
+from benchmarks.publishing.page import MISSING, PAGE, conditions, goal_of, page, shown
+from benchmarks.publishing.plans import FOLDER, PLANS, Plan
+from benchmarks.publishing.results import Result, comparable, falls, keep, read
+from benchmarks.publishing.running import BenchmarkFailed, run
+
+EMPTY = {"bench": "b", "figures": {}, "reference": {}, "goals": {}}
+
+
+def names(kept: dict[str, Goal], found: dict[str, Goal]) -> list[str]:
+    return [fall.goal for fall in falls(kept, found)]
+
+
+def test_the_page_is_the_one_that_the_kept_results_give() -> None:
+    assert PAGE.read_text() == page(), "python -m benchmarks.publishing --page"
+
+
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan.kept().exists()], ids=lambda plan: plan.name)
+def test_every_figure_of_a_kept_run_is_one_that_it_measured(plan: Plan) -> None:
+    assert MISSING not in page([plan])
+
+
+def test_every_published_benchmark_has_a_program_and_a_part_of_the_page() -> None:
+    parts = {path.stem for path in (FOLDER / "pages").glob("*.md")}
+    assert parts == {plan.name for plan in PLANS} | {"head"}
+    for plan in PLANS:
+        program = FOLDER.parent / plan.name
+        assert program.with_suffix(".py").exists() or (program / "__main__.py").exists()
+
+
+def test_every_goal_of_a_quick_form_that_is_kept_can_be_compared_by_continuous_integration() -> None:
+    for plan in PLANS:
+        if plan.quick is not None:
+            goals = read(plan.kept(quick=True))["report"]["goals"]
+            assert list(comparable(goals, goals)), plan.name
+
+
+@pytest.mark.parametrize(
+    ("goal", "kept", "found", "fell"),
+    [
+        (at_least, 4.0, 3.1, False),
+        (at_least, 4.0, 2.9, True),
+        (at_least, 1.0, 0.7, True),
+        (at_least, 2.0, 1.4, True),
+        (at_least, 2.0, 2.5, False),
+        (at_most, 4.0, 5.2, False),
+        (at_most, 4.0, 5.4, True),
+        (at_most, 1.0, 1.4, True),
+        (at_most, 2.0, 2.8, True),
+        (at_most, 2.0, 0.1, False),
+        (at_most, 0.0, 1.0, True),
+    ],
+)
+def test_a_ratio_has_fallen_where_it_is_worse_by_more_than_a_quarter(
+    goal: Callable[[float, float], Goal], kept: float, found: float, fell: bool
+) -> None:
+    assert names({"g": goal(kept, 2.0)}, {"g": goal(found, 2.0)}) == (["g"] if fell else [])
+
+
+def test_a_goal_that_names_another_kit_is_compared() -> None:
+    goals = {"times skyrl's speed": at_least(4, 2)}
+    assert list(comparable(goals, goals)) == ["times skyrl's speed"]
+
+
+def test_goals_in_units_of_time_and_goals_that_were_not_measured_are_not_compared() -> None:
+    kept = {"pause, ms": at_most(1, 2), "share": at_most(None, 2), "lost": at_most(1, 2), "gone": at_most(1, 2)}
+    found = {"pause, ms": at_most(9, 2), "share": at_most(9, 2), "lost": at_most(None, 2)}
+    assert not list(comparable(kept, found))
+    assert not falls(kept, found)
+
+
+def test_a_run_says_with_what_it_was_made() -> None:
+    program = f"print('table'); print({json.dumps(json.dumps(EMPTY))})"
+    result = run([sys.executable, "-c", program, "/a/folder/of/mine"])
+    assert result["report"] == EMPTY
+    made = result["made"]
+    assert made["command"].endswith(" mine")
+    assert made["versions"]["python"] == sys.version.split()[0]
+    assert made["command"].startswith("python -c")
+    for word in (made["commit"], made["date"], made["processors"]):
+        assert word in conditions(made)
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(3)", "", "print('a table, and no report')"])
+def test_a_benchmark_that_ends_without_a_report_is_said_to(program: str) -> None:
+    with pytest.raises(BenchmarkFailed, match="status"):
+        run([sys.executable, "-c", program])
+
+
+def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
+    result: Result = run([sys.executable, "-c", f"print({json.dumps(json.dumps(EMPTY))})"])
+    keep(tmp_path / "new" / "b.json", result)
+    assert read(tmp_path / "new" / "b.json") == result
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["b.json"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (3, "3"),
+        (1.005, "1.00"),
+        (0.0512, "0.0512"),
+        (12.34, "12.3"),
+        (18_123_456, "18,123,456"),
+        (1234.56, "1,235"),
+        (-0.81, "-0.810"),
+        (float("inf"), "inf"),
+        (1 - 1e-16, "1"),
+        (6.217e-15, "0"),
+        (2.5e-7, "2.50e-07"),
+        (None, MISSING),
+    ],
+)
+def test_numbers_have_three_significant_digits(value: float | None, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_goal_is_shown_with_whether_it_was_missed() -> None:
+    made = run([sys.executable, "-c", f"print({json.dumps(json.dumps(EMPTY))})"])["made"]
+    goals = {"met": at_least(3.0, 2.0), "missed": at_most(3.0, 2.0), "absent": at_most(None, 2.0)}
+    result = Result(made=made, report={"bench": "b", "figures": {}, "reference": {}, "goals": goals})
+    assert goal_of(result, "met") == "3 (goal 2)"
+    assert goal_of(result, "missed") == "3 (goal 2, missed)"
+    assert goal_of(result, "absent") == "no figure (goal 2)"
+    with pytest.raises(KeyError):
+        goal_of(result, "unknown")

@@ -1,0 +1,71 @@
+"""Four ways of credit at equal tokens: how they are compared, that what is finished stays, and all ten seeds."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipes.credit_curves import BINS, ENVS, METHODS, Credit, curve, finished, main, run_of, show, table, with_error
+
+SMALL = Credit(folder=Path(), seeds=1, steps=2, box="unsafe", envs=("bisect_long",))
+
+
+def test_rewards_are_compared_by_tokens_whatever_a_step_samples() -> None:
+    few = curve(np.cumsum(np.full(40, 10.0)), np.repeat([0.0, 1.0], 20), 400)
+    many = curve(np.cumsum(np.full(4, 100.0)), np.repeat([0.0, 1.0], 2), 400)
+    np.testing.assert_allclose(few, np.repeat([0.0, 1.0], BINS // 2))
+    np.testing.assert_allclose(many, few)
+    longer = curve(np.cumsum(np.full(80, 10.0)), np.repeat([0.0, 1.0, 9.0, 9.0], 20), 400)
+    np.testing.assert_allclose(longer, few)  # what was sampled beyond the budget does not count
+
+
+def test_differences_are_of_equal_seeds() -> None:
+    levels = {"outcome": (0.1, 0.5), "value": (0.2, 0.6)}
+    curves = {name: {seed: np.full(BINS, level) for seed, level in enumerate(of)} for name, of in levels.items()}
+    assert list(table(curves))[2:] == [
+        "| outcome | 2 | 0.300 ± 0.200 | 0.300 ± 0.200 |  |",
+        "| value | 2 | 0.400 ± 0.200 | 0.400 ± 0.200 | 0.100 ± 0.000 |",
+    ]
+    assert (with_error([]), with_error([0.5])) == ("none", "0.500")
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_methods_differ_in_their_credit_alone(env: str) -> None:
+    runs = {method: run_of(SMALL, env, method, 3) for method in METHODS}
+    assert {method: run.advantage_level for method, run in runs.items()} == {method: method for method in METHODS}
+    base = replace(runs["outcome"], out=None, advantage_level="value")
+    assert replace(runs["value"], out=None) == base
+    assert (base.seed, base.env, base.group_size, runs["branches"].group_size) == (3, env, 4, 2)
+
+
+@pytest.mark.slow
+def test_what_is_finished_stays_and_what_was_begun_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    credit = replace(SMALL, folder=tmp_path)
+    begun = tmp_path / "bisect_long" / "turn" / "0"  # stopped before its first checkpoint
+    begun.mkdir(parents=True)
+    (begun / "metrics.jsonl").write_text("")
+    main(credit)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
+    assert len(written) == len(METHODS)
+    main(credit)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == written
+    assert (tmp_path / "bisect_long.png").stat().st_size > 10_000
+    assert {method: len(seeds) for method, seeds in finished(credit, "bisect_long").items()} == dict.fromkeys(
+        METHODS, 1
+    )
+    assert capsys.readouterr().out.count("| value | 1 |") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_every_way_of_credit_learns_over_ten_seeds() -> None:
+    """Hours on one core; the folder is kept, and a stopped test goes on there."""
+    credit = Credit(folder=Path(os.environ.get("AGENTGYM_CREDIT_RUNS", "runs/credit")))
+    main(credit)
+    for env in credit.envs:
+        for method, of_seed in show(credit, env).items():
+            assert len(of_seed) == credit.seeds, (env, method)
+            gained = [float(found[-4:].mean() - found[:4].mean()) for found in of_seed.values()]
+            assert np.mean(gained) > 3 * np.std(gained, ddof=1) / len(gained) ** 0.5, (env, method)

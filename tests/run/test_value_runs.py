@@ -1,0 +1,71 @@
+"""Runs with a critic: what is refused, and that a stopped one goes on as if it had not been stopped."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.credit.gae import GAE
+from agentgym.run.command import settings
+from recipes.bisect_long import BisectLongGRPO
+from recipes.chase_long import ChaseLongGRPO
+
+CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/", "throughput/", "sync/")
+"""How the names begin of what a log holds of wall time, and of the proof that begins anew in each process."""
+
+
+def test_a_critic_has_settings() -> None:
+    words = ["--advantage-level", "value", "--gae.lam", "0.5", "--gae.gamma", "0.9", "--train.value-lr", "0.01"]
+    run = settings(ChaseLongGRPO, [*words, "--train.value-epochs", "3", "--train.value-clip", "0.2"])
+    assert run.gae == GAE(gamma=0.9, lam=0.5)
+    assert (run.train.value_lr, run.train.value_epochs, run.train.value_clip) == (0.01, 3, 0.2)
+
+
+def test_a_critic_takes_groups_of_one() -> None:
+    assert replace(ChaseLongGRPO(), advantage_level="value", group_size=1).group_size == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gae": GAE(lam=0.5)}, "^gae: no critic is trained; set advantage_level value"),
+        ({"train": ag.TrainConfig(value_lr=0.1)}, r"^train\.value_lr: no critic is trained"),
+        ({"train": ag.TrainConfig(value_clip=0.1)}, r"^train\.value_clip: no critic is trained"),
+        ({"advantage_level": "value", "advantage": "grpo"}, "^advantage: grpo is of a group"),
+        ({"advantage_level": "value", "merge": False}, "^merge: a critic reads each segment whole"),
+        ({"advantage_level": "value", "branching": ag.Branching(every=2)}, "^branching: no branches are played"),
+        ({"advantage_level": "value", "oversample": ag.Oversample(replace=2)}, r"^oversample\.replace: with a critic"),
+        ({"advantage_level": "value", "engine": ag.SGLangConfig(colocate="keep")}, r"^engine\.colocate: a critic"),
+        ({"advantage_level": "value", "teacher": "tiny"}, "^advantage_level: with a teacher"),
+    ],
+)
+def test_what_means_nothing_with_a_critic_or_without_one_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(ChaseLongGRPO(), **changes)
+
+
+def figures(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith(CLOCKS)} for row in rows]
+
+
+async def test_a_resumed_run_goes_on_with_its_critic(tmp_path: Path) -> None:
+    small = replace(
+        BisectLongGRPO(),
+        advantage_level="value",
+        steps=4,
+        prompts=2,
+        group_size=2,
+        eval_tasks=0,
+        box="unsafe",
+        engine=ag.LocalConfig(slots=1),  # one rollout at a time: float noise is the same too
+    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    await ag.train_policy(replace(small, out=whole))
+    await ag.train_policy(replace(small, out=cut, steps=2))
+    await ag.train_policy(replace(small, resume=cut))
+    assert figures(cut) == figures(whole)
+    assert all(row["train/value_mean"] != 0 for row in figures(whole)[1:])

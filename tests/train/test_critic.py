@@ -1,0 +1,213 @@
+"""The critic: what it learns, that its policy does not notice it, and that it goes on where it was stopped."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentgym.credit.gae import GAE
+from agentgym.samples import SampleBatch, value_samples
+from agentgym.train.batching.layouts import Layout
+from agentgym.train.critic.critic import value_figures, value_loss
+from agentgym.train.trainer import TrainConfig, Trainer
+from agentgym.types import Floats, Group, Rollout, Sample, SampleKey, Segment
+from tests.torchrun import of_each_rank, run_on_ranks
+from tests.train.conftest import make_segment
+
+HERE = Path(__file__).parent
+CONFIG = TrainConfig(
+    lora_rank=4, lora_alpha=8, lr=1e-3, rollouts_per_step=4, micro_tokens=48, value_lr=3e-3, device="cpu"
+)
+
+
+def numbered(groups: Sequence[Group]) -> list[Group]:
+    """The groups with turns that are numbered in the order of their segments."""
+
+    def one(rollout: Rollout) -> Rollout:
+        segments, number = list[Segment](), 0
+        for segment in rollout.segments:
+            turns = tuple(replace(turn, number=number + i) for i, turn in enumerate(segment.turns))
+            segments.append(replace(segment, turns=turns))
+            number += len(turns)
+        return replace(rollout, segments=tuple(segments))
+
+    return [replace(group, rollouts=tuple(map(one, group.rollouts))) for group in groups]
+
+
+@pytest.fixture(scope="module")
+def batches(groups_of: Callable[..., list[Group]]) -> list[list[Group]]:
+    return [numbered(groups_of(seed)) for seed in (1, 2, 3)]
+
+
+def step(trainer: Trainer, groups: list[Group]) -> tuple[dict[str, float], SampleBatch]:
+    batch = value_samples(groups, trainer.values)
+    return {name: value for name, value in trainer.train(batch).items() if name != "train/seconds"}, batch
+
+
+def adapter(trainer: Trainer) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in trainer.adapter().tensors.items()}
+
+
+WORTH = {2: 0.0, 3: 1.0, 4: 2.0, 5: -1.0}
+"""What a rollout is worth on average, by the token before each of its turns."""
+NOISE = 0.5
+
+
+def known(seed: int) -> list[Group]:
+    """Rollouts of two turns, whose reward is the worth of the token before each, and noise."""
+    rng = np.random.default_rng(seed)
+    rollouts = []
+    for i in range(48):
+        segment = make_segment(rng, 0, [(1, 2), (1, 2)])
+        ids = segment.token_ids.copy()
+        ids[[0, 3]] = rng.choice(list(WORTH))
+        reward = WORTH[int(ids[0])] + rng.normal(0, NOISE)
+        made = replace(segment, token_ids=ids)
+        rollouts.append(
+            Rollout(rollout_id=f"{seed}/{i}", group_id=str(seed), segments=(made,), reward=reward, stop_reason="done")
+        )
+    return numbered([Group(group_id=str(seed), rollouts=tuple(rollouts))])
+
+
+def test_the_head_learns_the_values_of_a_known_env(tiny_model: Path) -> None:
+    config = replace(CONFIG, lr=0.0, value_lr=3e-3, rollouts_per_step=None, micro_tokens=None)
+    with Trainer(tiny_model, config) as trainer:
+        seen = [step(trainer, known(seed))[0] for seed in range(30)]
+    explained = [figures["train/explained_variance"] for figures in seen]
+    # The values are of rollouts that the head has not learned from. The true values explain this much of them:
+    spread = np.var(list(WORTH.values()))
+    best = spread / (spread + NOISE**2)
+    assert explained[0] == 0  # before any training every value is 0
+    assert np.mean(explained[-3:]) > 0.7 * best
+    assert np.mean(explained[-3:]) < best + 0.1
+    assert np.mean([figures["train/value_loss"] for figures in seen[-3:]]) < seen[0]["train/value_loss"] / 2
+    assert all(figures["train/value_skipped_steps"] == 0 for figures in seen)
+
+
+@pytest.mark.parametrize("layout", ["packed", "tree"])
+def test_values_are_the_same_in_every_layout(tiny_model: Path, batches: list[list[Group]], layout: Layout) -> None:
+    found = list[dict[SampleKey, Floats]]()
+    for each in ("padded", layout):
+        with Trainer(tiny_model, replace(CONFIG, layout=each)) as trainer:
+            step(trainer, batches[0])
+
+            def values_of(samples: Sequence[Sample], trainer: Trainer = trainer) -> dict[SampleKey, Floats]:
+                found.append(trainer.values(samples))
+                return found[-1]
+
+            value_samples(batches[1], values_of)
+    assert found[0].keys() == found[1].keys()
+    for key, values in found[0].items():
+        np.testing.assert_allclose(found[1][key], values, atol=1e-4)
+    assert np.ptp(np.concatenate(list(found[0].values()))) > 0.05  # far above the tolerance
+
+
+def test_the_policy_learns_as_it_would_without_a_head(tiny_model: Path, batches: list[list[Group]]) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        batch = step(trainer, batches[0])[1]
+        with_head = adapter(trainer)
+    with Trainer(tiny_model, CONFIG) as trainer:
+        assert not any("value" in name for name in trainer.train(list(batch)))
+        alone = adapter(trainer)
+    assert with_head.keys() == alone.keys()  # and none of the head is sent to engines
+    assert all(np.array_equal(with_head[name], tensor) for name, tensor in alone.items())
+
+
+def stopped_and_not(
+    model: Path, config: TrainConfig, batches: list[list[Group]], folder: Path
+) -> tuple[list[Any], list[Any]]:
+    """The figures and samples of two steps behind a checkpoint, without a stop and after one."""
+
+    def rest(trainer: Trainer) -> list[Any]:
+        done = [step(trainer, groups) for groups in batches[1:]]
+        return [(figures, [sample.advantages.tolist() for sample in batch]) for figures, batch in done]
+
+    with Trainer(model, config) as trainer:
+        step(trainer, batches[0])
+        trainer.checkpoint(folder, 1)
+        through = rest(trainer)
+    with Trainer(model, config, seed=7) as trainer:
+        trainer.resume(folder)
+        return through, rest(trainer)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_critic_goes_on_bit_for_bit(
+    tiny_model: Path, batches: list[list[Group]], tmp_path: Path, method: str
+) -> None:
+    config = CONFIG if method == "lora" else TrainConfig(method="full", lr=1e-4, rollouts_per_step=4, device="cpu")
+    through, again = stopped_and_not(tiny_model, config, batches, tmp_path)
+    assert through == again
+    assert through[0][0]["train/value_mean"] != 0
+
+
+def test_a_checkpoint_without_a_critic_leaves_none(
+    tiny_model: Path, batches: list[list[Group]], tmp_path: Path
+) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        trainer.checkpoint(tmp_path, 0)
+        step(trainer, batches[0])
+        trainer.resume(tmp_path)
+        assert step(trainer, batches[1])[0]["train/value_mean"] == 0
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_model: Path, batches: list[list[Group]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    out = tmp_path_factory.mktemp("critic")
+    run_on_ranks(HERE / "critic_script.py", (tiny_model, CONFIG, batches), out)
+    return of_each_rank(out)
+
+
+def test_two_ranks_have_the_critic_of_one(tiny_model: Path, batches: list[list[Group]], two_ranks: list[Any]) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        alone = [step(trainer, groups) for groups in batches]
+    assert two_ranks[0] == two_ranks[1]
+    for (mine, advantages), (figures, batch) in zip(two_ranks[0], alone, strict=True):
+        for name in ("value_loss", "value_mean", "explained_variance", "loss"):
+            assert mine[f"train/{name}"] == pytest.approx(figures[f"train/{name}"], rel=1e-3, abs=1e-4), name
+        for found, sample in zip(advantages, batch, strict=True):
+            np.testing.assert_allclose(found, sample.advantages, atol=1e-3)
+
+
+def test_returns_of_samples_that_nobody_asked_about_are_refused(tiny_model: Path, batches: list[list[Group]]) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        first = value_samples(batches[0], trainer.values)
+        value_samples(batches[1][:1], trainer.values)
+        with pytest.raises(ValueError, match=r"^samples: no values were asked for of"):
+            trainer.train(replace(first, places={}))
+
+
+def test_a_batch_that_has_lost_its_returns_is_refused_before_anything_is_trained(
+    tiny_model: Path, batches: list[list[Group]]
+) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        batch = value_samples(batches[0], trainer.values)
+        with pytest.raises(ValueError, match=r"^samples: the critic was asked for values, and these have no returns"):
+            trainer.train(list(batch))
+        assert trainer.train(batch)["train/value_loss"] >= 0
+
+
+def test_a_group_without_turns_asks_for_nothing(tiny_model: Path) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        assert trainer.values([]) == {}
+        batch = value_samples([], trainer.values, GAE(lam=0.5))
+        assert (len(batch), dict(batch.returns)) == (0, {})
+
+
+def test_the_value_loss_is_clipped_where_it_would_be_lower() -> None:
+    values, old, targets = torch.tensor([2.0, 2.0, 0.1]), torch.zeros(3), torch.tensor([2.0, -1.0, 1.0])
+    assert value_loss(values, old, targets, clip=None).item() == pytest.approx(0 + 9 + 0.81)
+    # The first may not count a move beyond 0.5, the second counts whole, the third is within.
+    assert value_loss(values, old, targets, clip=0.5).item() == pytest.approx(2.25 + 9 + 0.81)
+
+
+def test_explained_variance_is_1_for_what_is_known_and_0_for_a_constant() -> None:
+    returns = np.array([0.0, 1.0, 2.0])
+    assert value_figures(np.stack([returns, returns], 1))["train/explained_variance"] == 1
+    assert value_figures(np.stack([np.ones(3), returns], 1))["train/explained_variance"] == 0
+    assert value_figures(np.stack([-returns, returns], 1))["train/explained_variance"] == pytest.approx(-3)
+    assert np.isnan(value_figures(np.ones((3, 2)))["train/explained_variance"])
