@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ENDS_S = 2400
 """Seconds after which a run on a loaded machine hangs."""
+GONE_S = 120
+"""Seconds after which an actor that Ray was told to kill hangs: Ray does that after it has returned."""
 
 
 def figures(folder: Path) -> list[dict[str, float]]:
@@ -98,6 +100,13 @@ class TwoNodes:
                 if title.startswith(f"ray::{kind}") and parent in raylets:
                     found.append(int(folder.name))
         return sorted(found)
+
+    def gone(self, kind: str) -> bool:
+        """Whether all actors of this class end; it waits until they have, for Ray ends them after it has said so."""
+        deadline = time.monotonic() + GONE_S
+        while self.actors(kind) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not self.actors(kind)
 
     def lose_node(self) -> None:
         """Kill the node that is not the head, with all that runs there, and let a new one join."""

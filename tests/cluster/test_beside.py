@@ -53,7 +53,7 @@ def test_evaluations_beside_training_give_what_those_give_that_training_waits_fo
     assert best["step"] == summary["best_step"]
     assert_same_adapter(tmp_path / "ray" / "best", alone / "best")
     assert list((tmp_path / "ray").glob(f"{PREFIX}*")) == []
-    assert two_nodes.actors("RolloutWorker") == []
+    assert two_nodes.gone("RolloutWorker")
 
 
 def assert_same_adapter(one: Path, other: Path) -> None:

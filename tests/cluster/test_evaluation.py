@@ -163,7 +163,7 @@ async def test_the_rollouts_of_a_worker_that_is_killed_are_played_again(
     assert "has ended and is replaced" in caplog.text
     assert on_ray.failed == 0
     assert same(on_ray, await ag.evaluate(env, "tiny", n=6, k=2, seed=3))
-    assert two_nodes.actors("EvaluationWorker") == []
+    assert two_nodes.gone("EvaluationWorker")
 
 
 @pytest.mark.ray

@@ -112,4 +112,5 @@ def test_a_run_survives_ten_workers_two_nodes_two_trainers_and_its_driver(two_no
     assert_counts_agree(run.figures())
     assert run.figures()[-1]["cluster/workers_lost"] >= 10
     assert len(run.figures()) == 30
-    assert two_nodes.actors("RolloutWorker") == two_nodes.actors("TrainerProcess") == []
+    assert two_nodes.gone("RolloutWorker")
+    assert two_nodes.gone("TrainerProcess")
