@@ -4,9 +4,9 @@ Each run has a folder of its own, FOLDER/ENV/METHOD/SEED. What is finished is no
 goes on from its last checkpoint: the same command resumes. At its end, and with `--no-play` alone, it prints a table,
 and draws FOLDER/ENV.png, of all finished runs.
 
-The envs are `chase_long_turns` and `bisect_long`. A step is 8 tasks with 4 rollouts each, or with 2 and their branches.
-Rewards are compared by the tokens that were sampled, those of branches included, up to the number that the shortest
-of all runs of an env has sampled.
+The envs are `chase_long_turns` and `bisect_long`. A step is 8 tasks with 4 rollouts each, or with 2 and their branches,
+and the learning rate is constant. A run ends when it has sampled its env's budget of tokens, those of branches
+included, in as many steps as that takes; rewards are compared by these tokens.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tyro
@@ -25,9 +25,10 @@ import agentgym as ag
 from agentgym.errors import AgentGymError
 from agentgym.extras import needs_extra
 from agentgym.run.recorder import SUMMARY
+from agentgym.run.resume import CHECKPOINTS
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
-from agentgym.train.checkpoint import has_checkpoints
+from agentgym.train.checkpoint import has_checkpoints, last_step
 from recipes.bisect_long import BisectLongGRPO
 from recipes.chase_long import ChaseLongGRPO
 
@@ -35,11 +36,24 @@ BINS = 20
 """Parts of the tokens that a curve has a point for each of."""
 LAST = BINS // 5
 """Parts at the end that the last reward is the mean of."""
-ENVS: Mapping[str, tuple[ag.RunConfig, int]] = {
-    "chase_long_turns": (replace(ChaseLongGRPO(), env="chase_long_turns"), 4),
-    "bisect_long": (BisectLongGRPO(), 3),
+LR = 1e-3
+"""Half of what the recipes begin with: their rate falls over a number of steps, and these runs have none."""
+
+
+class Comparison(NamedTuple):
+    """What all methods have in common on an env."""
+
+    run: ag.RunConfig
+    every: int
+    """Every how many turns branches are played: so that a step samples about as much with them."""
+    tokens: int
+    """Sampled tokens that end a run."""
+
+
+ENVS: Mapping[str, Comparison] = {
+    "chase_long_turns": Comparison(replace(ChaseLongGRPO(), env="chase_long_turns"), every=4, tokens=60_000),
+    "bisect_long": Comparison(BisectLongGRPO(), every=3, tokens=50_000),
 }
-"""The run of each env, and every how many turns branches are played: so that both sample about as much."""
 METHODS: tuple[AdvantageLevel, ...] = ("outcome", "turn", "branches", "value")
 Curve: TypeAlias = NDArray[np.float64]
 
@@ -52,8 +66,10 @@ class Credit:
     """Where the runs are, or will be."""
     seeds: int = 10
     """Runs of each method on each env, with seeds from 0."""
-    steps: int = 30
-    """Steps of each run."""
+    tokens: int | None = None
+    """Sampled tokens that end a run; without a number 60,000 of chase_long_turns and 50,000 of bisect_long."""
+    stride: int = 10
+    """Steps of a run that are played before its tokens are counted again."""
     box: Kind = "auto"
     """Where the model's code runs."""
     envs: tuple[str, ...] = tuple(ENVS)
@@ -64,10 +80,10 @@ class Credit:
 
 def run_of(credit: Credit, env: str, method: AdvantageLevel, seed: int) -> ag.RunConfig:
     """Return the settings of one run."""
-    run, every = ENVS[env]
+    run, every, _ = ENVS[env]
     assert isinstance(run.train.normalise, float)  # that of 64 rollouts
-    train = replace(run.train, decay_steps=max(1, credit.steps - 5), normalise=run.train.normalise / 2)
-    run = replace(run, seed=seed, steps=credit.steps, box=credit.box, eval_tasks=0, train=train, group_size=4)
+    train = replace(run.train, lr=LR, decay_steps=None, normalise=run.train.normalise / 2)
+    run = replace(run, seed=seed, steps=credit.stride, box=credit.box, eval_tasks=0, train=train, group_size=4)
     run = replace(run, out=folder_of(credit, env, method, seed), advantage_level=method)
     return replace(run, group_size=2, branching=ag.Branching(per_state=1, every=every)) if method == "branches" else run
 
@@ -76,17 +92,27 @@ def folder_of(credit: Credit, env: str, method: str, seed: int) -> Path:
     return credit.folder / env / method / str(seed)
 
 
-def play(run: ag.RunConfig) -> None:
-    """Play a run to its end, from its last checkpoint where there is one; nothing is done where it is finished."""
+def budget_of(credit: Credit, env: str) -> int:
+    return ENVS[env].tokens if credit.tokens is None else credit.tokens
+
+
+def is_finished(folder: Path, budget: int) -> bool:
+    """Whether the run of a folder has sampled its budget; one that is between two strides has a summary, too."""
+    return (folder / SUMMARY).exists() and bool(tokens_and_rewards(folder)[0][-1] >= budget)
+
+
+def play(run: ag.RunConfig, budget: int) -> None:
+    """Play a run until it has sampled this many tokens, from its last checkpoint where there is one."""
     folder = run.out
     assert folder is not None
-    if (folder / SUMMARY).exists():
-        return
-    if has_checkpoints(folder / "checkpoints"):
-        run = replace(run, resume=folder, out=None)
-    elif folder.exists():
-        shutil.rmtree(folder)  # it was stopped before its first checkpoint
-    asyncio.run(ag.train_policy(run))
+    while not is_finished(folder, budget):
+        if has_checkpoints(folder / CHECKPOINTS):
+            strides = last_step(folder / CHECKPOINTS) // run.steps + 1
+            asyncio.run(ag.train_policy(replace(run, resume=folder, out=None, steps=run.steps * strides)))
+            continue
+        if folder.exists():
+            shutil.rmtree(folder)  # it was stopped before its first checkpoint
+        asyncio.run(ag.train_policy(run))
 
 
 def tokens_and_rewards(folder: Path) -> tuple[Curve, Curve]:
@@ -110,7 +136,7 @@ def finished(credit: Credit, env: str) -> dict[str, dict[int, tuple[Curve, Curve
         method: {
             seed: tokens_and_rewards(folder)
             for seed in range(credit.seeds)
-            if ((folder := folder_of(credit, env, method, seed)) / SUMMARY).exists()
+            if is_finished(folder := folder_of(credit, env, method, seed), budget_of(credit, env))
         }
         for method in METHODS
     }
@@ -139,12 +165,10 @@ def with_error(values: Sequence[float]) -> str:
 
 def show(credit: Credit, env: str) -> dict[str, Any]:
     """Print the table of an env, and draw its picture."""
-    found = finished(credit, env)
-    totals = [float(tokens[-1]) for of_seed in found.values() for tokens, _ in of_seed.values()]
-    if not totals:
+    found, budget = finished(credit, env), budget_of(credit, env)
+    if not any(found.values()):
         print(f"{env}: no run is finished")
         return {}
-    budget = min(totals)
     curves = {m: {seed: curve(*pair, budget) for seed, pair in of_seed.items()} for m, of_seed in found.items()}
     print(f"\n{env}, {budget:,.0f} tokens\n")
     print("\n".join(table(curves)))
@@ -166,7 +190,7 @@ def main(credit: Credit) -> None:
         for seed in range(credit.seeds if credit.play else 0):
             for env in credit.envs:
                 for method in METHODS:
-                    play(run_of(credit, env, method, seed))
+                    play(run_of(credit, env, method, seed), budget_of(credit, env))
         for env in credit.envs:
             show(credit, env)
     except AgentGymError as error:

@@ -7,9 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.credit_curves import BINS, ENVS, METHODS, Credit, curve, finished, main, run_of, show, table, with_error
+from recipes.credit_curves import (
+    BINS,
+    ENVS,
+    METHODS,
+    Credit,
+    curve,
+    finished,
+    main,
+    run_of,
+    show,
+    table,
+    tokens_and_rewards,
+    with_error,
+)
 
-SMALL = Credit(folder=Path(), seeds=1, steps=2, box="unsafe", envs=("bisect_long",))
+SMALL = Credit(folder=Path(), seeds=1, tokens=3000, stride=1, box="unsafe", envs=("bisect_long",))
 
 
 def test_rewards_are_compared_by_tokens_whatever_a_step_samples() -> None:
@@ -42,13 +55,17 @@ def test_methods_differ_in_their_credit_alone(env: str) -> None:
 
 @pytest.mark.slow
 def test_what_is_finished_stays_and_what_was_begun_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    credit = replace(SMALL, folder=tmp_path)
+    credit = replace(SMALL, folder=tmp_path)  # a budget that takes more than one step
     begun = tmp_path / "bisect_long" / "turn" / "0"  # stopped before its first checkpoint
     begun.mkdir(parents=True)
     (begun / "metrics.jsonl").write_text("")
     main(credit)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
     assert len(written) == len(METHODS)
+    for path in written:
+        tokens, _ = tokens_and_rewards(path.parent)
+        assert [*(tokens >= 3000)] == [False] * (len(tokens) - 1) + [True], path  # to the stride that reaches it
+    assert len(tokens_and_rewards(tmp_path / "bisect_long" / "outcome" / "0")[0]) > 1
     main(credit)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == written
     assert (tmp_path / "bisect_long.png").stat().st_size > 10_000
