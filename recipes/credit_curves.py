@@ -36,8 +36,6 @@ BINS = 20
 """Parts of the tokens that a curve has a point for each of."""
 LAST = BINS // 5
 """Parts at the end that the last reward is the mean of."""
-LR = 1e-3
-"""Half of what the recipes begin with: their rate falls over a number of steps, and these runs have none."""
 
 
 class Comparison(NamedTuple):
@@ -82,7 +80,7 @@ def run_of(credit: Credit, env: str, method: AdvantageLevel, seed: int) -> ag.Ru
     """Return the settings of one run."""
     run, every, _ = ENVS[env]
     assert isinstance(run.train.normalise, float)  # that of 64 rollouts
-    train = replace(run.train, lr=LR, decay_steps=None, normalise=run.train.normalise / 2)
+    train = replace(run.train, decay_steps=None, normalise=run.train.normalise / 2)
     run = replace(run, seed=seed, steps=credit.stride, box=credit.box, eval_tasks=0, train=train, group_size=4)
     run = replace(run, out=folder_of(credit, env, method, seed), advantage_level=method)
     return replace(run, group_size=2, branching=ag.Branching(per_state=1, every=every)) if method == "branches" else run
