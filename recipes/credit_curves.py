@@ -42,6 +42,8 @@ class Comparison(NamedTuple):
     """What all methods have in common on an env."""
 
     run: ag.RunConfig
+    lr: float
+    """The learning rate of all steps: of 1e-3 and 2e-3 the one that outcome credit learned more with, with seed 0."""
     every: int
     """Every how many turns branches are played: so that a step samples about as much with them."""
     tokens: int
@@ -49,8 +51,8 @@ class Comparison(NamedTuple):
 
 
 ENVS: Mapping[str, Comparison] = {
-    "chase_long_turns": Comparison(replace(ChaseLongGRPO(), env="chase_long_turns"), every=4, tokens=60_000),
-    "bisect_long": Comparison(BisectLongGRPO(), every=3, tokens=50_000),
+    "chase_long_turns": Comparison(replace(ChaseLongGRPO(), env="chase_long_turns"), lr=2e-3, every=4, tokens=60_000),
+    "bisect_long": Comparison(BisectLongGRPO(), lr=1e-3, every=3, tokens=50_000),
 }
 METHODS: tuple[AdvantageLevel, ...] = ("outcome", "turn", "branches", "value")
 Curve: TypeAlias = NDArray[np.float64]
@@ -78,9 +80,9 @@ class Credit:
 
 def run_of(credit: Credit, env: str, method: AdvantageLevel, seed: int) -> ag.RunConfig:
     """Return the settings of one run."""
-    run, every, _ = ENVS[env]
+    run, lr, every, _ = ENVS[env]
     assert isinstance(run.train.normalise, float)  # that of 64 rollouts
-    train = replace(run.train, decay_steps=None, normalise=run.train.normalise / 2)
+    train = replace(run.train, lr=lr, decay_steps=None, normalise=run.train.normalise / 2)
     run = replace(run, seed=seed, steps=credit.stride, box=credit.box, eval_tasks=0, train=train, group_size=4)
     run = replace(run, out=folder_of(credit, env, method, seed), advantage_level=method)
     return replace(run, group_size=2, branching=ag.Branching(per_state=1, every=every)) if method == "branches" else run
