@@ -30,6 +30,7 @@ def test_a_family_is_right_in_every_layout_or_refused_before_training(name: str)
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_every_family_of_the_list_is_right_in_padded_and_wrong_in_no_layout() -> None:
     table = compare_families(sorted(FAMILIES))
     found = [cell.kind for cells in table.values() for cell in cells.values()]

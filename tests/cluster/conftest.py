@@ -89,17 +89,17 @@ class TwoNodes:
 
     def actors(self, kind: str) -> list[int]:
         """The processes of the actors of this class, in the order of their start."""
-        raylets, found = self.raylets(), []
+        raylets, found = self.raylets(), []  # with their starts: process ids wrap
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
                     title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 except OSError:
                     continue
-                if title.startswith(f"ray::{kind}") and parent in raylets:
-                    found.append(int(folder.name))
-        return sorted(found)
+                if title.startswith(f"ray::{kind}") and int(fields[1]) in raylets:
+                    found.append((int(fields[19]), int(folder.name)))
+        return [pid for _, pid in sorted(found)]
 
     def gone(self, kind: str) -> bool:
         """Whether all actors of this class end; it waits until they have, for Ray ends them after it has said so."""

@@ -37,6 +37,7 @@ async def test_what_cannot_be_evaluated_beside_training_is_refused_by_name() -> 
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.proof
 def test_evaluations_beside_training_give_what_those_give_that_training_waits_for(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def assert_same_adapter(one: Path, other: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.proof
 async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def wait_for(run: Run, folder: str) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.proof
 def test_a_lost_evaluation_worker_is_replaced_and_a_lost_evaluation_is_said_to_be_missing(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:

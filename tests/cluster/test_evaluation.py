@@ -121,6 +121,7 @@ async def test_two_workers_give_the_rollouts_the_group_rewards_and_the_tokens_of
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.proof
 async def test_an_evaluation_of_one_process_is_resumed_on_a_cluster(two_nodes: TwoNodes, tmp_path: Path) -> None:
     await ag.evaluate(Slow, "tiny", n=2, k=2, seed=3, out=tmp_path)
     whole = await ag.evaluate(
@@ -168,6 +169,7 @@ async def test_the_rollouts_of_a_worker_that_is_killed_are_played_again(
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.proof
 def test_the_command_plays_on_a_cluster_and_prints_what_it_prints_without_one(
     two_nodes: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

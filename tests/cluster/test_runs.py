@@ -49,6 +49,7 @@ def test_two_trainers_and_a_worker_on_each_node_give_the_rollouts_of_one_process
     assert_same_rollouts(tmp_path / "ray", without_ray(tmp_path / "alone", *SHORT))
 
 
+@pytest.mark.proof
 def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_that_loses_none(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:

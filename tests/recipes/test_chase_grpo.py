@@ -65,6 +65,7 @@ def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_in_bfloat16_on_both_sides_the_reward_rises_as_high(tmp_path: Path) -> None:
     both = ["--engine.dtype", "bfloat16", "--train.dtype", "bfloat16"]
     summary = recipe(tmp_path / "run", *both, "--eval-tasks", "128")

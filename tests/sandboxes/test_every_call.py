@@ -119,7 +119,7 @@ def calls(box: Box, folder: Path) -> list[Callable[[], Awaitable[object]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.proof])])
 async def test_every_call_ends_as_it_is_documented_in_whatever_state_the_box_is(
     kind: str, state: str, tmp_path: Path
 ) -> None:
