@@ -93,6 +93,11 @@ def test_a_completion_has_a_finite_logprob_for_each_id(change: Change, field: st
     refuses(completion, change, field)
 
 
+def test_the_lowest_logprob_of_float32_is_one() -> None:
+    lowest = float(np.finfo(np.float32).min)
+    assert completion(logprobs=[lowest, lowest]).logprobs.tolist() == [lowest, lowest]
+
+
 @pytest.mark.parametrize("ids", [[5, 6], (5, 6), range(5, 7), bytearray([5, 6]), np.array([5, 6], np.uint16)])
 def test_a_completion_takes_any_row_of_whole_numbers(ids: Any) -> None:
     assert completion(token_ids=ids).token_ids.tolist() == [5, 6]
