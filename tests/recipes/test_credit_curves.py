@@ -7,7 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.credit_curves import BINS, ENVS, METHODS, Credit, curve, finished, main, run_of, show, table, with_error
+from agentgym.run.folder_lock import FolderInUse, hold_folder
+from recipes.credit_curves import (
+    BINS,
+    ENVS,
+    METHODS,
+    Credit,
+    curve,
+    finished,
+    main,
+    play,
+    run_of,
+    show,
+    table,
+    with_error,
+)
 
 SMALL = Credit(folder=Path(), seeds=1, steps=2, box="unsafe", envs=("bisect_long",))
 
@@ -38,6 +52,21 @@ def test_methods_differ_in_their_credit_alone(env: str) -> None:
     base = replace(runs["outcome"], out=None, advantage_level="value")
     assert replace(runs["value"], out=None) == base
     assert (base.seed, base.env, base.group_size, runs["branches"].group_size) == (3, env, 4, 2)
+
+
+def test_a_run_that_another_process_plays_is_left_alone(tmp_path: Path) -> None:
+    run = run_of(replace(SMALL, folder=tmp_path), "bisect_long", "turn", 0)
+    assert run.out is not None
+    run.out.mkdir(parents=True)
+    (run.out / "metrics.jsonl").write_text("")
+    with hold_folder(run.out), pytest.raises(FolderInUse):
+        play(run)
+    assert (run.out / "metrics.jsonl").exists()
+
+
+def test_an_env_that_is_none_of_them_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="envs: 'bisect_lnog' is none of them; did you mean 'bisect_long'"):
+        main(replace(SMALL, folder=tmp_path, envs=("bisect_lnog",)))
 
 
 @pytest.mark.slow
