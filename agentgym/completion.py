@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from agentgym.frozen import Floats, Ints, require_rising, vector
+from agentgym.frozen import Floats, Ints, require_ids, require_rising, vector
 
 FinishReason: TypeAlias = Literal["stop", "stop_text", "length", "abort"]
 """The end of a turn: its stop token, which is the last id; a text of `Sampling.stop`; a limit; or an abort."""
@@ -21,11 +21,15 @@ class Version(NamedTuple):
 
 
 _FIRST = (Version(0, 0),)
+_REASONS = get_args(FinishReason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, init=False)
 class Completion:
-    """An engine's answer: sampled ids with one finite log-probability each, a stop token last; empty only on abort."""
+    """An engine's answer: sampled ids with one finite log-probability each, a stop token last; empty only on abort.
+
+    An id is 0 to 2^31 - 1. Raises ValueError that names the field which is not so.
+    """
 
     token_ids: Ints
     logprobs: Floats
@@ -38,13 +42,16 @@ class Completion:
         ids, scores = vector("token_ids", token_ids, np.int64), vector("logprobs", logprobs, np.float32)
         if len(ids) != len(scores):
             raise ValueError(f"logprobs: {len(scores)} for {len(ids)} token_ids; without any, answer with an abort")
-        # A sum of squares is finite only if all its terms are, and is had at a third of the cost.
-        if not (math.isfinite(scores.dot(scores)) or np.isfinite(scores).all()):
+        # A sum is finite only if all its terms are; that of float32 in float64 has no other way to be infinite.
+        if not math.isfinite(np.add.reduce(scores, dtype=np.float64)):
             raise ValueError("logprobs: every one must be finite")
         if not len(ids) and finish_reason != "abort":
             raise ValueError("token_ids: empty without an abort")
-        if len(versions) != 1 or versions[0].start != 0:
-            require_rising("versions", [version.start for version in versions])
+        if finish_reason not in _REASONS:
+            raise ValueError(f"finish_reason: {finish_reason!r} is none of {', '.join(_REASONS)}")
+        require_ids("token_ids", ids)
+        if type(versions) is not tuple or len(versions) != 1 or type(versions[0]) is not Version or versions[0].start:
+            versions = _spans(versions)
         object.__setattr__(self, "token_ids", ids)
         object.__setattr__(self, "logprobs", scores)
         object.__setattr__(self, "finish_reason", finish_reason)
@@ -53,3 +60,13 @@ class Completion:
     def __repr__(self) -> str:
         versions = ", ".join(str(v.version) for v in self.versions)
         return f"<Completion: {len(self.token_ids)} ids, {self.finish_reason}, policy version {versions}>"
+
+
+def _spans(versions: Any) -> tuple[Version, ...]:
+    """Return rows of a start and a version, such as a list of pairs, as Versions whose starts rise from 0."""
+    try:
+        spans = tuple([Version(*span) for span in versions])
+    except TypeError:
+        raise ValueError(f"versions: must be rows of a start and a version, got {versions!r}") from None
+    require_rising("versions", [span.start for span in spans])
+    return spans

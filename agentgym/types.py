@@ -21,7 +21,7 @@ from agentgym.errors import Failure
 from agentgym.frozen import Bools as Bools
 from agentgym.frozen import Floats as Floats
 from agentgym.frozen import Ints as Ints
-from agentgym.frozen import require, set_vectors
+from agentgym.frozen import require, require_ids, set_vectors
 from agentgym.messages import Message
 from agentgym.sampling import Sampling as Sampling
 from agentgym.task_fields import TaskId, TaskPrompt
@@ -123,6 +123,7 @@ class Segment:
 
     def __post_init__(self) -> None:
         set_vectors(self, token_ids=np.int64, sampled=np.bool_, logprobs=np.float32)
+        require_ids("token_ids", self.token_ids)
         n = len(self.token_ids)
         require(len(self.sampled) == n, f"sampled: {len(self.sampled)} for {n} token_ids")
         require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 import agentgym as ag
 from agentgym.errors import AgentGymError
 from agentgym.extras import needs_extra
+from agentgym.field_checks import nearest
+from agentgym.run.folder_lock import hold_folder
 from agentgym.run.recorder import SUMMARY
 from agentgym.run.resume import CHECKPOINTS
 from agentgym.samples import AdvantageLevel
@@ -111,7 +113,8 @@ def play(run: ag.RunConfig, budget: int) -> None:
             asyncio.run(ag.train_policy(replace(run, resume=folder, out=None, steps=run.steps * strides)))
             continue
         if folder.exists():
-            shutil.rmtree(folder)  # it was stopped before its first checkpoint
+            with hold_folder(folder):  # FolderInUse where it was not stopped, but runs
+                shutil.rmtree(folder)  # it was stopped before its first checkpoint
         asyncio.run(ag.train_policy(run))
 
 
@@ -186,6 +189,11 @@ def show(credit: Credit, env: str) -> dict[str, Any]:
 
 
 def main(credit: Credit) -> None:
+    for name in ("seeds", "tokens", "stride"):
+        if (number := getattr(credit, name)) is not None and number < 1:
+            raise SystemExit(f"recipes.credit_curves: {name}: give at least 1, got {number}")
+    if unknown := [env for env in credit.envs if env not in ENVS]:
+        raise SystemExit(f"recipes.credit_curves: envs: {unknown[0]!r} is none of them; {nearest(unknown[0], ENVS)}")
     try:
         for seed in range(credit.seeds if credit.play else 0):
             for env in credit.envs:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,29 @@ def refuses(build: Callable[..., object], change: Change, field: str) -> None:
         ({"logprobs": [-0.1, -np.inf]}, "logprobs"),
         ({"token_ids": [], "logprobs": []}, "token_ids"),
         ({"token_ids": [1.5, 2.0]}, "token_ids"),
+        ({"token_ids": [1, -1]}, "token_ids"),
+        ({"token_ids": [2**31, 1]}, "token_ids"),
+        ({"token_ids": [2**63, 1]}, "token_ids"),
+        ({"token_ids": [2**64, 1]}, "token_ids"),
+        ({"token_ids": np.array([2**63, 1], np.uint64)}, "token_ids"),
+        ({"token_ids": [True, False]}, "token_ids"),
+        ({"token_ids": ["1", "2"]}, "token_ids"),
+        ({"token_ids": "12"}, "token_ids"),
+        ({"token_ids": None}, "token_ids"),
+        ({"token_ids": (number for number in (1, 2))}, "token_ids"),
+        ({"token_ids": [Decimal("1.5"), 2]}, "token_ids"),
+        ({"token_ids": np.array([1, 2], "M8[s]")}, "token_ids"),
+        ({"token_ids": [[1], [2]]}, "token_ids"),
+        ({"token_ids": np.array([[1], [2]])}, "token_ids"),
+        ({"token_ids": [[1], [2, 3]]}, "token_ids"),
+        ({"logprobs": ["-0.1", "-0.2"]}, "logprobs"),
+        ({"logprobs": [None, None]}, "logprobs"),
+        ({"logprobs": [[-0.1], [-0.2]]}, "logprobs"),
+        ({"logprobs": [-1e39, -0.1]}, "logprobs"),
+        ({"finish_reason": "eos"}, "finish_reason"),
+        ({"finish_reason": []}, "finish_reason"),
+        ({"versions": None}, "versions"),
+        ({"versions": (3,)}, "versions"),
         ({"versions": ()}, "versions"),
         ({"versions": (Version(1, 0),)}, "versions"),
         ({"versions": (Version(0, 0), Version(0, 1))}, "versions"),
@@ -67,6 +91,23 @@ def refuses(build: Callable[..., object], change: Change, field: str) -> None:
 )
 def test_a_completion_has_a_finite_logprob_for_each_id(change: Change, field: str) -> None:
     refuses(completion, change, field)
+
+
+def test_the_lowest_logprob_of_float32_is_one() -> None:
+    lowest = float(np.finfo(np.float32).min)
+    assert completion(logprobs=[lowest, lowest]).logprobs.tolist() == [lowest, lowest]
+
+
+@pytest.mark.parametrize("ids", [[5, 6], (5, 6), range(5, 7), bytearray([5, 6]), np.array([5, 6], np.uint16)])
+def test_a_completion_takes_any_row_of_whole_numbers(ids: Any) -> None:
+    assert completion(token_ids=ids).token_ids.tolist() == [5, 6]
+    assert completion(token_ids=[0, 2**31 - 1]).token_ids.tolist() == [0, 2**31 - 1]
+
+
+@pytest.mark.parametrize("versions", [[Version(0, 3)], ((0, 3),), [[0, 3]]])
+def test_versions_in_any_rows_become_a_tuple_of_them(versions: Any) -> None:
+    assert completion(versions=versions).versions == (Version(0, 3),)
+    assert isinstance(completion(versions=versions).versions[0], Version)
 
 
 def test_a_completion_without_logprobs_says_that_it_must_be_an_abort() -> None:
@@ -90,6 +131,8 @@ def test_a_turn_holds_a_token(start: int, stop: int) -> None:
         ({"logprobs": [0, 0, -0.5, -0.5]}, "logprobs"),
         ({"sampled": [0, 0, 1, 0, 0]}, "sampled"),
         ({"sampled": [0, 0, 1, 1, 1]}, "sampled"),
+        ({"token_ids": [1, 2, 3, -4, 5]}, "token_ids"),
+        ({"token_ids": [1, 2, 3, 2**32 + 4, 5]}, "token_ids"),
         ({"turns": ()}, "sampled"),
         ({"turns": (turn(2, 4), turn(3, 4))}, "turns"),
         ({"turns": (turn(3, 4), turn(2, 3))}, "turns"),

@@ -13,6 +13,9 @@ _JOINED = 1 << 20
 """Bytes of a body up to which it is copied behind its head, for one write is cheaper than two."""
 
 _VERSIONS = ("HTTP/1.1", "HTTP/1.0")
+_BEGIN = b"HTTP/1."
+_ONCE = ("content-length", "transfer-encoding")
+"""Fields that say how long a body is: two values of one would say two lengths."""
 _DIGITS = {10: frozenset("0123456789"), 16: frozenset("0123456789abcdefABCDEF")}
 
 
@@ -24,11 +27,16 @@ class RawAnswer(NamedTuple):
     keep: bool
 
 
+class StaleLink(ConnectionResetError):
+    """The server ended a connection that it had kept open after an answer, and said nothing to the next request."""
+
+
 class HttpLink(asyncio.Protocol):
     """A connection that takes one request at a time.
 
-    The answer's future fails with OSError where the connection is lost, and with WireError where what arrives is no
-    HTTP/1. Bytes that nobody asked for make the connection unusable.
+    The answer's future fails with OSError where the connection is lost, StaleLink where the server may have ended it
+    before the request came, and with WireError where what arrives is no HTTP/1, or encoded as nobody asked for. Bytes
+    that nobody asked for make the connection unusable.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -46,6 +54,8 @@ class HttpLink(asyncio.Protocol):
         """The chunks so far."""
         self._status, self._length, self._keep = 0, 0, False
         self._spoiled = False
+        self._stale = False
+        """Whether the server's end of the connection now would tell that it did not read the request."""
 
     # ------------------------------------------------------------------------------------------ the client's side
 
@@ -70,6 +80,7 @@ class HttpLink(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once; an answer that is waited for fails."""
+        self._stale = False
         self._transport.abort()
 
     def close(self) -> None:
@@ -83,6 +94,7 @@ class HttpLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._held += data
+        self._stale = False
         try:
             while self._held and self._answer is not None and self._read():
                 pass
@@ -97,11 +109,12 @@ class HttpLink(asyncio.Protocol):
             self._give(self._held)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(exc or ConnectionResetError("the server hung up before it had answered"))
+        lost = exc or ConnectionResetError("the server hung up before it had answered")
+        self._fail(StaleLink(*lost.args) if self._stale else lost)
 
     def _give(self, body: bytearray) -> None:
         """Hand the answer over, and be ready for the next one."""
-        answer, self._answer, self._read = self._answer, None, self._read_head
+        answer, self._answer, self._read, self._stale = self._answer, None, self._read_head, True
         if answer is not None and not answer.done():
             # What is not sent yet stands between the server and the next request.
             keep = self._keep and not self._transport.get_write_buffer_size()
@@ -117,16 +130,20 @@ class HttpLink(asyncio.Protocol):
     def _read_head(self) -> bool:
         head = self._until(b"\r\n\r\n")
         if head is None:
+            if not self._held.startswith(_BEGIN[: len(self._held)]):
+                raise WireError(f"the server's answer is no HTTP/1: {self._held[:80].decode('latin-1')!r}")
             return False
         self._status, self._keep, fields = _parsed(head)
         if 100 <= self._status < 200:
             return True
-        length = fields.get("content-length")
-        if "chunked" in fields.get("transfer-encoding", "").lower():
+        length, chunked = fields.get("content-length"), _is_chunked(fields)
+        if self._status in (204, 304):
+            length, chunked = "0", False  # Whatever the fields say, no body follows.
+        if chunked:
             self._keep = self._keep and length is None
             self._body, self._read = bytearray(), self._read_size
-        elif length is not None or self._status in (204, 304):
-            self._length, self._read = _number("0" if length is None else length, 10), self._read_body
+        elif length is not None:
+            self._length, self._read = _number(length, 10), self._read_body
             return self._read_body()  # it may have no bytes
         else:
             self._keep, self._read = False, self._read_rest
@@ -199,11 +216,20 @@ def _parsed(head: bytearray) -> tuple[int, bool, Mapping[str, str]]:
     for line in lines:
         name, colon, value = line.partition(":")
         name, value = name.strip().lower(), value.strip()
-        if not colon or "\r" in line or "\n" in line or (name == "content-length" and fields.get(name, value) != value):
+        if not colon or "\r" in line or "\n" in line or (name in _ONCE and fields.get(name, value) != value):
             raise WireError(f"the server's answer has the header {line[:80]!r}")
         fields[name] = value
     said = fields.get("connection", "").lower()
     return int(status), "close" not in said if version == "HTTP/1.1" else "keep-alive" in said, fields
+
+
+def _is_chunked(fields: Mapping[str, str]) -> bool:
+    """Whether the body comes in chunks; WireError for what this client did not ask for and cannot read."""
+    for name in ("transfer-encoding", "content-encoding"):
+        coding = fields.get(name, "identity").lower()
+        if coding not in ("identity", "chunked" if name == "transfer-encoding" else ""):
+            raise WireError(f"the server's answer has the {name} {coding[:40]!r}, which nobody asked for")
+    return fields.get("transfer-encoding", "").lower() == "chunked"
 
 
 def _number(text: str, base: int) -> int:

@@ -19,7 +19,7 @@ from agentgym.errors import ContextOverflow, EngineError, EnvError, boundary
 from agentgym.messages import Message
 from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.rollout_state import RolloutState
-from agentgym.rollouts.segment import POLICY, OpenSegment, Speaker, is_due
+from agentgym.rollouts.segment import POLICY, OpenSegment, Speaker, id_array, is_due
 from agentgym.rollouts.step_result import read_messages
 from agentgym.time_limits import held_time
 from agentgym.types import Completion, SegmentKind, StopReason
@@ -147,6 +147,8 @@ class Conversation:
                     sampling=sampling,
                     seed=self._seed(),
                 )
+                if not isinstance(completion, Completion):
+                    raise EngineError(f"the engine must answer with an ag.Completion, got {completion!r:.80}")
                 if len(completion.token_ids) > budget or completion.finish_reason == "abort":
                     raise _refused(completion, budget)
             used = len(completion.token_ids)
@@ -224,7 +226,7 @@ class Conversation:
             return chat, chat.prompt_ids()
         with boundary(EnvError, f"{self.state.name}: the messages of fork"):
             delta = chat.extend(self.reply.ids, self.reply.message, new, stopped=self.reply.stopped)
-        return chat, chat.prompt_ids() if delta is None else self.segment.token_ids + array("q", delta)
+        return chat, chat.prompt_ids() if delta is None else self.segment.token_ids + id_array(delta)
 
     def _move(self, new: Sequence[Message], what: str) -> list[int] | None:
         assert self.reply is not None

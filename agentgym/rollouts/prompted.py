@@ -15,7 +15,6 @@ Messages are compared as the agent sees them. What it leaves out of a turn, such
 
 import hashlib
 import json
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +28,7 @@ from agentgym.failures import describe
 from agentgym.messages import Message
 from agentgym.rollouts.conversation import Conversation, Reply
 from agentgym.rollouts.rollout_state import RolloutState
-from agentgym.rollouts.segment import OpenSegment, OpenTurn
+from agentgym.rollouts.segment import OpenSegment, OpenTurn, id_array
 from agentgym.types import SegmentKind, StopReason
 
 
@@ -120,7 +119,7 @@ class PromptedPolicy:
         with _refusing():
             delta = chat.extend(reply.ids, reply.message, new, stopped=reply.stopped)
         holds = delta is not None and sampled.turn.stop == sampled.stop
-        prompt = segment.token_ids[: sampled.stop] + array("q", delta or ()) if holds else _rendered(chat)
+        prompt = segment.token_ids[: sampled.stop] + id_array(delta or ()) if holds else _rendered(chat)
         self._check_room(prompt)
         if not sampled.is_last:
             return self._open("fork" if holds else "rerender", request, (chat, prompt), segment.index)

@@ -115,7 +115,7 @@ class OpenSegment:
         self._put(token_ids if len(token_ids) <= room else token_ids[: max(room, 0)])
 
     def _put(self, token_ids: Sequence[int]) -> None:
-        ids = token_ids if type(token_ids) is array else array("q", token_ids)
+        ids = token_ids if type(token_ids) is array else id_array(token_ids)
         try:
             self.token_ids += ids
         except BufferError:  # Somebody keeps a view of them, which stays as it is.
@@ -213,6 +213,12 @@ class OpenSegment:
             trained=self.speaker.trained,
             branch=self.branch,
         )
+
+
+def id_array(token_ids: Sequence[int]) -> "array[int]":
+    """Return the ids as an array of eight bytes each; of `bytes` each byte is an id, as in any other sequence."""
+    # A list first: an array takes bytes for its own memory.
+    return array("q", token_ids if type(token_ids) is list else [*token_ids])
 
 
 def is_due(policy: Compact | Window, segment: OpenSegment, held: int, reserve: int) -> bool:

@@ -101,6 +101,8 @@ class Learner:
             forwards = self.ranks.gather(forwards)
             stats |= step_figures(forwards, norms, self.config)
             stats["train/lr"] = self._optimizer.param_groups[0]["lr"]
+        if self._critic is not None:
+            stats |= self._critic.learn(returns)
         # Warnings come last: a filter may turn them into errors.
         if untrained:
             warnings.warn(
@@ -112,8 +114,6 @@ class Learner:
             blamed = sorted({name for step in skipped for name in nonfinite_rollouts(reports_of(forwards, step))})
             stats["train/skipped_rollouts"] = float(len(blamed))
             warn_skipped(len(skipped), blamed)
-        if self._critic is not None:
-            stats |= self._critic.learn(returns)
         seconds = time.perf_counter() - began
         return stats | {"train/seconds": seconds} | self._usage(samples if norms else (), seconds)
 

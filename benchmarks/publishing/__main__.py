@@ -9,9 +9,11 @@ where a ratio is worse than the kept one by more than a quarter, three times in 
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
+from agentgym.failures import describe
 from benchmarks.publishing.page import PAGE, page
 from benchmarks.publishing.plans import PLANS, Plan
 from benchmarks.publishing.results import comparable, falls, keep, read
@@ -23,6 +25,14 @@ AGAIN = 2
 
 def main() -> None:
     args = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no benchmark goes on behind its end
+    try:
+        publish(args)
+    except KeyboardInterrupt:
+        sys.exit("stopped: what ended before is kept, and the page is not written")
+
+
+def publish(args: argparse.Namespace) -> None:
     plans = [plan for plan in PLANS if (plan.name in args.names if args.names else plan.full is not None)]
     plans = [plan for plan in plans if plan.quick is not None] if args.quick else plans
     failed = []
@@ -31,12 +41,16 @@ def main() -> None:
         say(f"[{number}/{len(plans)}] {shlex.join(command)}")
         try:
             sound = compare(plan, command, quick=args.quick) if args.compare else measure(plan, command, args.quick)
-        except BenchmarkFailed as error:
+        except (BenchmarkFailed, ValueError) as error:
             say(f"{plan.name}: {error}")
             sound = False
         failed += [] if sound else [plan.name]
     if not args.compare:
-        PAGE.write_text(page())
+        try:
+            written = page()
+        except (KeyError, ValueError) as error:
+            sys.exit(f"{PAGE} is not written: {describe(error)}")
+        PAGE.write_text(written)
         say(f"{PAGE} is written")
     if failed:
         sys.exit(f"not sound: {', '.join(failed)}")
@@ -85,6 +99,10 @@ def _arguments() -> argparse.Namespace:
     unknown = [name for name in args.names if name not in names]
     if unknown:
         parser.error(f"{', '.join(unknown)}: not a benchmark that is published; there are {', '.join(names)}")
+    if args.page and args.compare:
+        parser.error("--page: writes the page, and --compare writes nothing; give one of them")
+    if lacking := [plan.name for plan in PLANS if args.quick and plan.name in args.names and plan.quick is None]:
+        parser.error(f"--quick: {', '.join(lacking)} has no quick form")
     if extra and len(args.names) != 1:
         parser.error("arguments behind -- are of one benchmark: name it")
     args.extra = extra

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, get_origin, get_type_hints, is_typeddict
 
 from benchmarks.harness import Goal
 
@@ -52,9 +52,43 @@ class Fall(NamedTuple):
 
 
 def read(path: Path) -> Result:
-    """The kept result; FileNotFoundError where the benchmark was never kept."""
-    result: Result = json.loads(path.read_text())
+    """The kept result; ValueError that names the file where it is none, or was never kept."""
+    try:
+        result: Result = json.loads(path.read_text())
+        _require(result, Result)
+        _require(result["made"], Made)
+        _require(result["report"], Report)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: nothing is kept there yet") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: no result of a benchmark: {error}") from None
     return result
+
+
+def report_of(printed: str) -> Report:
+    """The report on the last line of what a benchmark printed; ValueError where that is none."""
+    report: Report = json.loads(printed.rstrip().rpartition("\n")[2])
+    _require(report, Report)
+    return report
+
+
+def _require(found: Any, kind: type) -> None:
+    fields = get_type_hints(kind)
+    if not isinstance(found, dict):
+        raise ValueError(f"must be an object with {', '.join(fields)}")
+    if missing := [name for name in fields if name not in found]:
+        raise ValueError(f"{missing[0]}: missing")
+    if wrong := [
+        name for name, hint in fields.items() if not isinstance(found[name], get_origin(hint) or _plain(hint))
+    ]:
+        raise ValueError(f"{wrong[0]}: got {found[wrong[0]]!r:.80}")
+    for name, goal in found.get("goals", {}).items():
+        if not isinstance(goal, dict) or not goal.keys() >= Goal.__required_keys__:
+            raise ValueError(f"goals: {name!r} must be an object with {', '.join(Goal.__annotations__)}")
+
+
+def _plain(hint: Any) -> Any:
+    return dict if is_typeddict(hint) else (int, float) if hint is float else hint
 
 
 def keep(path: Path, result: Result) -> None:
@@ -85,7 +119,7 @@ def falls(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> list[Fall]:
         assert before is not None
         assert now is not None
         rises = more_is_better(kept[name]) if before != kept[name]["goal"] else more_is_better(found[name])
-        if (now < SHARE * before) if rises else (now > before / SHARE):
+        if not ((now >= SHARE * before) if rises else (now <= before / SHARE)):  # what is no number is none of them
             worse.append(Fall(name, before, now))
     return worse
 

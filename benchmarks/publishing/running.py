@@ -1,6 +1,5 @@
 """One run of a benchmark as a process of its own, and the conditions under which it ran."""
 
-import json
 import os
 import platform
 import shlex
@@ -12,12 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.publishing.plans import PEERS
-from benchmarks.publishing.results import Made, Report, Result
+from benchmarks.publishing.results import Made, Result, report_of
 
 OURS = ("torch", "transformers", "numpy", "ray")
 THEIRS = ("skyrl", "trl", "verl", "aiohttp")
 CODE = ("agentgym", "envs", "recipes", "sandbox", "benchmarks/*.py")
 """What a benchmark measures: results and texts of the page are not among it."""
+STOP_S = 10
+"""Seconds that a benchmark has for ending by itself where the run is stopped."""
 ASKED = """
 import importlib.metadata, sys
 for name in sys.argv[1:]:
@@ -38,31 +39,45 @@ def run(command: Sequence[str]) -> Result:
     Absolute paths are kept by their last names: where things are on this machine is nobody's business.
     Raises BenchmarkFailed with its exit status where its last line is no report.
     """
+    # Before the run: what is measured is the code as it is now, and nothing may fail behind hours of measuring.
+    commit, versions = _commit(), {"python": platform.python_version()} | _versions(sys.executable, OURS)
+    versions |= _peers_versions()
     load, began = os.getloadavg()[0], time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode or not (report := _report(done.stdout)):
-        raise BenchmarkFailed(f"{shlex.join(command)} ended with status {done.returncode} and without a report")
+    status, printed = _printed(command)
+    try:
+        report = report_of(printed)
+    except ValueError as error:
+        why = f"ended with status {status} and without a report: {error}"
+        raise BenchmarkFailed(f"{shlex.join(command)} {why}") from None
+    if status:
+        raise BenchmarkFailed(f"{shlex.join(command)} ended with status {status}")
     made = Made(
         command=shlex.join(
             ["python", *(Path(word).name if Path(word).is_absolute() else word for word in command[1:])]
         ),
-        commit=_commit(),
+        commit=commit,
         date=datetime.now(UTC).date().isoformat(),
         seconds=round(time.monotonic() - began),
         processors=f"{os.cpu_count()} x {_processor()}",
         load=[round(load, 1), round(os.getloadavg()[0], 1)],
-        versions={"python": platform.python_version()} | _versions(sys.executable, OURS) | _peers_versions(),
+        versions=versions,
     )
     return Result(made=made, report=report)
 
 
-def _report(printed: str) -> Report | None:
-    """The report on the last line of what a benchmark printed; None where that is no report."""
-    try:
-        report: Report = json.loads(printed.rstrip().rpartition("\n")[2])
-    except ValueError:
-        return None
-    return report
+def _printed(command: Sequence[str]) -> tuple[int, str]:
+    """The exit status of a program and what it printed; it ends with this call, however that ends."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            printed, _ = program.communicate()
+        except BaseException:
+            program.terminate()
+            try:
+                program.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                program.kill()
+            raise
+    return program.returncode, printed
 
 
 def _peers_versions() -> dict[str, str]:

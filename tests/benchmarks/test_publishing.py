@@ -1,13 +1,18 @@
 """What benchmarks find is kept with how it was found, compared by ratios, and shown on a page of its own."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.harness import Goal, at_least, at_most
+from benchmarks.publishing.__main__ import main
 from benchmarks.publishing.page import MISSING, PAGE, conditions, goal_of, page, shown
 from benchmarks.publishing.plans import FOLDER, PLANS, Plan
 from benchmarks.publishing.results import Result, comparable, falls, keep, read
@@ -94,6 +99,96 @@ def test_a_run_says_with_what_it_was_made() -> None:
 def test_a_benchmark_that_ends_without_a_report_is_said_to(program: str) -> None:
     with pytest.raises(BenchmarkFailed, match="status"):
         run([sys.executable, "-c", program])
+
+
+GOOD = {"value": 1.0, "goal": 2.0, "met": False}
+
+
+@pytest.mark.parametrize(
+    ("report", "field"),
+    [
+        (5, "an object with bench, figures"),
+        ([], "an object with bench, figures"),
+        ({}, "bench: missing"),
+        (EMPTY | {"goals": None}, "goals: got None"),
+        (EMPTY | {"bench": 3}, "bench: got 3"),
+        (EMPTY | {"goals": {"fast": 1}}, "goals: 'fast'"),
+        (EMPTY | {"goals": {"good": GOOD, "fast": {"value": 1}}}, "goals: 'fast'"),
+    ],
+)
+def test_a_report_without_a_field_is_none(report: Any, field: str) -> None:
+    with pytest.raises(BenchmarkFailed, match=field):
+        run([sys.executable, "-c", f"print({json.dumps(json.dumps(report))})"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(None, "nothing is kept"), ("", "no result"), ('{"made":', "no result"), ("{}", "made: missing")],
+)
+def test_a_result_that_is_broken_or_not_there_is_named_by_its_file(text: str | None, why: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "b.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"b\.json: .*{why}"):
+        read(tmp_path / "b.json")
+
+
+def test_a_figure_that_is_no_number_has_fallen() -> None:
+    assert names({"g": at_least(4.0, 2.0)}, {"g": at_least(float("nan"), 2.0)}) == ["g"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["layuot"], "layuot: not a benchmark"),
+        (["layout", "--quick"], "--quick: layout has no quick form"),
+        (["--page", "--compare"], "--page: "),
+        (["layout", "http", "--", "-x"], "name it"),
+    ],
+)
+def test_what_would_do_nothing_or_something_else_is_refused(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["publishing", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert said in capsys.readouterr().err
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from benchmarks.publishing import __main__ as publishing
+from benchmarks.publishing.plans import Plan
+
+class Slow(Plan):
+    def command(self, *, quick=False):
+        program = "import os, time; print(os.getpid(), file=open(os.environ['HERE'], 'w'), flush=True); time.sleep(600)"
+        return [sys.executable, "-c", program]
+
+    def kept(self, *, quick=False):
+        return Path("/nowhere/slow.json")
+
+publishing.PLANS = (Slow(name="slow"),)
+publishing.PAGE = Path("/nowhere/page.md")
+publishing.main()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_ends_its_benchmark_and_keeps_nothing_of_it(how: signal.Signals, tmp_path: Path) -> None:
+    here = tmp_path / "pid"
+    os.mkfifo(here)
+    publishing = subprocess.Popen(
+        [sys.executable, "-c", STOPPED], env=os.environ | {"HERE": str(here)}, stderr=subprocess.PIPE, text=True
+    )
+    benchmark = int(here.read_text())
+    publishing.send_signal(how)
+    _, said = publishing.communicate()
+    assert publishing.returncode == 1
+    assert said.splitlines()[-1].startswith("stopped: ")
+    assert "Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(benchmark, 0)
 
 
 def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:

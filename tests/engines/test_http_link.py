@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.engines.http_link import HttpLink, RawAnswer
+from agentgym.engines.http_link import HttpLink, RawAnswer, StaleLink
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import WireError
 from tests.sandboxes.networks.test_proxy import self_signed
@@ -140,6 +140,15 @@ async def test_what_nobody_asked_for_makes_a_connection_unusable(sent: bytes, ju
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0x2\r\n[]\r\n0\r\n\r\n", id="prefixed_size"
         ),
         pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n[]\r\n0\r\n\r\n", id="longer_chunk"),
+        pytest.param(b"{", id="no_head_at_all"),
+        pytest.param(b"SSH-2.0-OpenSSH_9\r\n", id="another_protocol_that_waits"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]", id="compressed"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n[]", id="compressed_transfer"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: notchunked\r\n\r\n[]", id="unknown_transfer"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n2\r\n[]\r\n0\r\n\r\n",
+            id="two_transfers",
+        ),
         pytest.param(b"HTTP/1.1 2x0 OK\r\n\r\n", id="status"),
         pytest.param(b"HTTP/1.1 2000 OK\r\n\r\n", id="long_status"),
         pytest.param(b"HTTP/2 200 OK\r\n\r\n", id="another_version"),
@@ -207,6 +216,42 @@ async def test_a_connection_stays_open_as_the_server_says(sent: bytes, keep: boo
     asked = link.ask(b"", b"")
     link.data_received(sent)
     assert (await asked).keep is keep
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_what_has_no_body_by_its_status_has_none_whatever_its_fields_say(status: int) -> None:
+    link, _ = await linked()
+    asked = link.ask(b"", b"")
+    link.data_received(b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\n" % status)
+    assert await asked == RawAnswer(status, bytearray(), keep=True)
+
+
+async def test_only_a_kept_connection_that_the_server_ends_in_silence_is_stale() -> None:
+    def first(link: HttpLink) -> None:
+        """The connection was never used."""
+
+    def half(link: HttpLink) -> None:
+        answered(link)
+        link.ask(b"", b"")
+        link.data_received(b"H")
+
+    def ours(link: HttpLink) -> None:
+        answered(link)
+        link.abort()
+
+    def answered(link: HttpLink) -> None:
+        link.ask(b"", b"")
+        link.data_received(PLAIN)
+
+    for before, stale in ((first, False), (half, False), (ours, False), (answered, True)):
+        link, wire = await linked()
+        before(link)
+        wire.closed = False
+        asked = link._answer or link.ask(b"", b"")
+        link.connection_lost(None)
+        with pytest.raises(ConnectionResetError, match="hung up") as caught:
+            await asked
+        assert isinstance(caught.value, StaleLink) is stale
 
 
 async def test_an_answer_before_the_whole_request_was_sent_ends_the_connections_use() -> None:

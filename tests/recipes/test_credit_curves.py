@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentgym.run.folder_lock import FolderInUse, hold_folder
 from recipes.credit_curves import (
     BINS,
     ENVS,
@@ -15,6 +16,7 @@ from recipes.credit_curves import (
     curve,
     finished,
     main,
+    play,
     run_of,
     show,
     table,
@@ -51,6 +53,27 @@ def test_methods_differ_in_their_credit_alone(env: str) -> None:
     base = replace(runs["outcome"], out=None, advantage_level="value")
     assert replace(runs["value"], out=None) == base
     assert (base.seed, base.env, base.group_size, runs["branches"].group_size) == (3, env, 4, 2)
+
+
+def test_a_run_that_another_process_plays_is_left_alone(tmp_path: Path) -> None:
+    run = run_of(replace(SMALL, folder=tmp_path), "bisect_long", "turn", 0)
+    assert run.out is not None
+    run.out.mkdir(parents=True)
+    (run.out / "metrics.jsonl").write_text("")
+    with hold_folder(run.out), pytest.raises(FolderInUse):
+        play(run, 1)
+    assert (run.out / "metrics.jsonl").exists()
+
+
+def test_an_env_that_is_none_of_them_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="envs: 'bisect_lnog' is none of them; did you mean 'bisect_long'"):
+        main(replace(SMALL, folder=tmp_path, envs=("bisect_lnog",)))
+
+
+@pytest.mark.parametrize("field", ["seeds", "tokens", "stride"])
+def test_a_number_below_one_is_refused_by_name(tmp_path: Path, field: str) -> None:
+    with pytest.raises(SystemExit, match=f"{field}: give at least 1, got 0"):
+        main(replace(SMALL, folder=tmp_path, **{field: 0}))
 
 
 @pytest.mark.slow

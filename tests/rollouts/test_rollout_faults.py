@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,13 @@ class Faulty(Scripted):
         await super().release(session)
 
 
+class Loose(Scripted):
+    """Answers with an object that has a Completion's fields, and none of its laws."""
+
+    async def generate(self, token_ids: Sequence[int], **given: Any) -> Any:
+        return SimpleNamespace(token_ids=[65], logprobs=[-1.0], finish_reason="stop", versions=())
+
+
 class Aborting(Scripted):
     async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
         whole = await super().generate(token_ids, **given)
@@ -167,6 +175,9 @@ class Aborting(Scripted):
     [
         pytest.param(Faulty(OOPS), "EngineError: generate: RuntimeError: oops", 1, id="raises"),
         pytest.param(Faulty(giving(None)), "EngineError: generate: ValueError: logprobs: 0 for 1", 1, id="no_logprobs"),
+        pytest.param(
+            Loose(SCRIPT), "EngineError: the engine must answer with an ag.Completion, got name", 0, id="loose"
+        ),
         pytest.param(Aborting(SCRIPT), "EngineError: the engine aborted the turn", 0, id="aborts_in_mid_turn"),
         pytest.param(Faulty(OOPS, method="release"), "EngineError: release: .*oops", 2, id="cannot_release"),
     ],

@@ -304,6 +304,13 @@ def test_a_view_of_the_ids_never_changes_whatever_the_segment_goes_on_with() -> 
         segment.shown()[0] = 9
 
 
+@pytest.mark.parametrize("ids", [(4, 5), b"\4\5", bytearray([4, 5]), np.array([4, 5], np.int32), range(4, 6)])
+def test_ids_in_any_sequence_are_its_numbers(ids: Any) -> None:
+    segment = begun()
+    segment.extend(ids)
+    assert segment.token_ids.tolist() == [1, 2, 3, 10, 11, 4, 5]
+
+
 def test_a_closed_segment_does_not_see_what_its_open_one_goes_on_with() -> None:
     segment = begun()
     closed = segment.close()

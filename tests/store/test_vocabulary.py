@@ -109,8 +109,8 @@ def test_a_tokenizer_that_fails_costs_no_rollout_and_is_warned_of_once(
 def test_ids_that_no_vocabulary_has_take_no_memory(tmp_path: Path) -> None:
     names = Names()
     with RolloutWriter(tmp_path, token_bytes=names) as writer:
-        writer.add([group(spoken("a/0", [7, 2**32 - 1]))], step=0)
-        writer.add([group(spoken("b/0", [7, 2**32 - 1]))], step=0)
+        writer.add([group(spoken("a/0", [7, 2**31 - 1]))], step=0)
+        writer.add([group(spoken("b/0", [7, 2**31 - 1]))], step=0)
     assert (writer.lost, names.asked) == (0, [7])
 
 

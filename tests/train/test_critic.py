@@ -191,6 +191,18 @@ def test_a_batch_that_has_lost_its_returns_is_refused_before_anything_is_trained
         assert trainer.train(batch)["train/value_loss"] >= 0
 
 
+def test_a_warning_that_is_an_error_does_not_keep_the_critic_from_learning(
+    tiny_model: Path, batches: list[list[Group]]
+) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        batch = value_samples(batches[0], trainer.values)
+        before = trainer.snapshot().state["critic"]["weights"]["outer.bias"].clone()
+        untrained = tuple(replace(sample, loss_mask=np.zeros_like(sample.loss_mask)) for sample in batch)
+        with pytest.raises(RuntimeWarning, match="without a step"):
+            trainer.train(replace(batch, samples=untrained))
+        assert not torch.equal(trainer.snapshot().state["critic"]["weights"]["outer.bias"], before)
+
+
 def test_a_group_without_turns_asks_for_nothing(tiny_model: Path) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         assert trainer.values([]) == {}

@@ -9,8 +9,11 @@ import numpy as np
 
 from agentgym.engines.sglang.http import Answer
 from agentgym.errors import EngineError
+from agentgym.failures import describe
 from agentgym.types import Completion, FinishReason, Floats, Version
 
+_BROKEN = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
+"""What reading a value raises that is not of the kind that it should be."""
 _SAID = 400
 """Characters of a server's text that an error quotes."""
 
@@ -46,7 +49,7 @@ def server_facts(info: Any, server: str) -> ServerFacts:
             dtype=str(info.get("dtype") or "").removeprefix("torch."),
             lora=bool(info.get("enable_lora")),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _BROKEN as error:
         why = f"{type(error).__name__}: {error}"
         raise EngineError(f"{server}/server_info: not what an SGLang server says of itself: {why}") from None
 
@@ -66,7 +69,7 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
     rows = meta.get("output_token_logprobs") or []
     try:
         values, sampled = array("f", [row[0] for row in rows]), [row[1] for row in rows]
-    except (TypeError, ValueError, IndexError, KeyError):
+    except _BROKEN:
         raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
     if sampled != ids or type(ids) is not list:
         raise EngineError(
@@ -79,8 +82,8 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
             finish_reason=cast("FinishReason", reason),
             versions=_versions(meta, version, ours) if named else (Version(0, version),),
         )
-    except (TypeError, ValueError, OverflowError) as error:
-        raise EngineError(f"the server's answer: {error}") from error
+    except _BROKEN as error:
+        raise EngineError(f"the server's answer: {describe(error)}") from error
 
 
 def _count(ids: Any) -> object:
@@ -120,11 +123,11 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool 
     """
     try:
         scored, values = [row[1] for row in rows], np.array([float(row[0]) for row in rows], np.float32)
-    except (TypeError, ValueError, IndexError, KeyError):
+    except _BROKEN:
         raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
-    others = {pair for pair in zip(scored, token_ids, strict=False) if pair[0] != pair[1]}
-    clipped = {(0, max(token_ids, default=0))} if of_prompt else set()
-    if len(scored) != len(token_ids) or others - clipped:
+    others = [pair for pair in zip(scored, token_ids, strict=False) if pair[0] != pair[1]]
+    clipped = [(0, max(token_ids, default=0))] if of_prompt else []
+    if len(scored) != len(token_ids) or any(pair not in clipped for pair in others):
         raise EngineError("the server scored other ids than it was asked to")
     if not np.isfinite(values).all():
         raise EngineError("the server's log-probabilities: every one must be finite")

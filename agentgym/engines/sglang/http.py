@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from agentgym.engines.http_link import HttpLink
+from agentgym.engines.http_link import HttpLink, StaleLink
 
 _fast: Callable[[bytearray], Any] | None = None
 with suppress(ImportError):  # It is no dependency; where it is installed, it decodes in a fifth of the time.
@@ -22,6 +22,9 @@ with suppress(ImportError):  # It is no dependency; where it is installed, it de
 
 _IDLE_S = 2.0
 """A connection idle for longer is not used again: servers close theirs after 5 s, and a request must not meet that."""
+
+_STALE_S = 1.0
+"""A connection that the server had ended says so within this time: what is lost later may have been worked on."""
 
 encoded = json.JSONEncoder(separators=(",", ":")).encode
 """Encodes a value as compact JSON."""
@@ -43,7 +46,8 @@ class JsonClient:
     """Asks one server; safe to call concurrently from one event loop.
 
     Raises ConnectionError where the server cannot be reached, hangs up or does not answer in time, WireError where
-    what it sends is no HTTP. Cancelling a call closes its connection: that is how the server learns of it.
+    what it sends is no HTTP. A request that met a connection which the server was ending is sent once more, over a new
+    one. Cancelling a call closes its connection: that is how the server learns of it.
     """
 
     def __init__(self, url: str, *, connect_s: float = 10.0, api_key: str | None = None) -> None:
@@ -97,21 +101,29 @@ class JsonClient:
             raise ConnectionError(f"{self.url}{path}: no answer within {timeout_s:g} s") from None
 
     async def _exchange(self, path: str, head: bytes, body: bytes) -> Answer:
+        asked = monotonic()
         try:
-            link = self._fresh() or await self._connected()
-            self._busy.add(link)
             try:
-                status, content, keep = await link.ask(head, body)
-            except BaseException:
-                link.abort()
-                raise
-            finally:
-                self._busy.discard(link)
+                return await self._told(self._fresh() or await self._connected(), head, body)
+            except StaleLink:
+                if monotonic() - asked > _STALE_S:
+                    raise
+                return await self._told(await self._connected(), head, body)
         except (OSError, EOFError) as error:
             why = str(error) or (
                 "the connection timed out" if isinstance(error, TimeoutError) else type(error).__name__
             )
             raise ConnectionError(f"{self.url}{path}: {why}") from error
+
+    async def _told(self, link: HttpLink, head: bytes, body: bytes) -> Answer:
+        self._busy.add(link)
+        try:
+            status, content, keep = await link.ask(head, body)
+        except BaseException:
+            link.abort()
+            raise
+        finally:
+            self._busy.discard(link)
         if keep and link.usable:
             self._idle.append(_Idle(link, monotonic()))
         else:
@@ -157,5 +169,5 @@ def _decoded(body: bytearray) -> Any:
         return None
     try:
         return json.loads(body.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return body.decode(errors="replace")

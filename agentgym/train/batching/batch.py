@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentgym.frozen import require_ids
 from agentgym.train.batching.layouts import Inputs, Layout, lay_out
 from agentgym.types import Sample
 
@@ -58,10 +59,14 @@ def collate(
     """Put the samples into one Batch, in their order; nothing is cut and no sample is changed.
 
     `masked` turns the loss mask off: such a batch trains nothing, and is computed so that ranks stay in step.
-    Raises ValueError for no samples.
+    Raises ValueError for no samples, and for ids that are none, with the sample and the field.
     """
     if not samples:
         raise ValueError("samples: none to collate; give at least one")
+    for sample in samples:
+        named = f"samples: rollout {sample.rollout_id!r}, segment {sample.segment}, step {sample.step}"
+        require_ids(f"{named}: prompt_ids", sample.prompt_ids)
+        require_ids(f"{named}: response_ids", sample.response_ids)
     shape = (len(samples), max(len(sample.response_ids) for sample in samples))
     mask_BR = np.zeros(shape, np.bool_)
     logprobs_BR = np.zeros(shape, np.float32)

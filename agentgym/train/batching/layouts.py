@@ -149,7 +149,7 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
     length_B = np.array([len(sample) for sample in samples])
     response_B = np.array([len(sample.response_ids) for sample in samples])
     count, width = len(samples), int(length_B.max())
-    # Half of int64, for nothing: a trainer refuses ids that its vocabulary lacks before it lays out any.
+    # Half of int64, for nothing: `collate` refuses what is no id.
     ids_BT = np.empty((count, width), np.int32)
     for ids_T, sample in zip(ids_BT, samples, strict=True):
         response = width - len(sample.response_ids)

@@ -57,6 +57,16 @@ def test_ids_are_narrow_in_the_block_and_wide_for_the_model() -> None:
     assert inputs.arguments()["input_ids"].tolist() == [[1, 2**31 - 1, 3]]
 
 
+@pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
+@pytest.mark.parametrize("bad", [2**31, 2**32 + 5, -1, -(2**31) - 1])
+def test_what_is_no_id_is_refused_by_its_sample_and_field(bad: int, layout: Layout) -> None:
+    sound = row([1], [2])
+    with pytest.raises(ValueError, match=f"^samples: rollout 'r', .*: prompt_ids: id {bad} at position 1"):
+        collate([sound, row([1, bad], [2])], pad_id=0, layout=layout)
+    with pytest.raises(ValueError, match=f"^samples: rollout 'r', .*: response_ids: id {bad} at position 0"):
+        collate([sound, row([1], [bad])], pad_id=0, layout=layout)
+
+
 def test_response_tensors_are_right_aligned() -> None:
     batch = collate([row([1, 1, 1], [9]), row([1], [7, 8, 9], weight=0.5)], pad_id=0)
     assert batch.loss_mask_BR.int().tolist() == [[0, 0, 1], [1, 1, 1]]
