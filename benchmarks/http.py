@@ -45,8 +45,8 @@ from agentgym.engines.base import Engine
 from agentgym.engines.sglang import http, prompts
 from agentgym.engines.sglang.http import JsonClient
 from benchmarks.answering import answering
-from benchmarks.driver import GROUP, TOOL, Instant, Measured, over
-from benchmarks.driver_dialogs import tracebacks
+from benchmarks.driver.__main__ import GROUP, TOOL, Instant, Measured, over
+from benchmarks.driver.dialogs import tracebacks
 from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report
 from benchmarks.http_loops import Bare, TokenLoop, each_of, over_aiohttp
 from benchmarks.http_works import Ready, Work, all_works, served

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from benchmarks.answering import Dialog
-from benchmarks.driver_dialogs import Tool, call_in
+from benchmarks.driver.dialogs import Tool, call_in
 
 T = TypeVar("T")
 Ask: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]

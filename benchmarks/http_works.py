@@ -13,8 +13,8 @@ from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.base import Engine
 from agentgym.types import Completion, Sampling
 from benchmarks.answering import Dialog, Reply
-from benchmarks.driver import DIALOGS, GROUP, TOOL, Adder, Instant, replies, task, word_tokenizer
-from benchmarks.driver_dialogs import call_in, tracebacks
+from benchmarks.driver.__main__ import DIALOGS, GROUP, TOOL, Adder, Instant, replies, task, word_tokenizer
+from benchmarks.driver.dialogs import call_in, tracebacks
 from benchmarks.http_loops import request, shown
 
 LONG_DIALOGS = 4

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import driver
-from benchmarks.driver_dialogs import Tool, added, call_in, tracebacks
-from benchmarks.driver_others import playing
-from benchmarks.driver_scale import alive, open_bytes
+from benchmarks.driver import __main__ as driver
+from benchmarks.driver.alive import alive, open_bytes
+from benchmarks.driver.dialogs import Tool, added, call_in, tracebacks
+from benchmarks.driver.others import playing
 from benchmarks.harness import load_workloads
 
 WORKLOADS = load_workloads(None)

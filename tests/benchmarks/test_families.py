@@ -2,7 +2,15 @@
 
 import pytest
 
-from benchmarks.families import FAMILIES, FAMILIES_SHARDED, LAYOUTS, Cell, compare_families, compare_sharded, rows
+from benchmarks.families.__main__ import (
+    FAMILIES,
+    FAMILIES_SHARDED,
+    LAYOUTS,
+    Cell,
+    compare_families,
+    compare_sharded,
+    rows,
+)
 
 ONE_OF_EACH = {
     "llama": "rotary positions",

@@ -9,8 +9,8 @@ import pytest_asyncio
 from agentgym.engines.sglang.http import JsonClient
 from benchmarks import http
 from benchmarks.answering import Dialog, answering
-from benchmarks.driver import TOOL, replies, task, word_tokenizer
-from benchmarks.driver_dialogs import tracebacks
+from benchmarks.driver.__main__ import TOOL, replies, task, word_tokenizer
+from benchmarks.driver.dialogs import tracebacks
 from benchmarks.harness import load_workloads
 from benchmarks.http_loops import Bare, TokenLoop, each_of, request
 from benchmarks.http_works import Ready, Work

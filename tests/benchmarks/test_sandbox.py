@@ -12,7 +12,7 @@ import pytest
 
 from agentgym.sandboxes.local import why_no_bubblewrap
 from benchmarks.harness import at_least, at_most, report
-from benchmarks.sandbox import LIMITS, NAMES, goals, other_kits, ratios, runnable
+from benchmarks.sandbox.__main__ import LIMITS, NAMES, goals, other_kits, ratios, runnable
 from benchmarks.sandbox_measure import CALLS_PER_EPISODE, Rate, by_turns, cpu_s, rate
 from benchmarks.sandbox_peer import Peer
 

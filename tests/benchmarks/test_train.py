@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import train
-from benchmarks.train import BATCH, GROUP, STEPS, Chatter, goals, make_model, prompts, steps
+from benchmarks.train import __main__ as train
+from benchmarks.train.__main__ import BATCH, GROUP, STEPS, Chatter, goals, make_model, prompts, steps
 
 OURS = {
     f"{shape}_ours_{name}": value

@@ -35,9 +35,9 @@ from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.base import Engine
 from agentgym.types import Completion, Floats, Sampling, Version
-from benchmarks.driver_dialogs import QUESTION, Tool, added, call_in, tracebacks
-from benchmarks.driver_others import Others, playing
-from benchmarks.driver_scale import alive, kept_bytes, open_bytes
+from benchmarks.driver.alive import alive, kept_bytes, open_bytes
+from benchmarks.driver.dialogs import QUESTION, Tool, added, call_in, tracebacks
+from benchmarks.driver.others import Others, playing
 from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report
 from recipes.base import CHECKPOINTS
 from recipes.warm_start import MARKS, SPECIAL

@@ -32,7 +32,7 @@ from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.environments.env import Split
 from benchmarks.harness import Goal, argument_parser, at_least, at_most, fresh, load_workloads, process_peak_mib, report
 
-TOKENIZER = Path(__file__).parents[1] / "recipes" / "checkpoints" / "chase"
+TOKENIZER = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 BATCH, GROUP, NEW_TOKENS, LR = 16, 8, 128, 1e-3
 STEPS, WARM, ROUNDS = 10, 2, 2
 """Steps of a run, how many of the first are not counted, and runs of each, in turns; the best one counts."""
@@ -151,7 +151,7 @@ def trl(folder: Path, texts: Sequence[str], venv: Path, *, lora: bool) -> Ran:
         "lora": lora,
     }
     (folder / "work.json").write_text(json.dumps(work | {"prompts": list(texts)}))
-    script = Path(__file__).with_name("train_trl.py")
+    script = Path(__file__).with_name("theirs.py")
     done = subprocess.run(
         # -P: the modules beside the script, such as http, would hide those of the standard library.
         [venv / "bin" / "python", "-P", script, folder, folder / "work.json"],

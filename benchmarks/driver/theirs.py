@@ -1,6 +1,6 @@
 """The peers' side of `benchmarks.driver`, run by the interpreter of an environment that has them and no agentgym.
 
-`python -m benchmarks.driver_peers WORK.json` plays the dialogs of WORK each time that a line of stdin names a way of
+`python -m benchmarks.driver.theirs WORK.json` plays the dialogs of WORK each time that a line of stdin names a way of
 `WAYS`, and prints the turns and the CPU seconds of that as JSON. Its first line names the ways that it can play.
 
 skyrl: `SkyRLGymGenerator.generate`, as its trainer calls it, with a skyrl_gym environment that reads the call from the
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.driver_dialogs import QUESTION, Tool, call_in, tracebacks
+from benchmarks.driver.dialogs import QUESTION, Tool, call_in, tracebacks
 
 TOOL = Tool()
 

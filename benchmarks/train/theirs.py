@@ -1,6 +1,6 @@
 """TRL's side of `benchmarks.train`, run by the interpreter of an environment that has trl and no agentgym.
 
-`python train_trl.py MODEL_FOLDER WORK.json`; the last line on stdout is JSON: CPU seconds of each step, peak MiB.
+`python theirs.py MODEL_FOLDER WORK.json`; the last line on stdout is JSON: CPU seconds of each step, peak MiB.
 """
 
 import json

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from agentgym.chat.response_formats import HERMES
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _SLOW = frozenset({"trl"})
 
 
@@ -59,7 +59,7 @@ def playing(
             "end": tokenizer.tokenizer.eos_token,
         }
         (Path(folder) / "work.json").write_text(json.dumps(work))
-        command = [str(venv / "bin" / "python"), "-m", "benchmarks.driver_peers", f"{folder}/work.json"]
+        command = [str(venv / "bin" / "python"), "-m", "benchmarks.driver.theirs", f"{folder}/work.json"]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, cwd=_ROOT, text=True, stdin=pipe, stdout=pipe) as process:
             try:
