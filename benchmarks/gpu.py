@@ -26,7 +26,7 @@ from transformers.utils import logging
 import agentgym as ag
 from agentgym.train.batching.layouts import Layout
 from agentgym.train.usage import TERA, peak_flops
-from benchmarks.harness import Goal, at_least, at_most, load_workloads, process_peak_mib, report
+from benchmarks.harness import Goal, at_least, at_most, load_workloads, process_peak_mib, program, report
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")
 REFERENCE: dict[str, float | str] = {"seed_padded_mfu": 0.064, "seed_packed_mfu": 0.088, "where": "batch 8, an H100"}
@@ -245,7 +245,7 @@ def peak_tflops(device: str) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog=program(), description=__doc__)
     parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: no figure means anything")
     parser.add_argument("--peak-tflops", type=float, default=None, help="of the GPU, dense bfloat16; by its name")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.train.objective.logprobs import token_logprobs
-from benchmarks.harness import Cost, Goal, at_least, at_most, cost, fresh, report
+from benchmarks.harness import Cost, Goal, at_least, at_most, cost, fresh, program, report
 
 TOKENS, VOCAB = 2048, 151_936
 LOGITS_MIB = TOKENS * VOCAB * 4 / 2**20
@@ -164,7 +164,7 @@ def goals(hidden: int, figures: dict[str, float]) -> dict[str, Goal]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog=program(), description=__doc__)
     parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 2560], help="widths; 2,560 takes minutes")
     parser.add_argument("--seed", type=int, default=0)

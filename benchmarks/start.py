@@ -14,7 +14,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from tempfile import TemporaryDirectory
 
 from agentgym.sandboxes.local import why_no_bubblewrap
-from benchmarks.harness import Goal, at_most, report
+from benchmarks.harness import Goal, at_most, program, report
 
 ROUNDS = 10
 CODES = {
@@ -60,7 +60,7 @@ def goals(figures: dict[str, float]) -> dict[str, Goal]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog=program(), description=__doc__)
     parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
     parser.add_argument("--quick", action="store_true", help="without the quickstart")
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """The peers' side of `benchmarks.driver`, run by the interpreter of an environment that has them and no agentgym.
 
-`python -m benchmarks.driver.theirs WORK.json` plays the dialogs of WORK each time that a line of stdin names a way of
-`WAYS`, and prints the turns and the CPU seconds of that as JSON. Its first line names the ways that it can play.
+`python -m benchmarks.driver.theirs '{"file": "WORK.json"}'` plays the dialogs of WORK each time that a line of stdin
+names one of its `ways`, and prints the turns and the CPU seconds of that as JSON. Its first line names them.
 
 skyrl: `SkyRLGymGenerator.generate`, as its trainer calls it, with a skyrl_gym environment that reads the call from the
 text and makes it. Its client gives ids, text and log-probabilities that lie ready; tools run in the loop's own thread
@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.driver.dialogs import QUESTION, Tool, call_in, tracebacks
+from benchmarks.peers.serve import work
 
 TOOL = Tool()
 
@@ -183,17 +184,16 @@ def ways(work: dict[str, Any], tokenizer: Any) -> dict[str, Callable[[], int]]:
 def main() -> None:
     from transformers import AutoTokenizer
 
-    work = json.loads(Path(sys.argv[1]).read_text())
-    answers = sys.stdout
-    sys.stdout = sys.stderr
-    plays = ways(work, AutoTokenizer.from_pretrained(work["tokenizer"]))
+    given = json.loads(Path(work()["file"]).read_text())
+    answers, sys.stdout = sys.stdout, sys.stderr
+    plays = ways(given, AutoTokenizer.from_pretrained(given["tokenizer"]))
     print(json.dumps(sorted(plays)), file=answers, flush=True)
     gc.collect()
     gc.freeze()  # as in our own process
     for number, line in enumerate(sys.stdin):
         name = line.strip()
         if name.endswith("unseen"):
-            TOOL.unseen.extend(tracebacks(work["calls"], number))
+            TOOL.unseen.extend(tracebacks(given["calls"], number))
         gc.collect()
         began = time.process_time()
         turns = plays[name]()

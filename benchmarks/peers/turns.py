@@ -7,13 +7,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Cost
-
-_ROOT = Path(__file__).parents[2]
+from benchmarks.harness import ROOT, Cost
 
 
 class Worker:
-    """A process of `benchmarks.peers.serve`."""
+    """A process that says which ways there are, and then answers each line with one; most end in `peers.serve`."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -27,13 +25,14 @@ class Worker:
 
     def once(self, way: str) -> Cost:
         """Do the work once."""
-        return Cost(**self._ask(way))
+        return Cost(**self.ask(way))
 
     def tell(self, way: str) -> Any:
         """Do the work once more, and return what is told of its result."""
-        return self._ask(f"tell {way}")
+        return self.ask(f"tell {way}")
 
-    def _ask(self, line: str) -> Any:
+    def ask(self, line: str) -> Any:
+        """The answer to a line."""
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
         return self._read()
@@ -48,10 +47,10 @@ class Worker:
 
 @contextmanager
 def worker(python: Path | str, module: str, work: Mapping[str, Any]) -> Iterator[Worker]:
-    """Start a module that ends in `serve`, and end it with the block."""
+    """Start a module that is a `Worker`, and end it with the block; `benchmarks.peers.serve.work` gives it its work."""
     pipe = subprocess.PIPE
     command = [str(python), "-m", module, json.dumps(work)]
-    with subprocess.Popen(command, cwd=_ROOT, text=True, stdin=pipe, stdout=pipe) as process:
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as process:
         try:
             yield Worker(process)
         finally:

@@ -1,6 +1,7 @@
 """TRL's side of `benchmarks.train`, run by the interpreter of an environment that has trl and no agentgym.
 
-`python theirs.py MODEL_FOLDER WORK.json`; the last line on stdout is JSON: CPU seconds of each step, peak MiB.
+`python -m benchmarks.train.theirs MODEL_FOLDER WORK.json`; the last line on stdout is JSON: CPU seconds of each step,
+peak MiB.
 """
 
 import json

@@ -2,15 +2,8 @@
 
 import pytest
 
-from benchmarks.families.__main__ import (
-    FAMILIES,
-    FAMILIES_SHARDED,
-    LAYOUTS,
-    Cell,
-    compare_families,
-    compare_sharded,
-    rows,
-)
+from benchmarks.families.comparison import LAYOUTS, Cell, compare_families, compare_sharded, rows
+from benchmarks.families.models import FAMILIES, FAMILIES_SHARDED
 
 ONE_OF_EACH = {
     "llama": "rotary positions",

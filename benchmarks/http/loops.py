@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from benchmarks.answering import Dialog
 from benchmarks.driver.dialogs import Tool, call_in
+from benchmarks.http.answering import Dialog
 
 T = TypeVar("T")
 Ask: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]

@@ -12,11 +12,11 @@ backward is played.
 import argparse
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from benchmarks.forward import forward_backward
 from benchmarks.harness import Goal, arguments, at_least, at_most, fresh, load_workloads, report
+from benchmarks.layout.forward import forward_backward
+from benchmarks.layout.tokens import counted
 from benchmarks.peers.turns import in_turns, peers_python
 
 REFERENCE: dict[str, float | str] = {
@@ -42,26 +42,18 @@ def presets(module: Any, *, quick: bool) -> list[str]:
     return [name for name in wanted if name in module.STEP_PRESETS] or list(module.STEP_PRESETS)
 
 
-def counted(workloads: Path | None, seed: int, preset: str) -> dict[str, float]:
-    """The workload's own count of its tokens."""
-    module = load_workloads(workloads)
-    count = module.token_counts(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
-    names = {"real": "step", "merged": "merged", "tree": "unique", "padded_two_segment": "two_segment"}
-    return {f"{preset}_{ours}_tokens": float(count[theirs]) for theirs, ours in names.items()}
-
-
 def measure(args: argparse.Namespace, preset: str, way: str, rounds: int) -> dict[str, float]:
     """One way of ours from lists and from segments, and of the other kit where it is installed."""
     choice = load_workloads(args.workloads).STEP_PRESETS[preset]
     path = str(args.workloads.absolute()) if args.workloads else None
     work = {"workloads": path, "seed": args.seed, "preset": choice, "way": way}
-    ours = "benchmarks.peers.collate_ours"
+    ours = "benchmarks.layout.ours"
     starts: dict[str, Any] = {
         source: (sys.executable, ours, work | {"source": source}) for source in ("lists", "segments")
     }
     if python := peers_python(args.peers):
         theirs = work | {"way": "merged" if way == "packed" else way}
-        starts[WAYS[way]] = (python, "benchmarks.peers.collate_theirs", theirs)
+        starts[WAYS[way]] = (python, "benchmarks.layout.theirs", theirs)
     figures: dict[str, float] = {}
     found = in_turns(starts, rounds)
     for name, one in found.items():

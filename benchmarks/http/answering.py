@@ -1,6 +1,6 @@
 """A server in a process of its own that answers POST /generate as SGLang does, and at once: its answers lie ready.
 
-`python -m benchmarks.answering` reads what to answer from stdin, prints its port, and ends when stdin does. A
+`python -m benchmarks.http.answering` reads what to answer from stdin, prints its port, and ends when stdin does. A
 client's CPU time, measured beside it, holds nothing of the server's. It never sleeps, so that no client's time holds
 the waking of a process on the same machine either.
 
@@ -42,7 +42,7 @@ def answering(dialogs: Iterable[Dialog], info: Mapping[str, Any]) -> Iterator[st
     """The URL of a server that plays these dialogs, and gives `info` as /server_info, while the context is open."""
     plays = [[list(dialog.opening), [_generated(dialog, reply) for reply in dialog.replies]] for dialog in dialogs]
     pages = {"/server_info": dict(info), "/ready": None, "/health_generate": None}
-    command = [sys.executable, "-m", "benchmarks.answering"]
+    command = [sys.executable, "-m", "benchmarks.http.answering"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

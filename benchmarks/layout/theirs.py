@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from benchmarks.harness import load_workloads
+from benchmarks.layout.step_lists import joined, stretches
 from benchmarks.peers.serve import Ways, digest, serve, work
-from benchmarks.step_lists import joined, stretches
 
 
 def skyrl(batch: Any, way: str, pad_id: int) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
@@ -58,7 +58,7 @@ def skyrl(batch: Any, way: str, pad_id: int) -> tuple[Callable[[], Any], Callabl
 
 
 def _told_of_block(made: Any) -> dict[str, Any]:
-    """What `collate_ours.told` tells of a block."""
+    """What `ours.told` tells of a block."""
     ids_BT, attention_BT, _, _, mask_BR, logprobs_BR = (tensor.numpy() for tensor in made[:6])
     width = mask_BR.shape[1]
     trained, rows = [], []
@@ -111,7 +111,7 @@ def trl(batch: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
 
 
 def _told_of_rows(packed: Any) -> dict[str, Any]:
-    """What `collate_ours.told` tells of a tree."""
+    """What `ours.told` tells of a tree."""
     trained: list[bytes] = []
     for row in packed:
         index, owner = row["token_index"], row["segment_id"]

@@ -12,8 +12,8 @@ from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.batching.layouts import Layout, PaddedInputs
 from agentgym.types import Sample
 from benchmarks.harness import load_workloads
+from benchmarks.layout.rows import make_groups, make_samples
 from benchmarks.peers.serve import digest, serve, work
-from benchmarks.rows import make_groups, make_samples
 
 WAYS: dict[str, tuple[bool, Layout]] = {
     "padded": (False, "padded"),

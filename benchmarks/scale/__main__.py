@@ -21,15 +21,12 @@ one batch ahead, and the driver does one thing at a time.
 
 import argparse
 import asyncio
-import heapq
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.harness import Goal, at_least, at_most, load_workloads, report
-from benchmarks.scale_measure import (
+from benchmarks.harness import Goal, at_least, at_most, load_workloads, program, report
+from benchmarks.scale.measure import (
     SLOTS,
     TURNS,
     Batch,
@@ -40,63 +37,12 @@ from benchmarks.scale_measure import (
     local_ray,
     turn_seconds,
 )
+from benchmarks.scale.simulation import simulated
 
 SIZES = (Size(1), Size(2), Size(4), Size(2, rounds=2 * Size(1).rounds))
 AT_ONCE = 10_000
-A_WORKER = 64
-"""Rollouts at once of a worker of the simulation: the default of a run."""
 LONGER = (1, 2, 4, 8, 16, 32)
 """How many times longer the rollouts of the simulation are."""
-BATCHES = 20
-"""Batches of a simulated run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """What a simulated run came to."""
-
-    rate: float
-    """Rollouts a second."""
-    busy: float
-    """The part of the time in which the driver computes."""
-
-
-def simulated(
-    played_s: Sequence[float],
-    costs: Costs,
-    *,
-    at_once: int,
-    slots: int = A_WORKER,
-    rounds: int = 1,
-    ahead: bool = True,
-    longer: float = 1.0,
-    seed: int = 0,
-) -> Simulated:
-    """Play batches of `rounds` rollouts for each place, drawn from what rollouts took, and join them.
-
-    With `ahead` a worker goes on when its share is played, one batch before the driver at most; without, when the
-    driver is done with the batch.
-    """
-    drawn, workers = random.Random(seed), max(1, round(at_once / slots))
-    collect_s, step_s = costs.collect * slots * rounds / 1e3, costs.step * slots * rounds * workers / 1e3
-    free, worked, ready = 0.0, 0.0, [0.0] * workers
-    for _ in range(BATCHES):
-        arrived = [at + makespan(drawn.choices(played_s, k=slots * rounds), slots) * longer for at in ready]
-        last = free  # the driver is done with the batch before
-        for at in sorted(arrived):
-            free = max(free, at) + collect_s
-        free += step_s
-        worked += collect_s * workers + step_s
-        ready = [max(at, last) for at in arrived] if ahead else [free] * workers
-    return Simulated(rate=BATCHES * workers * slots * rounds / free, busy=worked / free)
-
-
-def makespan(seconds: Sequence[float], places: int) -> float:
-    """Seconds until all are played, where the next one takes the place that is free first."""
-    free = [0.0] * places
-    for each in seconds:
-        heapq.heapreplace(free, free[0] + each)
-    return max(free)
 
 
 def best(batches: Sequence[Batch]) -> tuple[float, Costs]:
@@ -172,7 +118,7 @@ def of_simulation(played_s: Sequence[float], costs: Costs, at_once: int, seed: i
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog=program(), description=__doc__)
     parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
     parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other seconds of turns")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help="rollouts in play at once")

@@ -12,10 +12,11 @@ import agentgym as ag
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.base import Engine
 from agentgym.types import Completion, Sampling
-from benchmarks.answering import Dialog, Reply
-from benchmarks.driver.__main__ import DIALOGS, GROUP, TOOL, Adder, Instant, replies, task, word_tokenizer
 from benchmarks.driver.dialogs import call_in, tracebacks
-from benchmarks.http_loops import request, shown
+from benchmarks.driver.instant import Instant, replies, word_tokenizer
+from benchmarks.driver.ours import DIALOGS, GROUP, TOOL, Adder, task
+from benchmarks.http.answering import Dialog, Reply
+from benchmarks.http.loops import request, shown
 
 LONG_DIALOGS = 4
 LONG_IDS = 20_000

@@ -15,8 +15,8 @@ from agentgym.train.batching.plan import cost_of, plan_step
 from agentgym.train.policy.model import PolicyModel, load_policy
 from agentgym.types import Sample
 from benchmarks.harness import load_workloads
-from benchmarks.merging import merge
-from benchmarks.rows import make_samples
+from benchmarks.layout.merging import merge
+from benchmarks.layout.rows import make_samples
 
 WORKLOAD = {"n_traj": 16, "turns": 8, "max_len": 1024, "prompt_median": 128}
 """Two groups of 8 rollouts of 8 turns: the lengths of the large workload, an eighth of them."""

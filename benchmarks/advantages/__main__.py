@@ -97,7 +97,7 @@ def main() -> None:
         peers = None
         if python := peers_python(args.peers):
             asked = {"workloads": path, "seed": args.seed, "shapes": SHAPES}
-            peers = stack.enter_context(worker(python, "benchmarks.peers.advantages_theirs", asked))
+            peers = stack.enter_context(worker(python, "benchmarks.advantages.theirs", asked))
         figures = measure(work, peers, len(work["fan"][1]))
     report("advantages", figures=figures, reference=REFERENCE, goals=goals(figures), as_json=args.json)
 

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypedDict, TypeVar
 
-from benchmarks.sandbox_measure import (
+from benchmarks.harness import ROOT
+from benchmarks.sandbox.measure import (
     CALLS_PER_EPISODE,
     Action,
     Figures,
@@ -30,7 +31,6 @@ from benchmarks.sandbox_measure import (
     tree,
 )
 
-ROOT = Path(__file__).parents[1]
 B = TypeVar("B")
 
 

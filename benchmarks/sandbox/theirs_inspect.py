@@ -1,9 +1,9 @@
 """inspect_ai's side of `benchmarks.sandbox`, run by the Python of an environment that has inspect_ai and no agentgym.
 
-`python -m benchmarks.sandbox_inspect IMAGE`. A call is a new Python by `exec` of its docker sandbox, which is the way
-that its tools `python` and `bash` take; the containers are those that it starts for samples, with the settings of its
-own default file for `docker compose`. No model and no log is in the figures. It runs as many commands at once as it is
-asked for: its own limits, of one for each processor and of twice as many for `docker compose`, are raised.
+`python -m benchmarks.sandbox.theirs_inspect IMAGE`. A call is a new Python by `exec` of its docker sandbox, which is
+the way that its tools `python` and `bash` take; the containers are those that it starts for samples, with the settings
+of its own default file for `docker compose`. No model and no log is in the figures. It runs as many commands at once as
+it is asked for: its own limits, of one for each processor and of twice as many for `docker compose`, are raised.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.util._sandbox.docker.prereqs import validate_docker_compose, validate_docker_engine
 from inspect_ai.util._subprocess import init_max_subprocesses
 
-from benchmarks.sandbox_measure import AS_PROGRAM
-from benchmarks.sandbox_peer import answer
+from benchmarks.sandbox.measure import AS_PROGRAM
+from benchmarks.sandbox.peer import answer
 
 COMPOSE = """services:
   default:

@@ -166,7 +166,7 @@ def peers_figures(args: argparse.Namespace, module: Any, lengths: Ints) -> dict[
         "budget": BUDGET,
         "trl_samples": TRL_SAMPLES,
     }
-    with worker(python, "benchmarks.peers.plan_theirs", asked) as peers:
+    with worker(python, "benchmarks.planning.theirs", asked) as peers:
         for way in peers.start():
             seconds = min(peers.once(way).cpu_s for _ in range(ROUNDS))
             mine = lengths[:TRL_SAMPLES] if way.startswith("trl") else lengths

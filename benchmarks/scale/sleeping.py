@@ -9,8 +9,8 @@ import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.train.kept_logprobs import ScoredSample
 from agentgym.types import Completion, Sample, Sampling, Version
-from benchmarks.driver.__main__ import Instant, replies
 from benchmarks.driver.dialogs import added
+from benchmarks.driver.instant import Instant, replies
 from benchmarks.harness import load_workloads
 
 DIALOGS = 16

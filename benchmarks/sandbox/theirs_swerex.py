@@ -1,8 +1,8 @@
 """SWE-ReX's side of `benchmarks.sandbox`, run by the Python of an environment that has swe-rex and no agentgym.
 
-`python -m benchmarks.sandbox_swerex IMAGE`, where IMAGE has swe-rex, too. A call is a line for the Python that runs in
-the container's shell session (`session`), or a new Python by `execute` (`program`). The containers are those of its
-DockerDeployment, each started by a thread with a loop of its own: `start` holds up its loop while it waits.
+`python -m benchmarks.sandbox.theirs_swerex IMAGE`, where IMAGE has swe-rex, too. A call is a line for the Python that
+runs in the container's shell session (`session`), or a new Python by `execute` (`program`). The containers are those of
+its DockerDeployment, each started by a thread with a loop of its own: `start` holds up its loop while it waits.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "ERROR")
 from swerex.deployment.docker import DockerDeployment
 from swerex.runtime.abstract import BashAction, Command, CreateBashSessionRequest
 
-from benchmarks.sandbox_measure import AS_PROGRAM, CELL
-from benchmarks.sandbox_peer import answer
+from benchmarks.sandbox.measure import AS_PROGRAM, CELL
+from benchmarks.sandbox.peer import answer
 
 PROMPT = ">>> "
 INTERPRETER = "python3 -I -S -q"

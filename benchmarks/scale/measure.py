@@ -21,7 +21,7 @@ from agentgym.samples import build_samples
 from agentgym.scheduling.accounting import Groups
 from agentgym.types import Sampling
 from benchmarks.engine import load
-from benchmarks.sleeping import Scorer, Waits
+from benchmarks.scale.sleeping import Scorer, Waits
 
 SLOTS = 32
 """Rollouts at once of a worker, where workers are counted."""
@@ -224,10 +224,10 @@ async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float],
 
     run = ag.RunConfig(
         recipe="scale",
-        env="benchmarks.sleeping:Waits",
+        env="benchmarks.scale.sleeping:Waits",
         env_args={"waits_s": ",".join(f"{seconds:.4f}" for seconds in waits)},
         model="tiny",
-        engine=ag.OtherEngine(name="benchmarks.sleeping:Ready", slots=slots),
+        engine=ag.OtherEngine(name="benchmarks.scale.sleeping:Ready", slots=slots),
         prompts=prompts,
         group_size=GROUP,
         cluster=ag.ClusterConfig(workers=workers, worker_cpus=0.01),

@@ -14,7 +14,7 @@ On each of them these take turns:
 - `bare`: ready-made bytes are posted over connections that are open, the answer is found by its length and decoded by
   json, or in `bare_orjson` by orjson; nothing is encoded and nothing is kept.
 - `client`: our HTTP client posts the same bodies; in `aiohttp_client` a session of aiohttp does.
-- `aiohttp`: a loop over a session of aiohttp (`http_loops.TokenLoop`): JSON of all ids, the answer decoded; ids,
+- `aiohttp`: a loop over a session of aiohttp (`loops.TokenLoop`): JSON of all ids, the answer decoded; ids,
   log-probabilities and a mask kept; new ids decoded and tool answers encoded by the tokenizer's own backend; the call
   made. No checks, retries, limits, messages or rewards. `aiohttp_text` reads the call from the server's text instead
   of decoding ids, `aiohttp_orjson` does its JSON by orjson. The first prompts are encoded before, once and for all.
@@ -44,12 +44,14 @@ import agentgym as ag
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang import http, prompts
 from agentgym.engines.sglang.http import JsonClient
-from benchmarks.answering import answering
-from benchmarks.driver.__main__ import GROUP, TOOL, Instant, Measured, over
 from benchmarks.driver.dialogs import tracebacks
-from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report
-from benchmarks.http_loops import Bare, TokenLoop, each_of, over_aiohttp
-from benchmarks.http_works import Ready, Work, all_works, served
+from benchmarks.driver.instant import Instant
+from benchmarks.driver.measured import Measured
+from benchmarks.driver.ours import GROUP, TOOL
+from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, over, report
+from benchmarks.http.answering import answering
+from benchmarks.http.loops import Bare, TokenLoop, each_of, over_aiohttp
+from benchmarks.http.works import Ready, Work, all_works, served
 
 Ways: TypeAlias = dict[str, Callable[[], Awaitable[int]]]
 ROUNDS = 5

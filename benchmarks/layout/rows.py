@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
-from benchmarks.step_lists import Stretch, joined, stretches
+from benchmarks.layout.step_lists import Stretch, joined, stretches
 
 
 def make_samples(batch: Any, *, merge: bool = False) -> list[Sample]:
