@@ -47,8 +47,7 @@ def argument_parser(doc: str, *, seed: int = 0, quick: bool = False, peers: bool
 
     Also, where a benchmark asks for it, `quick` (bool) and `peers`: the environment of other kits.
     """
-    parser = argparse.ArgumentParser(prog=program(), description=doc)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(doc)
     parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")
     parser.add_argument("--seed", type=int, default=seed)
     if quick:
@@ -59,10 +58,22 @@ def argument_parser(doc: str, *, seed: int = 0, quick: bool = False, peers: bool
     return parser
 
 
+def report_parser(doc: str) -> argparse.ArgumentParser:
+    """A parser of `json` (bool) alone."""
+    parser = argparse.ArgumentParser(prog=program(), description=doc)
+    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    return parser
+
+
 def program() -> str:
     """How this process was started, for its usage: `python -m benchmarks.driver` where `-m` found the file."""
     found = sys.modules["__main__"].__spec__
     return f"python -m {found.name.removesuffix('.__main__')}" if found else Path(sys.argv[0]).name
+
+
+def workloads_path(args: argparse.Namespace) -> str | None:
+    """The workloads of the command line for a worker, whose working folder is another one; None: the usual ones."""
+    return str(args.workloads.absolute()) if args.workloads else None
 
 
 def load_workloads(path: Path | str | None) -> ModuleType:

@@ -6,15 +6,14 @@ CPU nanoseconds a sample, the least of as many rounds for each, in turns. A kit 
 goal is a ratio to it.
 """
 
-import time
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from agentgym.advantages import advantages
-from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report
-from benchmarks.peers.turns import Worker, peers_python, worker
+from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report, workloads_path
+from benchmarks.peers.turns import Worker, in_its_environment, least_cpu_s
 
 REFERENCE: dict[str, float | str] = {
     "trl": "divides rewards that lie in groups of one size, inside of a method of its trainer",
@@ -26,12 +25,9 @@ RIGHT = 1e-3
 """Largest error of float32 arithmetic in a kit that is right."""
 
 
-def once(rows: dict[str, Any], expected: Any) -> tuple[float, float]:
-    """CPU nanoseconds a sample of one call, and the largest error."""
-    began = time.process_time()
-    got = advantages(rows["reward"], rows["rollout"], rows["prompt"], estimator="grpo")
-    seconds = time.process_time() - began
-    return seconds / len(got) * 1e9, float(np.abs(got - expected).max())
+def answer(rows: dict[str, Any]) -> Any:
+    """Our advantages of these columns."""
+    return advantages(rows["reward"], rows["rollout"], rows["prompt"], estimator="grpo")
 
 
 def ours(module: Any, seed: int) -> dict[str, tuple[dict[str, Any], Any]]:
@@ -51,17 +47,13 @@ def ours(module: Any, seed: int) -> dict[str, tuple[dict[str, Any], Any]]:
 
 def measure(work: dict[str, tuple[dict[str, Any], Any]], peers: Worker | None, size: int) -> dict[str, float]:
     """The least nanoseconds and the largest error of every way."""
-    figures: dict[str, float] = {}
-    theirs = peers.start() if peers is not None else []
-    for _ in range(ROUNDS):
-        for name, (rows, expected) in work.items():
-            spent, figures[f"{name}_error"] = once(rows, expected)
-            figures[f"{name}_ns"] = min(spent, figures.get(f"{name}_ns", spent))
-        for name in theirs:
-            assert peers is not None
-            spent = peers.once(name).cpu_s / size * 1e9
-            figures[f"{name}_ns"] = min(spent, figures.get(f"{name}_ns", spent))
-    return figures | {f"{name}_error": peers.tell(name) for name in theirs if peers is not None}
+    ways = {name: partial(answer, rows) for name, (rows, _) in work.items()}
+    seconds = least_cpu_s(ways, peers, ROUNDS)
+    errors = {name: float(np.abs(ways[name]() - expected).max()) for name, (_, expected) in work.items()}
+    errors |= {name: peers.tell(name) for name in peers.start()} if peers is not None else {}
+    sizes = {name: len(expected) for name, (_, expected) in work.items()}
+    figures = {f"{name}_ns": spent / sizes.get(name, size) * 1e9 for name, spent in seconds.items()}
+    return figures | {f"{name}_error": error for name, error in errors.items()}
 
 
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
@@ -91,13 +83,9 @@ def _right(figures: dict[str, float], name: str) -> bool:
 def main() -> None:
     args = arguments(__doc__ or "", peers=True)
     module = load_workloads(args.workloads)
-    path = str(args.workloads.absolute()) if args.workloads else None
     work = ours(module, args.seed)
-    with ExitStack() as stack:
-        peers = None
-        if python := peers_python(args.peers):
-            asked = {"workloads": path, "seed": args.seed, "shapes": SHAPES}
-            peers = stack.enter_context(worker(python, "benchmarks.advantages.theirs", asked))
+    asked = {"workloads": workloads_path(args), "seed": args.seed, "shapes": SHAPES}
+    with in_its_environment(args.peers, "benchmarks.advantages.theirs", asked) as peers:
         figures = measure(work, peers, len(work["fan"][1]))
     report("advantages", figures=figures, reference=REFERENCE, goals=goals(figures), as_json=args.json)
 

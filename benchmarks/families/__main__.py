@@ -5,19 +5,17 @@ Log-probabilities and the adapter's gradient of every family are compared in flo
 FAMILIES_SHARDED are also trained by two processes, sharded with FSDP2.
 """
 
-import argparse
 import sys
 from collections import Counter
 
 from benchmarks.families.comparison import KINDS, compare_families, compare_sharded, rows, transformers_version
 from benchmarks.families.models import FAMILIES, FAMILIES_SHARDED
-from benchmarks.harness import at_least, at_most, program, report
+from benchmarks.harness import at_least, at_most, report, report_parser
 
 
 def main() -> None:
     """Compare the families, and print the table and the report."""
-    parser = argparse.ArgumentParser(prog=program(), description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(__doc__ or "")
     parser.add_argument("--only", nargs="+", default=None, metavar="FAMILY", help="compare these alone")
     parser.add_argument("--shard", action="store_true", help="train FAMILIES_SHARDED on two processes, too")
     args = parser.parse_args()

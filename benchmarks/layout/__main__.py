@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.harness import Goal, arguments, at_least, at_most, fresh, load_workloads, report
+from benchmarks.harness import Goal, arguments, at_least, at_most, fresh, load_workloads, over, report, workloads_path
 from benchmarks.layout.forward import forward_backward
 from benchmarks.layout.tokens import counted
 from benchmarks.peers.turns import in_turns, peers_python
@@ -45,8 +45,7 @@ def presets(module: Any, *, quick: bool) -> list[str]:
 def measure(args: argparse.Namespace, preset: str, way: str, rounds: int) -> dict[str, float]:
     """One way of ours from lists and from segments, and of the other kit where it is installed."""
     choice = load_workloads(args.workloads).STEP_PRESETS[preset]
-    path = str(args.workloads.absolute()) if args.workloads else None
-    work = {"workloads": path, "seed": args.seed, "preset": choice, "way": way}
+    work = {"workloads": workloads_path(args), "seed": args.seed, "preset": choice, "way": way}
     ours = "benchmarks.layout.ours"
     starts: dict[str, Any] = {
         source: (sys.executable, ours, work | {"source": source}) for source in ("lists", "segments")
@@ -103,9 +102,7 @@ def goals(figures: dict[str, float], names: list[str]) -> dict[str, Goal]:
 
 def _over(figures: dict[str, float], one: str, other: str) -> float | None:
     """One step's CPU seconds over another's; None where no step was played."""
-    if f"step_{one}_cpu_s" not in figures:
-        return None
-    return figures[f"step_{one}_cpu_s"] / figures[f"step_{other}_cpu_s"]
+    return over(figures, f"step_{one}_cpu_s", f"step_{other}_cpu_s")
 
 
 def _of(figures: dict[str, float], names: Iterable[str], key: str) -> list[float]:

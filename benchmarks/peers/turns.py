@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, Cost
+from benchmarks.harness import ROOT, Cost, cost
 
 
 class Worker:
@@ -63,6 +63,29 @@ def peers_python(venv: Path | None) -> Path | None:
     return python if python is not None and python.exists() else None
 
 
+@contextmanager
+def in_its_environment(venv: Path | None, module: str, work: Mapping[str, Any]) -> Iterator[Worker | None]:
+    """Start a worker by the interpreter of this environment; None where the environment is not made."""
+    python = peers_python(venv)
+    if python is None:
+        yield None
+        return
+    with worker(python, module, work) as started:
+        yield started
+
+
+def least_cpu_s(ours: Mapping[str, Callable[[], object]], peers: Worker | None, rounds: int) -> dict[str, float]:
+    """The least CPU seconds of each way over the rounds in which ours, in this process, and the worker's take turns."""
+    spent: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, do in ours.items():
+            spent.setdefault(name, []).append(cost(do, runs=1).cpu_s)
+        for name in peers.start() if peers is not None else ():
+            assert peers is not None
+            spent.setdefault(name, []).append(peers.once(name).cpu_s)
+    return {name: min(seconds) for name, seconds in spent.items()}
+
+
 def in_turns(starts: Mapping[str, tuple[Path | str, str, Mapping[str, Any]]], rounds: int) -> dict[str, Any]:
     """Measure the only way of each worker, one after the other, `rounds` times, and keep the least CPU seconds.
 
@@ -80,7 +103,7 @@ def in_turns(starts: Mapping[str, tuple[Path | str, str, Mapping[str, Any]]], ro
                 spent[name].append(one.once(way))
         return {
             name: {
-                "cpu_s": min(cost.cpu_s for cost in spent[name]),
+                "cpu_s": min(each.cpu_s for each in spent[name]),
                 "peak_mib": spent[name][0].peak_mib,
                 "told": one.tell(one.start()[0]),
             }

@@ -23,7 +23,6 @@ Calls go into warm containers, one at a time and into eight at once. Processor t
 the commands it starts, of the engine's daemons, and of the container with its shim.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -36,7 +35,7 @@ from agentgym.boxes import Sandbox
 from agentgym.sandboxes.containers.image import default_image
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
-from benchmarks.harness import program, report
+from benchmarks.harness import report, report_parser
 from benchmarks.sandbox.boxes import FULL, QUICK, Amount, calls, episodes, forks, leases, many
 from benchmarks.sandbox.goals import NAMES, goals
 from benchmarks.sandbox.measure import (
@@ -108,8 +107,7 @@ def runnable(kinds: Sequence[str], image: str | None) -> tuple[dict[str, Sandbox
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog=program(), description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(__doc__ or "")
     parser.add_argument("--quick", action="store_true", help="a smaller run, of about a minute for each kind")
     parser.add_argument("--kinds", nargs="+", choices=["docker", "bubblewrap"], default=["docker", "bubblewrap"])
     parser.add_argument("--image", default=None, help="of the containers of all sides; by default our own")

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.harness import Goal, at_least, at_most, load_workloads, program, report
+from benchmarks.harness import Goal, at_least, at_most, load_workloads, report, report_parser
 from benchmarks.scale.measure import (
     SLOTS,
     TURNS,
@@ -118,8 +118,7 @@ def of_simulation(played_s: Sequence[float], costs: Costs, at_once: int, seed: i
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program(), description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(__doc__ or "")
     parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other seconds of turns")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help="rollouts in play at once")
     parser.add_argument("--quick", action="store_true", help="1 and 2 workers, one batch of each: to try it")
