@@ -24,9 +24,9 @@ from transformers.utils import logging
 
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.types import Sampling
-from benchmarks.harness import arguments, at_least, fresh, load_workloads, report
+from benchmarks.harness import ROOT, arguments, at_least, fresh, load_workloads, report
 
-MODEL = Path(__file__).parents[1] / "recipes" / "checkpoints" / "chase"
+MODEL = ROOT / "recipes" / "checkpoints" / "chase"
 ROLLOUTS, TURNS, CONTEXT = 64, 4, 512
 SINGLE_TOKENS, TURN_TOKENS = 64, 16
 TEMPERATURE, RUNS = 0.7, 3

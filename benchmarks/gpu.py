@@ -8,7 +8,6 @@ the samples' own tokens, prompts included: padding is no work, and a prompt that
 its samples in tokens per second and once in MFU. `--dry-run` does all of it in tiny shapes on the CPU.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -26,7 +25,7 @@ from transformers.utils import logging
 import agentgym as ag
 from agentgym.train.batching.layouts import Layout
 from agentgym.train.usage import TERA, peak_flops
-from benchmarks.harness import Goal, at_least, at_most, load_workloads, process_peak_mib, report
+from benchmarks.harness import Goal, at_least, at_most, load_workloads, process_peak_mib, report, report_parser
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")
 REFERENCE: dict[str, float | str] = {"seed_padded_mfu": 0.064, "seed_packed_mfu": 0.088, "where": "batch 8, an H100"}
@@ -245,8 +244,7 @@ def peak_tflops(device: str) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(__doc__ or "")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: no figure means anything")
     parser.add_argument("--peak-tflops", type=float, default=None, help="of the GPU, dense bfloat16; by its name")
     parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict, TypeVar
 
+ROOT = Path(__file__).parents[1]
+"""The checkout: where `python -m benchmarks.driver` and the other kits' side of it find their modules."""
 T = TypeVar("T")
 
 
@@ -45,8 +47,7 @@ def argument_parser(doc: str, *, seed: int = 0, quick: bool = False, peers: bool
 
     Also, where a benchmark asks for it, `quick` (bool) and `peers`: the environment of other kits.
     """
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(doc)
     parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")
     parser.add_argument("--seed", type=int, default=seed)
     if quick:
@@ -55,6 +56,24 @@ def argument_parser(doc: str, *, seed: int = 0, quick: bool = False, peers: bool
         made = "the virtual environment that `make bench-peers` makes"
         parser.add_argument("--peers", type=Path, default=Path(".venv-bench-peers"), metavar="VENV", help=made)
     return parser
+
+
+def report_parser(doc: str) -> argparse.ArgumentParser:
+    """A parser of `json` (bool) alone."""
+    parser = argparse.ArgumentParser(prog=program(), description=doc)
+    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    return parser
+
+
+def program() -> str:
+    """How this process was started, for its usage: `python -m benchmarks.driver` where `-m` found the file."""
+    found = sys.modules["__main__"].__spec__
+    return f"python -m {found.name.removesuffix('.__main__')}" if found else Path(sys.argv[0]).name
+
+
+def workloads_path(args: argparse.Namespace) -> str | None:
+    """The workloads of the command line for a worker, whose working folder is another one; None: the usual ones."""
+    return str(args.workloads.absolute()) if args.workloads else None
 
 
 def load_workloads(path: Path | str | None) -> ModuleType:
@@ -79,6 +98,11 @@ def at_least(value: float | None, goal: float) -> Goal:
 def at_most(value: float | None, goal: float) -> Goal:
     """A goal that a smaller figure meets; None is a figure that was not measured."""
     return {"value": value, "goal": goal, "met": None if value is None else bool(value <= goal)}
+
+
+def over(figures: Mapping[str, float], one: str, other: str) -> float | None:
+    """One figure over another; None where either was not measured."""
+    return figures[one] / figures[other] if one in figures and other in figures else None
 
 
 def report(

@@ -7,7 +7,6 @@ log-probability is known in forward, as it is in training. trl is measured where
 (`pip install agentgym[bench]`); without it goals are not measured.
 """
 
-import argparse
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.train.objective.logprobs import token_logprobs
-from benchmarks.harness import Cost, Goal, at_least, at_most, cost, fresh, report
+from benchmarks.harness import Cost, Goal, at_least, at_most, cost, fresh, report, report_parser
 
 TOKENS, VOCAB = 2048, 151_936
 LOGITS_MIB = TOKENS * VOCAB * 4 / 2**20
@@ -164,8 +163,7 @@ def goals(hidden: int, figures: dict[str, float]) -> dict[str, Goal]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(__doc__ or "")
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 2560], help="widths; 2,560 takes minutes")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

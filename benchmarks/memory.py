@@ -22,6 +22,7 @@ from agentgym.train.policy.decoder import decoder_of
 from agentgym.train.policy.fsdp import checkpoint_layers
 from agentgym.train.policy.model import PolicyModel, empty_policy
 from agentgym.train.policy.targets import ALL_LINEAR
+from benchmarks.harness import program
 
 GIB = 2**30
 TRAINED_BYTES = 16
@@ -209,7 +210,7 @@ def rows(memory: Memory, row_tokens: int) -> dict[str, str]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(prog="benchmarks.memory", description=__doc__)
+    made = argparse.ArgumentParser(prog=program(), description=__doc__)
     made.add_argument("--rank", type=int, default=32, help="of the adapter")
     made.add_argument("--row-tokens", type=int, default=16_384, help="train.micro_tokens")
     made.add_argument("--json", action="store_true", help="one line of JSON instead of a table")

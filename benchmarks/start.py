@@ -7,14 +7,13 @@ what no env can do without: numpy, pydantic and asyncio. The quickstart is what 
 is installed, with boxes whose processes are its own: bubblewrap, or none. With `--quick` it is left out.
 """
 
-import argparse
 import subprocess
 import sys
 from resource import RUSAGE_CHILDREN, getrusage
 from tempfile import TemporaryDirectory
 
 from agentgym.sandboxes.local import why_no_bubblewrap
-from benchmarks.harness import Goal, at_most, report
+from benchmarks.harness import Goal, at_most, report, report_parser
 
 ROUNDS = 10
 CODES = {
@@ -60,8 +59,7 @@ def goals(figures: dict[str, float]) -> dict[str, Goal]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(__doc__ or "")
     parser.add_argument("--quick", action="store_true", help="without the quickstart")
     args = parser.parse_args()
     figures = imports()

@@ -7,7 +7,6 @@ The reference is the same page of the table as one plain query of SQLite, withou
 `python -m benchmarks.view [--json] [--rollouts N] [--seed N]`
 """
 
-import argparse
 import importlib.util
 import json
 import shutil
@@ -30,7 +29,7 @@ from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Group, Rollout, Segment, Turn, Version
-from benchmarks.harness import at_most, report
+from benchmarks.harness import at_most, report, report_parser
 from benchmarks.store import kept_rollouts, step_of
 
 RUNS = 5
@@ -303,8 +302,7 @@ def seen_in_browser(folder: Path, long: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser = report_parser(__doc__ or "")
     parser.add_argument("--rollouts", type=int, default=ROLLOUTS)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -104,10 +104,10 @@ NEVER = {
     "view": {"train", "sandboxes", "engines", "chat"},
 }
 """Beyond the floors: what a room never imports, although it stands on the same floor or below."""
-FILES = {".": 20, "sandboxes": 20}
+FILES = {"agentgym": 20, "agentgym/sandboxes": 20, "benchmarks": 20}
 """Most code files in a room, where it is not twelve."""
 LINES = 350
-"""Most lines of a code file of the library, the environments, the recipes and what goes into the container."""
+"""Most lines of a code file of the library, the environments, the recipes, the benchmarks and what goes into a box."""
 
 
 def files(folder: str) -> list[Path]:
@@ -186,19 +186,34 @@ def test_only_the_embedded_engine_and_the_trainer_import_torch() -> None:
 
 
 def rooms() -> list[Path]:
-    """Every folder of the library that holds code."""
-    return sorted({path.parent for path in files("agentgym")})
+    """Every folder of the library and of the benchmarks that holds code."""
+    return sorted({path.parent for folder in ("agentgym", "benchmarks") for path in files(folder)})
 
 
 @pytest.mark.parametrize("room", rooms(), ids=lambda room: str(room.relative_to(ROOT)))
 def test_a_room_has_few_files(room: Path) -> None:
     code = [path.name for path in room.glob("*.py") if path.name != "__init__.py"]
-    assert len(code) <= FILES.get(str(room.relative_to(ROOT / "agentgym")), 12)
+    assert len(code) <= FILES.get(str(room.relative_to(ROOT)), 12)
 
 
-@pytest.mark.parametrize("folder", ["agentgym", "sandbox", "envs", "recipes"])
+@pytest.mark.parametrize("folder", ["agentgym", "sandbox", "envs", "recipes", "benchmarks"])
 def test_a_code_file_is_short(folder: str) -> None:
     assert [p.name for p in files(folder) if len(p.read_text().splitlines()) > LINES and "test_" not in p.name] == []
+
+
+def test_what_other_kits_interpreters_run_of_a_benchmark_imports_nothing_of_ours() -> None:
+    """They have no agentgym and none of what it needs: `theirs`, and all of the benchmarks that it imports."""
+    waiting = {path for path in files("benchmarks") if path.stem.startswith("theirs")}
+    assert waiting != set()
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        seen.add(path)
+        named = [ROOT / i.replace(".", "/") for i in imports(path) if i.startswith("benchmarks.")]
+        known = {file for i in named for file in (i.with_suffix(".py"), i.parent.with_suffix(".py")) if file.is_file()}
+        waiting |= (known | {room for file in known if (room := file.parent / "__init__.py").is_file()}) - seen
+    ours = {"agentgym", "envs", "recipes"}
+    assert [name_of(p) for p in seen if {i.split(".")[0] for i in imports(p)} & ours] == []
 
 
 @pytest.mark.parametrize("part", ["samples", "advantages"])

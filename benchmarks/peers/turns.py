@@ -2,18 +2,16 @@
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Cost
-
-_ROOT = Path(__file__).parents[2]
+from benchmarks.harness import ROOT, Cost, cost
 
 
 class Worker:
-    """A process of `benchmarks.peers.serve`."""
+    """A process that says which ways there are, and then answers each line with one; most end in `peers.serve`."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -27,13 +25,14 @@ class Worker:
 
     def once(self, way: str) -> Cost:
         """Do the work once."""
-        return Cost(**self._ask(way))
+        return Cost(**self.ask(way))
 
     def tell(self, way: str) -> Any:
         """Do the work once more, and return what is told of its result."""
-        return self._ask(f"tell {way}")
+        return self.ask(f"tell {way}")
 
-    def _ask(self, line: str) -> Any:
+    def ask(self, line: str) -> Any:
+        """The answer to a line."""
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
         return self._read()
@@ -48,10 +47,10 @@ class Worker:
 
 @contextmanager
 def worker(python: Path | str, module: str, work: Mapping[str, Any]) -> Iterator[Worker]:
-    """Start a module that ends in `serve`, and end it with the block."""
+    """Start a module that is a `Worker`, and end it with the block; `benchmarks.peers.serve.work` gives it its work."""
     pipe = subprocess.PIPE
     command = [str(python), "-m", module, json.dumps(work)]
-    with subprocess.Popen(command, cwd=_ROOT, text=True, stdin=pipe, stdout=pipe) as process:
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as process:
         try:
             yield Worker(process)
         finally:
@@ -62,6 +61,29 @@ def peers_python(venv: Path | None) -> Path | None:
     """The interpreter of the environment that `make bench-peers` makes; None where it is not made."""
     python = None if venv is None else venv.absolute() / "bin" / "python"
     return python if python is not None and python.exists() else None
+
+
+@contextmanager
+def in_its_environment(venv: Path | None, module: str, work: Mapping[str, Any]) -> Iterator[Worker | None]:
+    """Start a worker by the interpreter of this environment; None where the environment is not made."""
+    python = peers_python(venv)
+    if python is None:
+        yield None
+        return
+    with worker(python, module, work) as started:
+        yield started
+
+
+def least_cpu_s(ours: Mapping[str, Callable[[], object]], peers: Worker | None, rounds: int) -> dict[str, float]:
+    """The least CPU seconds of each way over the rounds in which ours, in this process, and the worker's take turns."""
+    spent: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, do in ours.items():
+            spent.setdefault(name, []).append(cost(do, runs=1).cpu_s)
+        for name in peers.start() if peers is not None else ():
+            assert peers is not None
+            spent.setdefault(name, []).append(peers.once(name).cpu_s)
+    return {name: min(seconds) for name, seconds in spent.items()}
 
 
 def in_turns(starts: Mapping[str, tuple[Path | str, str, Mapping[str, Any]]], rounds: int) -> dict[str, Any]:
@@ -81,7 +103,7 @@ def in_turns(starts: Mapping[str, tuple[Path | str, str, Mapping[str, Any]]], ro
                 spent[name].append(one.once(way))
         return {
             name: {
-                "cpu_s": min(cost.cpu_s for cost in spent[name]),
+                "cpu_s": min(each.cpu_s for each in spent[name]),
                 "peak_mib": spent[name][0].peak_mib,
                 "told": one.tell(one.start()[0]),
             }

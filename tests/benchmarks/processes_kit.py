@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from benchmarks.sandbox_peer import Answering, answer
+from benchmarks.sandbox.peer import Answering, answer
 
 ECHO = """
 import sys, time

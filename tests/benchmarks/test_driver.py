@@ -5,15 +5,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import driver
-from benchmarks.driver_dialogs import Tool, added, call_in, tracebacks
-from benchmarks.driver_others import playing
-from benchmarks.driver_scale import alive, open_bytes
+from benchmarks.driver.__main__ import goals
+from benchmarks.driver.alive import alive, open_bytes
+from benchmarks.driver.dialogs import Tool, added, call_in, tracebacks
+from benchmarks.driver.instant import Instant, replies, word_tokenizer
+from benchmarks.driver.others import playing
+from benchmarks.driver.ours import GROUP, ours, task
 from benchmarks.harness import load_workloads
 
 WORKLOADS = load_workloads(None)
-DIALOGS = {"t0": driver.replies(WORKLOADS, 0), "t1": driver.replies(WORKLOADS, 1)}
-TOKENIZER = driver.word_tokenizer([text for texts in DIALOGS.values() for text in texts])
+DIALOGS = {"t0": replies(WORKLOADS, 0), "t1": replies(WORKLOADS, 1)}
+TOKENIZER = word_tokenizer([text for texts in DIALOGS.values() for text in texts])
 
 
 def test_no_two_unseen_texts_are_alike() -> None:
@@ -37,11 +39,11 @@ def test_without_peers_their_goals_are_not_measured() -> None:
     with playing(Path("there-is-none"), TOKENIZER, DIALOGS, group=1, calls=1) as others:
         assert others.ways == []
     figures = {"ours_us": 1.0, "kept_bytes_a_rollout": 1.0, "open_bytes_an_id": 1.0}
-    assert driver.goals(figures)["skyrl over ours"] == {"value": None, "goal": 2.5, "met": None}
+    assert goals(figures)["skyrl over ours"] == {"value": None, "goal": 2.5, "met": None}
 
 
 async def test_all_rollouts_are_alive_before_the_first_answer() -> None:
-    engine = driver.Instant(TOKENIZER, DIALOGS)
+    engine = Instant(TOKENIZER, DIALOGS)
     most = 0
 
     async def play(paced: object, rollouts: int) -> int:
@@ -52,7 +54,7 @@ async def test_all_rollouts_are_alive_before_the_first_answer() -> None:
                 await asyncio.sleep(0)
 
         watching = asyncio.create_task(watch())
-        turns = await driver.ours(paced, [driver.task(f"t{n % 2}-{n}") for n in range(rollouts // driver.GROUP)])  # type: ignore[arg-type]
+        turns = await ours(paced, [task(f"t{n % 2}-{n}") for n in range(rollouts // GROUP)])  # type: ignore[arg-type]
         watching.cancel()
         return turns
 

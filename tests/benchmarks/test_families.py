@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.families import FAMILIES, FAMILIES_SHARDED, LAYOUTS, Cell, compare_families, compare_sharded, rows
+from benchmarks.families.comparison import LAYOUTS, Cell, compare_families, compare_sharded, rows
+from benchmarks.families.models import FAMILIES, FAMILIES_SHARDED
 
 ONE_OF_EACH = {
     "llama": "rotary positions",

@@ -7,13 +7,14 @@ import pytest
 import pytest_asyncio
 
 from agentgym.engines.sglang.http import JsonClient
-from benchmarks import http
-from benchmarks.answering import Dialog, answering
-from benchmarks.driver import TOOL, replies, task, word_tokenizer
-from benchmarks.driver_dialogs import tracebacks
+from benchmarks.driver.dialogs import tracebacks
+from benchmarks.driver.instant import replies, word_tokenizer
+from benchmarks.driver.ours import TOOL, task
 from benchmarks.harness import load_workloads
-from benchmarks.http_loops import Bare, TokenLoop, each_of, request
-from benchmarks.http_works import Ready, Work
+from benchmarks.http.__main__ import goals
+from benchmarks.http.answering import Dialog, answering
+from benchmarks.http.loops import Bare, TokenLoop, each_of, request
+from benchmarks.http.works import Ready, Work
 
 WORKLOADS = load_workloads(None)
 TEXTS = {"t0": replies(WORKLOADS, 0), "t1": replies(WORKLOADS, 1)}
@@ -67,6 +68,6 @@ async def test_the_ready_requests_are_those_of_a_loop_and_the_floor_gets_their_a
 
 
 def test_what_was_not_measured_meets_no_goal_and_misses_none() -> None:
-    made = http.goals({"short64_ours_us": 2.0, "short64_bare_us": 1.0})
+    made = goals({"short64_ours_us": 2.0, "short64_bare_us": 1.0})
     assert made["short64: an aiohttp loop over ours"]["met"] is None
     assert made["short64: ours over the bare client"] == {"value": 2.0, "goal": 1.8, "met": False}

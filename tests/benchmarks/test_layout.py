@@ -7,11 +7,11 @@ import pytest
 
 from agentgym.samples import build_samples
 from benchmarks.harness import load_workloads
-from benchmarks.layout import WAYS as KITS
-from benchmarks.layout import goals
-from benchmarks.merging import merge
-from benchmarks.peers.collate_ours import WAYS, one_batch, told
-from benchmarks.rows import make_groups, make_samples
+from benchmarks.layout.__main__ import WAYS as KITS
+from benchmarks.layout.__main__ import goals
+from benchmarks.layout.merging import merge
+from benchmarks.layout.ours import WAYS, one_batch, told
+from benchmarks.layout.rows import make_groups, make_samples
 
 FORKS = {"n_traj": 16, "turns": 5, "max_len": 512, "compaction_p": 0.5, "fork_p": 0.5, "prompt_median": 100}
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.types import Sample
-from benchmarks.merging import merge
+from benchmarks.layout.merging import merge
 
 
 def step(

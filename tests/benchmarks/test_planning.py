@@ -4,7 +4,7 @@ import numpy as np
 
 from agentgym.train.batching.plan import MicroBatch
 from benchmarks.harness import load_workloads
-from benchmarks.planning import judge, uneven
+from benchmarks.planning.judging import judge, uneven
 
 
 def test_a_lost_sample_an_empty_rank_and_a_slow_one_show() -> None:

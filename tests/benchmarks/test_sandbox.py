@@ -12,9 +12,10 @@ import pytest
 
 from agentgym.sandboxes.local import why_no_bubblewrap
 from benchmarks.harness import at_least, at_most, report
-from benchmarks.sandbox import LIMITS, NAMES, goals, other_kits, ratios, runnable
-from benchmarks.sandbox_measure import CALLS_PER_EPISODE, Rate, by_turns, cpu_s, rate
-from benchmarks.sandbox_peer import Peer
+from benchmarks.sandbox.__main__ import other_kits, runnable
+from benchmarks.sandbox.goals import LIMITS, NAMES, goals, ratios
+from benchmarks.sandbox.measure import CALLS_PER_EPISODE, Rate, by_turns, cpu_s, rate
+from benchmarks.sandbox.peer import Peer
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.benchmarks.processes_kit"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale import makespan, simulated
-from benchmarks.scale_measure import Costs, descendants
+from benchmarks.scale.measure import Costs, descendants
+from benchmarks.scale.simulation import makespan, simulated
 
 ROOT = Path(__file__).parents[2]
 FREE = Costs(collect=0.0, step=0.0, workers=0.0, ray=0.0)

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import train
-from benchmarks.train import BATCH, GROUP, STEPS, Chatter, goals, make_model, prompts, steps
+from benchmarks.train import ours
+from benchmarks.train.__main__ import SHAPES, goals
+from benchmarks.train.ours import BATCH, GROUP, STEPS, Chatter, make_model, prompts, steps
 
 OURS = {
     f"{shape}_ours_{name}": value
-    for shape in train.SHAPES
+    for shape in SHAPES
     for name, value in (("samples_per_cpu_s", 80.0), ("peak_mib", 500.0))
 }
 
@@ -39,7 +40,7 @@ def test_a_run_of_other_work_stands_in_for_nothing() -> None:
 async def test_the_real_loop_trains_on_every_token_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "STEPS", 2)
+    monkeypatch.setattr(ours, "STEPS", 2)
     monkeypatch.setattr(Chatter, "texts", prompts(None, 0))
     make_model(tmp_path, 64, 1)
     assert len(await steps(tmp_path)) == 2  # it raises where a token is missing

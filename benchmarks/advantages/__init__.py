@@ -1,0 +1,1 @@
+"""The benchmark of baselines once a rollout, beside other kits' advantages."""

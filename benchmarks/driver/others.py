@@ -1,0 +1,54 @@
+"""Other kits' drivers for `benchmarks.driver`: a process of their own interpreter, which plays when it is told to."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from agentgym.chat.response_formats import HERMES
+from agentgym.chat.tokenizer import HuggingFaceTokenizer
+from benchmarks.peers.turns import Worker, peers_python, worker
+
+_SLOW = frozenset({"trl"})
+
+
+class Others:
+    """The ways to play of the process; none where there is no process."""
+
+    def __init__(self, peers: Worker | None = None) -> None:
+        self._peers = peers
+        self.ways: list[str] = [] if peers is None else peers.start()
+        self.slow = _SLOW
+
+    def play(self, name: str) -> float:
+        """Play every dialog in one way; CPU microseconds a turn."""
+        assert self._peers is not None
+        done = self._peers.ask(name)
+        return float(done["cpu_s"] / done["turns"] * 1e6)
+
+
+@contextmanager
+def playing(
+    venv: Path | None, tokenizer: HuggingFaceTokenizer, dialogs: Mapping[str, Sequence[str]], *, group: int, calls: int
+) -> Iterator[Others]:
+    """Start the peers' process with these dialogs, `calls` calls in all; no ways where there is no environment."""
+    python = peers_python(venv)
+    if python is None:
+        yield Others()
+        return
+    with TemporaryDirectory() as folder:
+        tokenizer.tokenizer.save_pretrained(folder)
+        work = {
+            "tokenizer": folder,
+            "group": group,
+            "calls": calls,
+            "dialogs": {name: list(texts) for name, texts in dialogs.items()},
+            "ids": {name: [list(tokenizer.encode(text)) for text in texts] for name, texts in dialogs.items()},
+            "response_template": HERMES,
+            "end": tokenizer.tokenizer.eos_token,
+        }
+        file = Path(folder) / "work.json"
+        file.write_text(json.dumps(work))
+        with worker(python, "benchmarks.driver.theirs", {"file": str(file)}) as started:
+            yield Others(started)

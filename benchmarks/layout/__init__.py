@@ -1,0 +1,1 @@
+"""The benchmark of step samples in each layout, beside other kits."""

@@ -1,0 +1,13 @@
+"""How many tokens a workload of step samples has."""
+
+from pathlib import Path
+
+from benchmarks.harness import load_workloads
+
+
+def counted(workloads: Path | None, seed: int, preset: str) -> dict[str, float]:
+    """The workload's own count of its tokens."""
+    module = load_workloads(workloads)
+    count = module.token_counts(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
+    names = {"real": "step", "merged": "merged", "tree": "unique", "padded_two_segment": "two_segment"}
+    return {f"{preset}_{ours}_tokens": float(count[theirs]) for theirs, ours in names.items()}

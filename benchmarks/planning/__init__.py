@@ -1,0 +1,1 @@
+"""The benchmark of the plan of micro-batches, beside other kits' planners."""

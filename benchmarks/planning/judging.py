@@ -1,0 +1,80 @@
+"""What a plan comes to: how even it is between ranks, what it computes, and what it lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from agentgym.train.batching.plan import Balance, MicroBatch
+from agentgym.types import Ints
+from benchmarks.planning.ours import Lengths, Plan
+
+
+def grid(plans: Plan, value: Callable[[MicroBatch], float]) -> Any:
+    """The value of each micro-batch, of each rank: M x ranks; 0 for padding."""
+    return np.array([[0.0 if m.masked else value(m) for m in plan] for plan in plans]).T
+
+
+def uneven(cost: Any) -> float:
+    """Straggler: what the micro-batches take over what they would take were all ranks equally busy."""
+    return float(cost.max(1).sum() / cost.sum() * cost.shape[1])
+
+
+def judge(
+    name: str, plans: Plan, lengths: Ints, seconds: float, module: Any, *, padded: bool = False
+) -> dict[str, float]:
+    """The figures of a plan without shared prefixes."""
+    # A padded block is computed under a mask, which leaves out no pair of tokens.
+    flops = np.array([module.flops(n, n * n if padded else n * (n + 1) / 2) for n in lengths.tolist()])
+    squares = grid(plans, lambda m: float((lengths[list(m.samples)] ** 2).sum()))
+
+    def load(micro: MicroBatch) -> float:
+        rows = list(micro.samples)
+        return len(rows) * float(flops[rows].max()) if padded else float(flops[rows].sum())
+
+    real = [m for plan in plans for m in plan if not m.masked]
+    rows = {
+        "micro_batches": len(plans[0]),
+        "straggler": uneven(grid(plans, load)),
+        "imbalance": float(np.mean([module.imbalance(row) for row in squares])),
+        "most_tokens": max(int(lengths[list(m.samples)].sum()) for m in real),
+        "masked_rows": sum(m.masked for plan in plans for m in plan),
+        "lost_or_twice": lost_or_twice(plans, len(lengths)),
+        "us_a_sample": seconds / len(lengths) * 1e6,
+    }
+    return {f"{name}_{key}": float(value) for key, value in rows.items()}
+
+
+def padded_tokens(plans: Plan, lengths: Ints) -> float:
+    """Tokens computed under the padded layout over the real ones."""
+    padded = grid(plans, lambda m: float(len(m.samples) * lengths[list(m.samples)].max()))
+    return float(padded.sum() / lengths.sum())
+
+
+def judge_tree(key: Balance, plans: Plan, of: Lengths, seconds: float) -> dict[str, float]:
+    """The figures of a plan that knows of prefixes; its load is counted from the lengths and groups."""
+
+    def unique(micro: MicroBatch) -> float:
+        rows = list(micro.samples)
+        _, first = np.unique(of.group[rows], return_index=True)
+        return float(of.completion[rows].sum() + of.prompt[rows][first].sum())
+
+    load = grid(plans, unique)
+    _, first = np.unique(of.group, return_index=True)
+    real = int(of.whole.sum())
+    rows = {
+        "micro_batches": load.shape[0],
+        "straggler": uneven(load),
+        "saved": 1 - load.sum() / real,
+        "saved_bound": (of.prompt.sum() - of.prompt[first].sum()) / real,
+        "most_tokens": load.max(),
+        "lost_or_twice": lost_or_twice(plans, len(of.prompt)),
+        "us_a_sample": seconds / len(of.prompt) * 1e6,
+    }
+    return {f"tree_{key}_{name}": float(value) for name, value in rows.items()}
+
+
+def lost_or_twice(plans: Plan, count: int) -> int:
+    """How many of so many samples are not in the plan exactly once."""
+    placed = np.bincount([row for plan in plans for m in plan if not m.masked for row in m.samples], minlength=count)
+    return int((placed != 1).sum())

@@ -1,0 +1,92 @@
+"""Our plans of `benchmarks.planning`, each as a function that makes it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from agentgym.train.batching.plan import Balance, MicroBatch, cost_of, plan_lengths, plan_step
+from agentgym.types import Ints, Sample
+
+KEYS: tuple[Balance, ...] = ("flops", "square", "length")
+RANKS, ROWS, BUDGET, HIDDEN = 8, 8, 16_384, 2560
+
+Plan = Sequence[Sequence[MicroBatch]]
+"""Micro-batches of each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Ids of each sample's prompt and completion, and its group."""
+
+    prompt: Ints
+    completion: Ints
+    group: Ints
+
+    @property
+    def whole(self) -> Ints:
+        """Ids of each sample."""
+        return self.prompt + self.completion
+
+    def mixed(self, seed: int) -> "Lengths":
+        """The same samples in an order that keeps no group together."""
+        order = np.random.default_rng([seed, 7]).permutation(len(self.prompt))
+        return Lengths(self.prompt[order], self.completion[order], self.group[order])
+
+
+def plans_of_lengths(lengths: Ints) -> dict[str, Callable[[], Plan]]:
+    """Plans that know of lengths alone: of so many samples, of so many tokens, and of so many padded tokens."""
+    listed = lengths.tolist()
+    found: dict[str, Callable[[], Plan]] = {}
+    for key in KEYS:
+        plan = partial(plan_lengths, listed, ranks=RANKS, layout="packed", cost=cost_of(key, HIDDEN))
+        found[f"fixed_{key}"] = partial(plan, micro_samples=ROWS)
+        found[f"budget_{key}"] = partial(plan, micro_tokens=BUDGET)
+    cost = cost_of("flops", HIDDEN)
+    padded = partial(plan_lengths, listed, ranks=RANKS, layout="padded", micro_tokens=BUDGET, cost=cost)
+    return found | {"padded_budget": padded}
+
+
+def plans_of_prefixes(of: Lengths, seed: int) -> dict[Balance, Callable[[], Plan]]:
+    """Plans that know of shared prefixes, by what they even out."""
+    samples = make_samples(of.prompt, of.completion, of.group, seed)
+    return {
+        key: partial(plan_step, samples, ranks=RANKS, layout="tree", micro_tokens=BUDGET, cost=cost_of(key, HIDDEN))
+        for key in KEYS[::2]
+    }
+
+
+def strided(count: int) -> Plan:
+    """Samples to ranks in their order."""
+    return [
+        [
+            MicroBatch(samples=tuple(range(start + rank, start + RANKS * ROWS, RANKS)))
+            for start in range(0, count, RANKS * ROWS)
+        ]
+        for rank in range(RANKS)
+    ]
+
+
+def make_samples(prompt: Ints, completion: Ints, group: Ints, seed: int) -> list[Sample]:
+    """Samples of random ids whose groups share a prompt, in an order that keeps no group together."""
+    rng = np.random.default_rng([seed, 6])
+    prompts = {g: rng.integers(0, 151_000, n) for g, n in zip(group.tolist(), prompt.tolist(), strict=True)}
+    rows = []
+    for i, (g, n) in enumerate(zip(group.tolist(), completion.tolist(), strict=True)):
+        zeros = np.zeros(n, np.float32)
+        rows.append(
+            Sample(
+                group_id=str(g),
+                rollout_id=str(i),
+                segment=0,
+                step=0,
+                prompt_ids=prompts[g],
+                response_ids=rng.integers(0, 151_000, n),
+                loss_mask=np.ones(n, np.bool_),
+                logprobs=zeros,
+                advantages=zeros,
+                weight=1.0,
+            )
+        )
+    return rows

@@ -1,0 +1,1 @@
+"""The benchmark of the code sandbox, beside the same work by other means."""

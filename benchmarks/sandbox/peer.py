@@ -1,0 +1,220 @@
+"""The two ends of the pipe between `benchmarks.sandbox` and another kit's program: one JSON object a line, both ways.
+
+The program runs in an environment that has the kit and no agentgym, so this uses the standard library only. Its first
+line is a `Hello`; after that it answers each request with one line, and ends its containers when its input ends.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
+
+from benchmarks.harness import ROOT
+from benchmarks.sandbox.measure import (
+    CALLS_PER_EPISODE,
+    Action,
+    Figures,
+    Rate,
+    Side,
+    container_pids,
+    cpu_s,
+    engine_pids,
+    milliseconds,
+    percentile,
+    rate,
+    tree,
+)
+
+B = TypeVar("B")
+
+
+class Hello(TypedDict):
+    """What a program says first."""
+
+    version: str
+    ways: list[str]
+    """How it can make a call; the first one is the one in its episodes."""
+    note: str
+    """What the reader of its figures should know; may be empty."""
+    why_not: str | None
+    """Why it cannot run here."""
+
+
+class Kit(Protocol[B]):
+    """Containers of another kit."""
+
+    version: str
+    note: str
+    ways: tuple[str, ...]
+
+    async def open(self) -> None:
+        """Check what it needs, and raise where that is missing."""
+
+    async def new(self) -> B:
+        """A container that takes calls."""
+
+    async def call(self, box: B, way: str) -> None:
+        """One cell and its answer, checked."""
+
+    async def pid(self, box: B) -> int:
+        """The container's first process, as this machine counts."""
+
+    async def end(self, box: B) -> None:
+        """The container's end."""
+
+    async def close(self) -> None:
+        """What is left of it is removed."""
+
+
+# ---------------------------------------------------------------------------------------------------- the program
+
+
+class Answering(Generic[B]):
+    """A kit's answers to the requests; warm containers are kept from one to the next."""
+
+    def __init__(self, kit: Kit[B]) -> None:
+        self.kit = kit
+        self.warm: list[B] = []
+
+    async def warmed(self, count: int) -> list[B]:
+        """That many containers, each of which has answered a call of every way."""
+        while len(self.warm) < count:
+            box = await self.kit.new()
+            self.warm.append(box)
+            for way in self.kit.ways:
+                await self.kit.call(box, way)
+        return self.warm[:count]
+
+    async def latency(self, way: str, times: int) -> Figures:
+        """One container's calls, and what each costs in processor time: this process, the engine, the container."""
+        [box] = await self.warmed(1)
+        inside = container_pids(await self.kit.pid(box))
+        spent = self._spent(inside)
+        taken = await milliseconds(partial(self.kit.call, box, way), times)
+        cpu_ms = (self._spent(inside) - spent) / times * 1e3
+        return {"p50_ms": percentile(taken, 50), "p99_ms": percentile(taken, 99), "cpu_ms_per_call_1": cpu_ms}
+
+    async def calls(self, way: str, count: int, seconds: float) -> Rate:
+        """Calls into warm containers."""
+        boxes = await self.warmed(count)
+        return await rate([partial(self.kit.call, box, way) for box in boxes], seconds)
+
+    async def episodes(self, way: str, count: int, seconds: float) -> Rate:
+        """Episodes in a new container each."""
+        actions: list[Action] = [partial(self._episode, way)] * count
+        return await rate(actions, seconds)
+
+    async def new_boxes(self, times: int) -> list[float]:
+        """How long each new container took, in rising order, ms."""
+        boxes: list[B] = []
+
+        async def start() -> None:
+            boxes.append(await self.kit.new())
+
+        try:
+            return await milliseconds(start, times)
+        finally:
+            for box in boxes:
+                await self.kit.end(box)
+
+    async def end(self) -> None:
+        """The end of the warm containers and of the kit."""
+        for box in self.warm:
+            await self.kit.end(box)
+        await self.kit.close()
+
+    async def _episode(self, way: str) -> None:
+        box = await self.kit.new()
+        try:
+            for _ in range(CALLS_PER_EPISODE):
+                await self.kit.call(box, way)
+        finally:
+            await self.kit.end(box)
+
+    @staticmethod
+    def _spent(inside: list[int]) -> float:
+        return cpu_s([*tree(os.getpid()), *engine_pids(), *inside])
+
+
+async def answer(kit: Kit[B]) -> None:
+    """Say hello, and answer every request until the input ends; what others print goes to stderr."""
+    said = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    hello = Hello(version=kit.version, ways=list(kit.ways), note="", why_not=None)
+    answering = Answering(kit)
+    try:
+        try:
+            await kit.open()
+        except Exception as error:
+            traceback.print_exc()
+            print(json.dumps(hello | {"why_not": " ".join(str(error).split())}), file=said)
+            return
+        print(json.dumps(hello | {"note": kit.note}), file=said)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            request = json.loads(line)
+            work: Callable[..., Awaitable[Any]] = getattr(answering, request.pop("do"))
+            print(json.dumps(await work(**request)), file=said)
+    finally:
+        await answering.end()
+
+
+# ---------------------------------------------------------------------------------------------------- the benchmark
+
+
+class Peer:
+    """Another kit's program, run by the Python of its own environment, whose turn it is when it is asked."""
+
+    def __init__(self, name: str, python: Path | str, program: str, image: str) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [str(python), "-m", program, image],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C ends its input, at which it removes its containers.
+        )
+        try:
+            self.hello: Hello = self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    async def ask(self, do: str, **request: Any) -> Any:
+        """The program's answer; RuntimeError where it ended instead."""
+        return await asyncio.to_thread(self._ask, {"do": do} | request)
+
+    def side(self, work: str, way: str, count: int) -> Side:
+        """Its calls or episodes, on so many containers, as one side of a comparison."""
+
+        async def turn(seconds: float) -> Rate:
+            return Rate(*await self.ask(work, way=way, count=count, seconds=seconds))
+
+        return turn
+
+    def close(self) -> None:
+        """Its containers are removed when this returns."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name}: its program ended with exit code {self._process.wait()}; see stderr")
+        return json.loads(line)

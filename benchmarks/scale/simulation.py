@@ -1,0 +1,61 @@
+"""What many rollout workers would do: a simulation of batches with the costs that were measured."""
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.scale.measure import Costs
+
+A_WORKER = 64
+"""Rollouts at once of a worker of the simulation: the default of a run."""
+BATCHES = 20
+"""Batches of a simulated run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What a simulated run came to."""
+
+    rate: float
+    """Rollouts a second."""
+    busy: float
+    """The part of the time in which the driver computes."""
+
+
+def simulated(
+    played_s: Sequence[float],
+    costs: Costs,
+    *,
+    at_once: int,
+    slots: int = A_WORKER,
+    rounds: int = 1,
+    ahead: bool = True,
+    longer: float = 1.0,
+    seed: int = 0,
+) -> Simulated:
+    """Play batches of `rounds` rollouts for each place, drawn from what rollouts took, and join them.
+
+    With `ahead` a worker goes on when its share is played, one batch before the driver at most; without, when the
+    driver is done with the batch.
+    """
+    drawn, workers = random.Random(seed), max(1, round(at_once / slots))
+    collect_s, step_s = costs.collect * slots * rounds / 1e3, costs.step * slots * rounds * workers / 1e3
+    free, worked, ready = 0.0, 0.0, [0.0] * workers
+    for _ in range(BATCHES):
+        arrived = [at + makespan(drawn.choices(played_s, k=slots * rounds), slots) * longer for at in ready]
+        last = free  # the driver is done with the batch before
+        for at in sorted(arrived):
+            free = max(free, at) + collect_s
+        free += step_s
+        worked += collect_s * workers + step_s
+        ready = [max(at, last) for at in arrived] if ahead else [free] * workers
+    return Simulated(rate=BATCHES * workers * slots * rounds / free, busy=worked / free)
+
+
+def makespan(seconds: Sequence[float], places: int) -> float:
+    """Seconds until all are played, where the next one takes the place that is free first."""
+    free = [0.0] * places
+    for each in seconds:
+        heapq.heapreplace(free, free[0] + each)
+    return max(free)

@@ -1,0 +1,1 @@
+"""The benchmark of a whole GRPO step, beside TRL's."""

@@ -1,0 +1,123 @@
+"""Samples per CPU second and peak memory of a whole GRPO step, generation included, beside TRL's GRPOTrainer.
+
+`python -m benchmarks.train [--json] [--workloads FILE.py] [--seed N] [--peers VENV] [--shapes 64x2 128x4 512x6]`
+
+16 completions of 128 tokens a step, in groups of 8; a Qwen3 with random weights; an adapter of rank 16 on every linear
+layer; one thread. Ours is the loop of a run: rollouts through the embedded engine, samples, the trainer, the adapter
+back into the engine and proved there. TRL trains the same adapter, and in a second run, for comparison, all parameters,
+which spares it the adapter's modules in generation. Each run is a process of its own: peak memory is the process's,
+interpreter included.
+TRL is in an environment of its own, which `make bench-peers` makes; without it the goals are not measured: they are
+against TRL's run with the same model, the same adapter and as many tokens, and against nothing else.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ROOT, Goal, argument_parser, at_least, at_most, fresh, report
+from benchmarks.peers.turns import peers_python
+from benchmarks.train.ours import (
+    BATCH,
+    GROUP,
+    LR,
+    NEW_TOKENS,
+    ROUNDS,
+    STEPS,
+    Ran,
+    make_model,
+    ours,
+    prompts,
+    ran,
+)
+
+SHAPES = {"64x2": (64, 2), "128x4": (128, 4), "512x6": (512, 6)}
+"""Hidden size and layers: 0.14, 0.9 and 21 million weights."""
+LONG = {"512x6": (1, 5)}
+"""Rounds of a shape that takes minutes, and steps of a run."""
+
+
+def trl(folder: Path, texts: Sequence[str], python: Path, *, lora: bool) -> Ran:
+    """The same work by TRL, in its own environment."""
+    work = {
+        "batch": BATCH,
+        "group": GROUP,
+        "new_tokens": NEW_TOKENS,
+        "steps": len(texts) * GROUP // BATCH,
+        "lr": LR,
+        "lora": lora,
+    }
+    (folder / "work.json").write_text(json.dumps(work | {"prompts": list(texts)}))
+    done = subprocess.run(
+        [python, "-m", "benchmarks.train.theirs", folder, folder / "work.json"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"TRL failed: {done.stderr[-2000:]}")
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if said["new_tokens"] != NEW_TOKENS:
+        raise RuntimeError(f"TRL sampled {said['new_tokens']} tokens of {NEW_TOKENS}")
+    return ran(said["cpu_s"], said["peak_mib"])
+
+
+def measure(shape: str, texts: Sequence[str], python: Path | None) -> dict[str, float]:
+    """Everybody on one model, in turns."""
+    rounds, taken = LONG.get(shape, (ROUNDS, STEPS))
+    texts = texts[: taken * BATCH // GROUP]
+    found: dict[str, list[Ran]] = {"ours": [], "trl_lora": [], "trl_full": []}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        make_model(folder, *SHAPES[shape])
+        for _ in range(rounds):
+            found["ours"].append(fresh(ours, folder, texts))
+            if python is not None:
+                found["trl_lora"].append(trl(folder, texts, python, lora=True))
+                found["trl_full"].append(trl(folder, texts, python, lora=False))
+    figures = {}
+    for name, runs in found.items():
+        if runs:
+            figures[f"{shape}_{name}_samples_per_cpu_s"] = max(run.samples_per_cpu_s for run in runs)
+            figures[f"{shape}_{name}_peak_mib"] = min(run.peak_mib for run in runs)
+    return figures
+
+
+def goals(figures: dict[str, float], shapes: Sequence[str] = tuple(SHAPES)) -> dict[str, Goal]:
+    """Against TRL's run of the same work; not measured where there is none, whatever else was."""
+    met = {}
+    for shape in shapes:
+        for name, figure in (("samples per CPU s", "samples_per_cpu_s"), ("peak memory", "peak_mib")):
+            peer = figures.get(f"{shape}_trl_lora_{figure}")
+            ratio = None if peer is None else figures[f"{shape}_ours_{figure}"] / peer
+            goal = at_least(ratio, 3.0) if figure == "samples_per_cpu_s" else at_most(ratio, 0.7)
+            met[f"{shape}: {name} / trl's, the same adapter"] = goal
+    return met
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "", peers=True)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="the last takes minutes")
+    args = parser.parse_args()
+    python = peers_python(args.peers)
+    texts = prompts(args.workloads, args.seed)
+    figures: dict[str, float] = {}
+    for shape in args.shapes:
+        figures |= measure(shape, texts, python)
+    report(
+        "train",
+        figures=figures,
+        reference={"trl": "measured" if python else f"not measured: {args.peers} is no environment"},
+        goals=goals(figures, args.shapes),
+        as_json=args.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

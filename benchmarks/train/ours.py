@@ -1,0 +1,119 @@
+"""Steps of a run's real loop on a small model: our side of `benchmarks.train`, and what both sides have in common."""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
+
+import agentgym as ag
+from agentgym.chat.tokenizer import HuggingFaceTokenizer
+from agentgym.environments.env import Split
+from benchmarks.harness import ROOT, load_workloads, process_peak_mib
+
+TOKENIZER = ROOT / "recipes" / "checkpoints" / "chase"
+BATCH, GROUP, NEW_TOKENS, LR = 16, 8, 128, 1e-3
+STEPS, WARM, ROUNDS = 10, 2, 2
+"""Steps of a run, how many of the first are not counted, and runs of each, in turns; the best one counts."""
+SHRINK, ROOM = 4, 96
+"""The workload's prompts are divided by this, and cut to so many ids."""
+
+
+class Ran(NamedTuple):
+    """One run: samples per CPU second of its steps, and the peak memory of its process."""
+
+    samples_per_cpu_s: float
+    peak_mib: float
+
+
+def make_model(folder: Path, hidden: int, layers: int) -> None:
+    """A random Qwen3 that ends no turn by itself, and the bundled tokenizer."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 32,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def prompts(workloads: Path | None, seed: int) -> list[str]:
+    """One text for each group, a quarter as long as the workload's prompts are, or as there is room for."""
+    lengths, _, _ = load_workloads(workloads).rl_lengths(seed=seed, n=STEPS * BATCH, group=GROUP)
+    dice = random.Random(seed)
+    return [  # two digits and a space are three ids of the tokenizer
+        " ".join(str(dice.randrange(10, 100)) for _ in range(min(int(ids) // SHRINK, ROOM) // 3))
+        for ids in lengths[::GROUP]
+    ]
+
+
+class Chatter(ag.Env[ag.Task]):
+    """One turn, worth a random number: what is measured is the work."""
+
+    limits = ag.Limits(turns=1, turn_tokens=NEW_TOKENS, context_tokens=512)
+    texts: Sequence[str] = ()
+    dice = random.Random(0)
+
+    @classmethod
+    def tasks(cls, split: Split) -> list[ag.Task]:
+        return [ag.Task(id=f"{i}", prompt=(ag.Message(role="user", content=text),)) for i, text in enumerate(cls.texts)]
+
+    async def score(self) -> dict[str, float]:
+        return {"random": self.dice.random()}
+
+
+async def steps(folder: Path) -> list[float]:
+    """CPU seconds of each step of the real loop."""
+    spent = []
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder, eos_token=None))  # no turn ends early
+    train = ag.TrainConfig(lr=LR, normalise=float(BATCH * NEW_TOKENS), layout="tree", device="cpu")
+    async with (
+        ag.LocalEngine(model, ag.LocalConfig(slots=BATCH, context_tokens=256), tokenizer=tokenizer) as engine,
+        ag.Trainer(folder, train) as trainer,
+    ):
+        play = ag.Collector(Chatter, engine, trainer, None, ag.Sampling(), concurrency=BATCH)
+        sync: ag.WeightSync | None = None
+        async with play.schedule(BATCH // GROUP, n=GROUP) as rollouts:
+            for step in range(len(Chatter.texts) * GROUP // BATCH):
+                began = time.process_time()
+                groups = await rollouts.collect()
+                batch = ag.build_samples(groups)
+                await trainer.step(batch)
+                probe = groups.rollouts[0].segments[0].token_ids.tolist()
+                sync = sync or ag.WeightSync(trainer, engine, probe, ag.Sampling())
+                await sync(step + 1)
+                spent.append(time.process_time() - began)
+                if batch.trained_tokens != BATCH * NEW_TOKENS:
+                    raise RuntimeError(f"trained on {batch.trained_tokens} tokens of {BATCH * NEW_TOKENS}")
+    return spent
+
+
+def ours(folder: Path, texts: Sequence[str]) -> Ran:
+    """In a process of its own."""
+    torch.set_num_threads(1)
+    Chatter.texts = texts
+    return ran(asyncio.run(steps(folder)), process_peak_mib())
+
+
+def ran(cpu_s: Sequence[float], peak_mib: float) -> Ran:
+    return Ran(BATCH / statistics.median(cpu_s[WARM:]), peak_mib)
