@@ -70,10 +70,13 @@ def test_an_env_that_is_none_of_them_is_refused_by_name(tmp_path: Path) -> None:
         main(replace(SMALL, folder=tmp_path, envs=("bisect_lnog",)))
 
 
-@pytest.mark.parametrize("field", ["seeds", "tokens", "stride"])
-def test_a_number_below_one_is_refused_by_name(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "credit"),
+    [("seeds", replace(SMALL, seeds=0)), ("tokens", replace(SMALL, tokens=0)), ("stride", replace(SMALL, stride=0))],
+)
+def test_a_number_below_one_is_refused_by_name(field: str, credit: Credit) -> None:
     with pytest.raises(SystemExit, match=f"{field}: give at least 1, got 0"):
-        main(replace(SMALL, folder=tmp_path, **{field: 0}))
+        main(credit)
 
 
 @pytest.mark.slow
