@@ -6,6 +6,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_the_words_of_a_command_are_read_by_its_parser(command: Command, reader:
 def recipe_in(module: str) -> type[Any]:
     """The settings that a program reads: its recipe, or the dataclass that it hands to its parser."""
     found = [value for value in vars(importlib.import_module(module)).values() if isinstance(value, type)]
-    [recipe] = [value for value in found if value.__module__ == module]
+    [recipe] = [value for value in found if value.__module__ == module and is_dataclass(value)]
     return recipe
 
 
