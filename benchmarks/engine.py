@@ -190,7 +190,7 @@ def measure(workloads: Path | None, seed: int, names: tuple[str, ...], runs: int
 def main() -> None:
     args = arguments(__doc__ or "")
     figures = fresh(measure, args.workloads, args.seed, ("engine", "static"), RUNS)
-    figures |= fresh(measure, args.workloads, args.seed, ("generate_batch",), 1)
+    figures |= fresh(measure, args.workloads, args.seed, ("generate_batch",), RUNS)
     ratio = {case: figures[f"{case}_engine"] / figures[f"{case}_static"] for case in ("single", "turns", "ragged")}
     report(
         "engine",

@@ -122,8 +122,9 @@ def measure(hidden: int, seed: int, with_trl: bool) -> dict[str, float]:
     rows = {"frozen": ["full", "ours"], "trained": ["full", "ours", "known"]}
     peers = ["trl"] if with_trl else []
     for kind, own in rows.items():
-        for _ in range(2 if hidden <= 512 else 1):
-            for way in [*own, *peers]:
+        order = [*own, *peers]
+        for ways in (order, order[::-1]):  # a load that grows or falls meanwhile is nobody's advantage
+            for way in ways:
                 row = fresh(spent, way, hidden, kind == "trained", seed, 1)
                 for name, value in (("cpu_s", row.cpu_s), ("peak_mib", row.peak_mib)):
                     least = figures.get(f"h{hidden}_{kind}_{way}_{name}", value)

@@ -38,8 +38,6 @@ from benchmarks.driver.ours import DIALOGS, GROUP, TOOL, PlainAdder, ours, rollo
 from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, over, report
 
 ROUNDS = 10
-SLOW_ROUNDS = 3
-"""Rounds in which the ways take part that cost many times as much as the others."""
 SCALES = (100, 1_000, 10_000)
 
 
@@ -89,8 +87,7 @@ async def _round(
         await found.play(name, way)
         assert not TOOL.unseen
     for name in others.ways:
-        if number < SLOW_ROUNDS or name not in others.slow:
-            found.note(name, others.play(name))
+        found.note(name, others.play(name))
 
 
 async def _scaled(engine: Instant, tasks: Sequence[ag.Task], *, quick: bool) -> dict[str, float]:

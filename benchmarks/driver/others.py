@@ -10,8 +10,6 @@ from agentgym.chat.response_formats import HERMES
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from benchmarks.peers.turns import Worker, peers_python, worker
 
-_SLOW = frozenset({"trl"})
-
 
 class Others:
     """The ways to play of the process; none where there is no process."""
@@ -19,7 +17,6 @@ class Others:
     def __init__(self, peers: Worker | None = None) -> None:
         self._peers = peers
         self.ways: list[str] = [] if peers is None else peers.start()
-        self.slow = _SLOW
 
     def play(self, name: str) -> float:
         """Play every dialog in one way; CPU microseconds a turn."""

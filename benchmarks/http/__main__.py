@@ -17,7 +17,8 @@ On each of them these take turns:
 - `aiohttp`: a loop over a session of aiohttp (`loops.TokenLoop`): JSON of all ids, the answer decoded; ids,
   log-probabilities and a mask kept; new ids decoded and tool answers encoded by the tokenizer's own backend; the call
   made. No checks, retries, limits, messages or rewards. `aiohttp_text` reads the call from the server's text instead
-  of decoding ids, `aiohttp_orjson` does its JSON by orjson. The first prompts are encoded before, once and for all.
+  of decoding ids, `aiohttp_orjson` reads and writes bytes by orjson. The first prompts are encoded
+  before, once and for all.
 - `in_process`: `run_groups` with an engine in this process that has the answers ready: ids, parsing, the validated call
   under its time limit, template, segments, rewards.
 - `ours`: `run_groups` with an attached SGLang engine: the same, and the requests, with the standard library's JSON;
@@ -109,10 +110,7 @@ async def loops(url: str, bodies: Sequence[Sequence[bytes]], work: Work, backend
         yield {}
         return
 
-    def session(**settings: Any) -> Any:
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=work.concurrency), **settings)
-
-    async with session() as plain, session(json_serialize=lambda body: orjson.dumps(body).decode()) as fast:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=work.concurrency)) as session:
 
         def way(ask: Any, **settings: Any) -> Callable[[], Awaitable[int]]:
             loop = TokenLoop(backend, TOOL, **settings)
@@ -121,17 +119,17 @@ async def loops(url: str, bodies: Sequence[Sequence[bytes]], work: Work, backend
 
         async def one(each: Sequence[bytes]) -> int:
             for body in each:
-                async with plain.post(f"{url}/generate", data=body) as response:
+                async with session.post(f"{url}/generate", data=body) as response:
                     await response.json()
             return len(each)
 
         ways: Ways = {
-            "aiohttp": way(over_aiohttp(plain, url, json.loads)),
-            "aiohttp_text": way(over_aiohttp(plain, url, json.loads), reads_text=True),
+            "aiohttp": way(over_aiohttp(session, url, json.loads)),
+            "aiohttp_text": way(over_aiohttp(session, url, json.loads), reads_text=True),
             "aiohttp_client": lambda: each_of((each for each in bodies for _ in range(GROUP)), work.concurrency, one),
         }
         if orjson:
-            ways["aiohttp_orjson"] = way(over_aiohttp(fast, url, orjson.loads))
+            ways["aiohttp_orjson"] = way(over_aiohttp(session, url, orjson.loads, orjson.dumps))
         yield ways
 
 

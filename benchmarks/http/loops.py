@@ -18,6 +18,7 @@ from benchmarks.http.answering import Dialog
 T = TypeVar("T")
 Ask: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
 """Posts a request to /generate and returns the decoded answer."""
+_JSON = {"Content-Type": "application/json"}
 SETTINGS = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -73,13 +74,18 @@ class TokenLoop:
             sampled += [False] * len(seen)
 
 
-def over_aiohttp(session: Any, url: str, loads: Callable[[str], Any]) -> Ask:
-    """Ask through a session of aiohttp."""
+def over_aiohttp(
+    session: Any, url: str, loads: Callable[[bytes], Any], dumps: Callable[[Any], bytes] | None = None
+) -> Ask:
+    """Ask through a session of aiohttp; `dumps` writes the bytes that are posted, None leaves that to the session."""
+
+    def written(payload: dict[str, Any]) -> dict[str, Any]:
+        return {"json": payload} if dumps is None else {"data": dumps(payload), "headers": _JSON}
 
     async def ask(payload: dict[str, Any]) -> Any:
-        async with session.post(f"{url}/generate", json=payload) as response:
+        async with session.post(f"{url}/generate", **written(payload)) as response:
             response.raise_for_status()
-            return await response.json(loads=loads)
+            return loads(await response.read())
 
     return ask
 

@@ -14,7 +14,7 @@ from agentgym.engines.base import Engine
 from agentgym.types import Completion, Sampling
 from benchmarks.driver.dialogs import call_in, tracebacks
 from benchmarks.driver.instant import Instant, replies, word_tokenizer
-from benchmarks.driver.ours import DIALOGS, GROUP, TOOL, Adder, task
+from benchmarks.driver.ours import DIALOGS, GROUP, TOOL, Adder, collect_put_off, task
 from benchmarks.http.answering import Dialog, Reply
 from benchmarks.http.loops import request, shown
 
@@ -52,6 +52,7 @@ class Work:
     async def play(self, engine: Engine) -> int:
         """Play all rollouts by our driver; how many turns they had."""
         groups = await ag.run_groups(RoomyAdder, self.tasks, engine, n=GROUP, concurrency=self.concurrency)
+        collect_put_off()
         assert all(rollout.reward == 1.0 for rollout in groups.rollouts), groups.rollouts[0].error
         return sum(len(segment.turns) for rollout in groups.rollouts for segment in rollout.segments)
 

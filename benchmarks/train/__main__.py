@@ -8,7 +8,8 @@ back into the engine and proved there. TRL trains the same adapter, and in a sec
 which spares it the adapter's modules in generation. Each run is a process of its own: peak memory is the process's,
 interpreter included.
 TRL is in an environment of its own, which `make bench-peers` makes; without it the goals are not measured: they are
-against TRL's run with the same model, the same adapter and as many tokens, and against nothing else.
+against TRL's run with the same model, the same adapter and as many tokens, and against nothing else. A run whose
+trained weights, dtypes, tokens, optimizer steps or threads differ ends the benchmark.
 """
 
 import json
@@ -28,6 +29,7 @@ from benchmarks.train.ours import (
     NEW_TOKENS,
     ROUNDS,
     STEPS,
+    Done,
     Ran,
     make_model,
     ours,
@@ -63,9 +65,18 @@ def trl(folder: Path, texts: Sequence[str], python: Path, *, lora: bool) -> Ran:
     if done.returncode:
         raise RuntimeError(f"TRL failed: {done.stderr[-2000:]}")
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if said["new_tokens"] != NEW_TOKENS:
-        raise RuntimeError(f"TRL sampled {said['new_tokens']} tokens of {NEW_TOKENS}")
-    return ran(said["cpu_s"], said["peak_mib"])
+    return ran(said["cpu_s"], said["peak_mib"], Done(**said["done"]))
+
+
+def require_same(mine: Done, theirs: Done, *, lora: bool) -> None:
+    """Raise RuntimeError that names what differs; without an adapter TRL trains other weights, and nothing else."""
+    for field in Done._fields:
+        one, other = getattr(mine, field), getattr(theirs, field)
+        if one != other and (lora or field != "trained_weights"):
+            raise RuntimeError(f"{field}: ours {one}, TRL's {other}: that is other work, and is not compared")
+    asked = [BATCH * NEW_TOKENS] * len(mine.sampled_tokens)
+    if mine.sampled_tokens != asked:
+        raise RuntimeError(f"sampled_tokens: {mine.sampled_tokens}, asked for {asked}")
 
 
 def measure(shape: str, texts: Sequence[str], python: Path | None) -> dict[str, float]:
@@ -79,8 +90,9 @@ def measure(shape: str, texts: Sequence[str], python: Path | None) -> dict[str, 
         for _ in range(rounds):
             found["ours"].append(fresh(ours, folder, texts))
             if python is not None:
-                found["trl_lora"].append(trl(folder, texts, python, lora=True))
-                found["trl_full"].append(trl(folder, texts, python, lora=False))
+                for name, lora in (("trl_lora", True), ("trl_full", False)):
+                    found[name].append(trl(folder, texts, python, lora=lora))
+                    require_same(found["ours"][-1].done, found[name][-1].done, lora=lora)
     figures = {}
     for name, runs in found.items():
         if runs:

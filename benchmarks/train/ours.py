@@ -25,11 +25,26 @@ SHRINK, ROOM = 4, 96
 """The workload's prompts are divided by this, and cut to so many ids."""
 
 
+class Done(NamedTuple):
+    """What a run did: two runs are compared only where all of it is equal."""
+
+    trained_weights: int
+    dtypes: list[str]
+    """Of all weights, trained or not."""
+    sampled_tokens: list[int]
+    """Of each step."""
+    tokens: int
+    """Of all steps, prompts included, once for each of their completions: the order of the prompts may differ."""
+    optimizer_steps: int
+    threads: int
+
+
 class Ran(NamedTuple):
-    """One run: samples per CPU second of its steps, and the peak memory of its process."""
+    """One run: samples per CPU second of its steps, the peak memory of its process, and what it did."""
 
     samples_per_cpu_s: float
     peak_mib: float
+    done: Done
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> None:
@@ -81,9 +96,9 @@ class Chatter(ag.Env[ag.Task]):
         return {"random": self.dice.random()}
 
 
-async def steps(folder: Path) -> list[float]:
-    """CPU seconds of each step of the real loop."""
-    spent = []
+async def steps(folder: Path) -> tuple[list[float], Done]:
+    """CPU seconds of each step of the real loop, and what it did."""
+    spent, sampled, tokens = [], [], 0
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder, eos_token=None))  # no turn ends early
     train = ag.TrainConfig(lr=LR, normalise=float(BATCH * NEW_TOKENS), layout="tree", device="cpu")
@@ -103,17 +118,27 @@ async def steps(folder: Path) -> list[float]:
                 sync = sync or ag.WeightSync(trainer, engine, probe, ag.Sampling())
                 await sync(step + 1)
                 spent.append(time.process_time() - began)
-                if batch.trained_tokens != BATCH * NEW_TOKENS:
-                    raise RuntimeError(f"trained on {batch.trained_tokens} tokens of {BATCH * NEW_TOKENS}")
-    return spent
+                sampled.append(batch.trained_tokens)
+                tokens += sum(len(sample) for sample in batch)
+            weights = trainer.adapter().tensors.values()
+            done = Done(
+                trained_weights=sum(weight.numel() for weight in weights),
+                dtypes=sorted({str(weight.dtype) for weight in [*weights, *model.parameters()]}),
+                sampled_tokens=sampled,
+                tokens=tokens,
+                optimizer_steps=trainer.optimizer_steps,
+                threads=torch.get_num_threads(),
+            )
+    return spent, done
 
 
 def ours(folder: Path, texts: Sequence[str]) -> Ran:
     """In a process of its own."""
     torch.set_num_threads(1)
     Chatter.texts = texts
-    return ran(asyncio.run(steps(folder)), process_peak_mib())
+    spent, done = asyncio.run(steps(folder))
+    return ran(spent, process_peak_mib(), done)
 
 
-def ran(cpu_s: Sequence[float], peak_mib: float) -> Ran:
-    return Ran(BATCH / statistics.median(cpu_s[WARM:]), peak_mib)
+def ran(cpu_s: Sequence[float], peak_mib: float, done: Done) -> Ran:
+    return Ran(BATCH / statistics.median(cpu_s[WARM:]), peak_mib, done)

@@ -1,7 +1,7 @@
 """TRL's side of `benchmarks.train`, run by the interpreter of an environment that has trl and no agentgym.
 
 `python -m benchmarks.train.theirs MODEL_FOLDER WORK.json`; the last line on stdout is JSON: CPU seconds of each step,
-peak MiB.
+peak MiB, and what was done, by which `benchmarks.train` tells whether it is the work of the other side.
 """
 
 import json
@@ -70,6 +70,20 @@ def config(folder: str) -> GRPOConfig:
     )
 
 
+def done(trainer: GRPOTrainer) -> dict[str, Any]:
+    """What `benchmarks.train.ours.Done` says of a run."""
+    trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    rows = [row for row in trainer.state.log_history if "completions/mean_length" in row]
+    return {
+        "trained_weights": sum(weight.numel() for weight in trained),
+        "dtypes": sorted({str(weight.dtype) for weight in trainer.model.parameters()}),
+        "sampled_tokens": [round(row["completions/mean_length"] * WORK["batch"]) for row in rows],
+        "tokens": round(rows[-1]["num_tokens"]),
+        "optimizer_steps": trainer.state.global_step,
+        "threads": torch.get_num_threads(),
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
     prompts = [{"prompt": [{"role": "user", "content": text}]} for text in WORK["prompts"]]
@@ -87,10 +101,9 @@ def main() -> None:
             peft_config=lora if WORK["lora"] else None,
         )
         trainer.train()
-    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
-    print(json.dumps({"cpu_s": clock.steps, "peak_mib": peak, "new_tokens": min(lengths)}))
+    print(json.dumps({"cpu_s": clock.steps, "peak_mib": peak, "done": done(trainer)}))
 
 
 main()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.train import ours
-from benchmarks.train.__main__ import SHAPES, goals
-from benchmarks.train.ours import BATCH, GROUP, STEPS, Chatter, make_model, prompts, steps
+from benchmarks.train.__main__ import SHAPES, goals, require_same
+from benchmarks.train.ours import BATCH, GROUP, NEW_TOKENS, STEPS, Chatter, Done, make_model, prompts, steps
 
 OURS = {
     f"{shape}_ours_{name}": value
@@ -43,4 +43,31 @@ async def test_the_real_loop_trains_on_every_token_it_was_asked_for(
     monkeypatch.setattr(ours, "STEPS", 2)
     monkeypatch.setattr(Chatter, "texts", prompts(None, 0))
     make_model(tmp_path, 64, 1)
-    assert len(await steps(tmp_path)) == 2  # it raises where a token is missing
+    spent, done = await steps(tmp_path)
+    assert len(spent) == done.optimizer_steps == 2
+    assert done.tokens > sum(done.sampled_tokens)
+    assert done.sampled_tokens == [BATCH * NEW_TOKENS] * 2
+
+
+def test_other_work_is_not_compared() -> None:
+    asked = BATCH * NEW_TOKENS
+    mine = Done(100, ["torch.float32"], [asked, asked], 2 * asked + 50, 2, 1)
+    require_same(mine, mine, lora=True)
+    others = {
+        "trained_weights": 50,
+        "dtypes": ["torch.bfloat16"],
+        "sampled_tokens": [asked, asked - 1],
+        "tokens": 2 * asked + 49,
+        "optimizer_steps": 1,
+        "threads": 2,
+    }
+    for field, other in others.items():
+        with pytest.raises(RuntimeError, match=field):
+            require_same(mine, mine._replace(**{field: other}), lora=True)  # type: ignore[arg-type]
+    require_same(mine, mine._replace(trained_weights=50), lora=False)
+
+
+def test_two_runs_that_both_stop_early_are_not_compared() -> None:
+    short = Done(100, ["torch.float32"], [7], 9, 1, 1)
+    with pytest.raises(RuntimeError, match="sampled_tokens"):
+        require_same(short, short, lora=True)
