@@ -1,6 +1,6 @@
 """Runs the benchmarks, keeps what they find beside them, and writes docs/benchmarks.md from it.
 
-`python -m benchmarks.publishing [NAME ...] [--quick] [--compare] [--page] [-- ARGUMENT ...]`
+`python -m benchmarks.publishing [NAME ...] [--quick] [--compare] [--page] [-- ARGUMENT ...]`; all take about two hours.
 
 What a benchmark found is kept as soon as it ends, so that Ctrl-C loses only the one that runs. With `--quick` the quick
 forms run and are kept apart; the page is of the full ones. With `--compare` nothing is kept: the exit status is 1
@@ -91,7 +91,7 @@ def _arguments() -> argparse.Namespace:
         own, extra = own[:at], own[at + 1 :]
     names = [plan.name for plan in PLANS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.publishing", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones, all by default: {', '.join(names)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=_names_help())
     parser.add_argument("--quick", action="store_true", help="the quick forms, of those that have one")
     parser.add_argument("--compare", action="store_true", help="compare with what is kept; keep and write nothing")
     parser.add_argument("--page", action="store_true", help="run nothing: write the page from what is kept")
@@ -107,6 +107,12 @@ def _arguments() -> argparse.Namespace:
         parser.error("arguments behind -- are of one benchmark: name it")
     args.extra = extra
     return args
+
+
+def _names_help() -> str:
+    """Which benchmarks there are, and which of them run only where they are named."""
+    named = ", ".join(plan.name for plan in PLANS if plan.full is None)
+    return f"which ones: {', '.join(plan.name for plan in PLANS)}; by default all but {named}"
 
 
 if __name__ == "__main__":
