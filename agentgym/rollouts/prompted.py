@@ -176,7 +176,7 @@ class PromptedPolicy:
         segment, chat = conversation.segment, conversation.chat
         assert isinstance(chat, Chat)
         turn = segment.turns[-1]
-        finish, ids = turn.completion.finish_reason, segment.token_ids[turn.start : turn.stop]
+        finish, ids = turn.finish_reason, segment.token_ids[turn.start : turn.stop]
         reply = Reply(ids, turn.message, finish == "stop")
         answer = AgentAnswer(
             message=_shown(request, chat, reply),

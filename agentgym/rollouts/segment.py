@@ -11,7 +11,7 @@ import numpy as np
 from agentgym.chat.message_chat import FILL
 from agentgym.environments.context_policies import Compact, Window
 from agentgym.messages import Message
-from agentgym.types import Completion, Floats, Segment, SegmentKind, Turn, Version
+from agentgym.types import Completion, FinishReason, Floats, Segment, SegmentKind, Turn, Version
 
 
 class Speaker(NamedTuple):
@@ -33,7 +33,9 @@ POLICY = Speaker()
 class OpenTurn:
     """A turn of a segment that still grows; its answer comes later."""
 
-    completion: Completion
+    finish_reason: FinishReason
+    scores: bytes
+    """The log-probabilities of the ids that were sampled, four bytes each: a copy, for an engine may reuse its own."""
     start: int
     stop: int
     versions: tuple[Version, ...]
@@ -51,14 +53,14 @@ class OpenTurn:
     @property
     def logprobs(self) -> Floats:
         """The log-probabilities of its ids."""
-        return self.completion.logprobs[: self.stop - self.start]
+        return np.frombuffer(self.scores, np.float32, self.stop - self.start)
 
     def close(self) -> Turn:
         """The finished turn, laws checked."""
         return Turn(
             start=self.start,
             stop=self.stop,
-            finish_reason=self.completion.finish_reason,
+            finish_reason=self.finish_reason,
             versions=self.versions,
             message=self.message,
             env_messages=tuple(self.env_messages),
@@ -138,13 +140,14 @@ class OpenSegment:
         waited: float = 0.0,
         asked_at: float = 0.0,
     ) -> None:
-        """Append a sampled turn, ids and log-probabilities verbatim; `ids` are the completion's."""
+        """Append a sampled turn, ids and log-probabilities verbatim, as copies; `ids` are the completion's."""
         start, versions = len(self.token_ids), completion.versions
         self._put(ids)
         if self.turns and self.turns[-1].versions == versions:
             versions = self.turns[-1].versions  # One object for all turns: most have the same.
         turn = OpenTurn(
-            completion=completion,
+            finish_reason=completion.finish_reason,
+            scores=completion.logprobs.tobytes(),
             start=start,
             stop=len(self.token_ids),
             versions=versions,
@@ -194,7 +197,7 @@ class OpenSegment:
         end = 0
         for turn in self.turns:
             sampled += (bytes(turn.start - end), b"\1" * (turn.stop - turn.start))
-            logprobs += (bytes(4 * (turn.start - end)), turn.logprobs.tobytes())
+            logprobs += (bytes(4 * (turn.start - end)), turn.scores[: 4 * (turn.stop - turn.start)])
             end = turn.stop
         rest = len(self.token_ids) - end
         # Bytes cannot change, so numpy makes read-only vectors of them without a copy.

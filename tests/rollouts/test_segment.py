@@ -22,6 +22,7 @@ from tests.rollouts.test_rollout import Rewriting
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode
+SAMPLED = Completion(token_ids=np.array([10, 11]), logprobs=np.array([-0.5, -0.7]), finish_reason="stop")
 
 
 def user(text: str) -> Message:
@@ -281,9 +282,28 @@ def begun(context_tokens: int = 9) -> OpenSegment:
     """A segment of three ids and a turn of two."""
     segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=context_tokens)
     segment.extend([1, 2, 3])
-    sampled = Completion(token_ids=np.array([10, 11]), logprobs=np.array([-0.5, -0.7]), finish_reason="stop")
-    segment.append(sampled, array("q", [10, 11]), say(""), seconds=0.0, number=0)
+    segment.append(SAMPLED, array("q", [10, 11]), say(""), seconds=0.0, number=0)
     return segment
+
+
+async def test_an_engine_may_reuse_its_arrays_for_its_next_answer() -> None:
+    class Reusing(Scripted):
+        """Answers each turn in the same two arrays."""
+
+        ids, logprobs, turns = np.zeros(64, np.int64), np.zeros(64, np.float32), 0
+
+        async def generate(self, *given: Any, **how: Any) -> Completion:
+            made, self.turns = await super().generate(*given, **how), self.turns + 1
+            n = len(made.token_ids)
+            self.ids[:n], self.logprobs[:n] = made.token_ids, -self.turns
+            return Completion(token_ids=self.ids[:n], logprobs=self.logprobs[:n], finish_reason=made.finish_reason)
+
+    (segment,) = (await play(Reusing([say("one"), say("two"), say("bye")]))).segments
+    found = [segment.logprobs[turn.start : turn.stop].tolist() for turn in segment.turns]
+    assert found == [[-1.0] * 4, [-2.0] * 4, [-3.0] * 4]
+    assert DECODE(segment.token_ids[segment.sampled].tolist()) == "".join(
+        f"{w}<|im_end|>" for w in ("one", "two", "bye")
+    )
 
 
 def test_a_view_of_the_ids_never_changes_whatever_the_segment_goes_on_with() -> None:
@@ -293,7 +313,7 @@ def test_a_view_of_the_ids_never_changes_whatever_the_segment_goes_on_with() -> 
         lambda: segment.extend([4]),
         lambda: segment.realign(4, [12]),
         lambda: segment.recount(7),
-        lambda: segment.append(segment.turns[0].completion, array("q", [10, 11]), say(""), seconds=0.0, number=1),
+        lambda: segment.append(SAMPLED, array("q", [10, 11]), say(""), seconds=0.0, number=1),
     ]
     for go_on in goes_on:
         go_on()
