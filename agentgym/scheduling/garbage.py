@@ -2,7 +2,7 @@
 
 What a rollout has said and done is thousands of objects, and nearly all of them live until their batch is done with. By
 its own settings the collector looks at all of them again and again: with ten thousand rollouts alive that is half of
-the driver's time, in pauses of up to two seconds. Decision 36 says what is set instead, and why.
+the driver's time, in pauses of up to two seconds. Decision 37 says what is set instead, and why.
 """
 
 import gc
