@@ -103,6 +103,7 @@ class Attempt:
     async def run(self, boxes: Boxes | None) -> None:
         """Play the whole attempt, from the lease of its box to its return; a failure is kept, and not raised."""
         start = time.perf_counter()
+        self.state.began = self.state.began or start  # a branch has that of its rollout
         running = asyncio.current_task()
         assert running is not None
         self.running, self.cancellations = running, running.cancelling()

@@ -1,7 +1,6 @@
 """State that the conversations of one rollout share: its engine, its limits, and what was used of them."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,8 +39,8 @@ class RolloutState:
     """Sampled ids so far."""
     asked: int = 0
     """Ids that the turns in flight may still sample."""
-    began: float = field(default_factory=time.perf_counter)
-    """When the rollout began, by `time.perf_counter`."""
+    began: float = 0.0
+    """When the rollout began, by `time.perf_counter`; 0 before."""
     metrics: dict[str, float] = field(default_factory=dict)
     models: NamedModels = field(init=False)
     """What the env asks by name."""
