@@ -27,16 +27,11 @@ class RawAnswer(NamedTuple):
     keep: bool
 
 
-class StaleLink(ConnectionResetError):
-    """The server ended a connection that it had kept open after an answer, and said nothing to the next request."""
-
-
 class HttpLink(asyncio.Protocol):
     """A connection that takes one request at a time.
 
-    The answer's future fails with OSError where the connection is lost, StaleLink where the server may have ended it
-    before the request came, and with WireError where what arrives is no HTTP/1, or encoded as nobody asked for. Bytes
-    that nobody asked for make the connection unusable.
+    The answer's future fails with OSError where the connection is lost, and with WireError where what arrives is no
+    HTTP/1, or encoded as nobody asked for. Bytes that nobody asked for make the connection unusable.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -54,8 +49,6 @@ class HttpLink(asyncio.Protocol):
         """The chunks so far."""
         self._status, self._length, self._keep = 0, 0, False
         self._spoiled = False
-        self._stale = False
-        """Whether the server's end of the connection now would tell that it did not read the request."""
 
     # ------------------------------------------------------------------------------------------ the client's side
 
@@ -80,7 +73,6 @@ class HttpLink(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once; an answer that is waited for fails."""
-        self._stale = False
         self._transport.abort()
 
     def close(self) -> None:
@@ -94,7 +86,6 @@ class HttpLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._held += data
-        self._stale = False
         try:
             while self._held and self._answer is not None and self._read():
                 pass
@@ -109,12 +100,11 @@ class HttpLink(asyncio.Protocol):
             self._give(self._held)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        lost = exc or ConnectionResetError("the server hung up before it had answered")
-        self._fail(StaleLink(*lost.args) if self._stale else lost)
+        self._fail(exc or ConnectionResetError("the server hung up before it had answered"))
 
     def _give(self, body: bytearray) -> None:
         """Hand the answer over, and be ready for the next one."""
-        answer, self._answer, self._read, self._stale = self._answer, None, self._read_head, True
+        answer, self._answer, self._read = self._answer, None, self._read_head
         if answer is not None and not answer.done():
             # What is not sent yet stands between the server and the next request.
             keep = self._keep and not self._transport.get_write_buffer_size()

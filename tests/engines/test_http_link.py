@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.engines.http_link import HttpLink, RawAnswer, StaleLink
+from agentgym.engines.http_link import HttpLink, RawAnswer
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import WireError
 from tests.sandboxes.networks.test_proxy import self_signed
@@ -224,34 +224,6 @@ async def test_what_has_no_body_by_its_status_has_none_whatever_its_fields_say(s
     asked = link.ask(b"", b"")
     link.data_received(b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\n" % status)
     assert await asked == RawAnswer(status, bytearray(), keep=True)
-
-
-async def test_only_a_kept_connection_that_the_server_ends_in_silence_is_stale() -> None:
-    def first(link: HttpLink) -> None:
-        """The connection was never used."""
-
-    def half(link: HttpLink) -> None:
-        answered(link)
-        link.ask(b"", b"")
-        link.data_received(b"H")
-
-    def ours(link: HttpLink) -> None:
-        answered(link)
-        link.abort()
-
-    def answered(link: HttpLink) -> None:
-        link.ask(b"", b"")
-        link.data_received(PLAIN)
-
-    for before, stale in ((first, False), (half, False), (ours, False), (answered, True)):
-        link, wire = await linked()
-        before(link)
-        wire.closed = False
-        asked = link._answer or link.ask(b"", b"")
-        link.connection_lost(None)
-        with pytest.raises(ConnectionResetError, match="hung up") as caught:
-            await asked
-        assert isinstance(caught.value, StaleLink) is stale
 
 
 async def test_an_answer_before_the_whole_request_was_sent_ends_the_connections_use() -> None:

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from agentgym.engines.http_link import HttpLink, StaleLink
+from agentgym.engines.http_link import HttpLink
 
 _fast: Callable[[bytearray], Any] | None = None
 with suppress(ImportError):  # It is no dependency; where it is installed, it decodes in a fifth of the time.
@@ -22,9 +22,6 @@ with suppress(ImportError):  # It is no dependency; where it is installed, it de
 
 _IDLE_S = 2.0
 """A connection idle for longer is not used again: servers close theirs after 5 s, and a request must not meet that."""
-
-_STALE_S = 1.0
-"""A connection that the server had ended says so within this time: what is lost later may have been worked on."""
 
 encoded = json.JSONEncoder(separators=(",", ":")).encode
 """Encodes a value as compact JSON."""
@@ -46,8 +43,7 @@ class JsonClient:
     """Asks one server; safe to call concurrently from one event loop.
 
     Raises ConnectionError where the server cannot be reached, hangs up or does not answer in time, WireError where
-    what it sends is no HTTP. A request that met a connection which the server was ending is sent once more, over a new
-    one. Cancelling a call closes its connection: that is how the server learns of it.
+    what it sends is no HTTP. Cancelling a call closes its connection: that is how the server learns of it.
     """
 
     def __init__(self, url: str, *, connect_s: float = 10.0, api_key: str | None = None) -> None:
@@ -101,14 +97,8 @@ class JsonClient:
             raise ConnectionError(f"{self.url}{path}: no answer within {timeout_s:g} s") from None
 
     async def _exchange(self, path: str, head: bytes, body: bytes) -> Answer:
-        asked = monotonic()
         try:
-            try:
-                return await self._told(self._fresh() or await self._connected(), head, body)
-            except StaleLink:
-                if monotonic() - asked > _STALE_S:
-                    raise
-                return await self._told(await self._connected(), head, body)
+            return await self._told(self._fresh() or await self._connected(), head, body)
         except (OSError, EOFError) as error:
             why = str(error) or (
                 "the connection timed out" if isinstance(error, TimeoutError) else type(error).__name__

@@ -127,54 +127,6 @@ async def test_a_connection_that_the_server_says_it_closes_is_not_used_again() -
         client.close()
 
 
-class Ending(Peer):
-    """Ends each connection behind an answer, and does not say so."""
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await super()._answer(reader, writer)
-        raise HangUp
-
-
-async def test_a_request_that_meets_a_connections_end_is_sent_once_more_and_answered_once() -> None:
-    async with Ending({"/x": giving({})}) as peer:
-        client = JsonClient(peer.url)
-        for number in range(1, 9):
-            assert await client.post("/x", {}) == (200, {})
-            assert peer.asked["/x"] == peer.connections == number
-        client.close()
-
-
-async def test_a_request_that_no_connection_takes_is_sent_twice_and_not_for_ever() -> None:
-    async def hang_up(_: Any) -> Any:
-        raise HangUp
-
-    async with Peer({"/x": giving({}), "/y": hang_up}) as peer:
-        client = JsonClient(peer.url)
-        await client.post("/x", {})
-        with pytest.raises(ConnectionError, match="/y: the server hung up"):
-            await client.post("/y", {})
-        assert (peer.asked["/y"], peer.connections) == (2, 2)
-        client.close()
-
-
-async def test_a_closed_client_sends_nothing_again() -> None:
-    asked = asyncio.Event()
-
-    async def wait(_: Any) -> Any:
-        asked.set()
-        await asyncio.Event().wait()
-
-    async with Peer({"/x": giving({}), "/y": wait}) as peer:
-        client = JsonClient(peer.url)
-        await client.post("/x", {})
-        asking = asyncio.create_task(client.post("/y", {}))
-        await asked.wait()
-        client.close()
-        with pytest.raises(ConnectionError):
-            await asking
-        assert (peer.asked["/y"], peer.connections) == (1, 1)
-
-
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(
     ("body", "value"),
