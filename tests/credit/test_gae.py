@@ -10,7 +10,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.branching.ends import RolloutBranch
-from agentgym.credit.gae import GAE, discounted_returns, gae, turn_order
+from agentgym.credit.gae import GAE, discounted_returns, gae, turn_order, turn_rewards
 from agentgym.errors import Failure
 from agentgym.samples import build_samples, value_samples
 from agentgym.types import Floats, Group, Rollout, Sample, SampleKey, Segment, SegmentKind, Turn, Version
@@ -178,6 +178,12 @@ def rollout(*segments: Segment, name: str = "r", reward: float | None = 1.0, **c
         failure=failure,
         **changed,
     )
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, -0.5])
+def test_the_rewards_of_the_turns_add_up_to_that_of_the_rollout(reward: float) -> None:
+    played = rollout(segment(0, [(0, 0.25), (1, 0.0), (2, 0.5)]), reward=reward)
+    assert turn_rewards(played, turn_order(played)) == pytest.approx([0.25, 0.0, reward - 0.25])
 
 
 def numbers(played: Rollout) -> list[int]:
