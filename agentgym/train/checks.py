@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.types import Sample
+from agentgym.types import Floats, Sample, SampleKey
 
 ABOVE_0 = 1e-3
 """Nats by which rounding in an engine may put the log-probability of a certain token above 0."""
@@ -129,8 +129,8 @@ def scored_sample(token_ids: Sequence[int]) -> Sample:
     )
 
 
-def digest(samples: Sequence[Sample]) -> int:
-    """Return a number that differs where any id, mask, log-probability, advantage or weight does."""
+def digest(samples: Sequence[Sample], returns: Mapping[SampleKey, Floats]) -> int:
+    """Return a number that differs where any id, mask, log-probability, advantage, weight or return does."""
     digest = 0
     for sample in samples:
         name = f"{sample.rollout_id} {sample.segment} {sample.step} {len(sample.prompt_ids)} {sample.weight};"
@@ -138,6 +138,8 @@ def digest(samples: Sequence[Sample]) -> int:
         arrays = (sample.prompt_ids, sample.response_ids, sample.loss_mask, sample.logprobs, sample.advantages)
         for part in arrays:
             digest = zlib.crc32(np.ascontiguousarray(part).data, digest)
+    for key, given in returns.items():
+        digest = zlib.crc32(np.ascontiguousarray(given).data, zlib.crc32(repr(key).encode(), digest))
     return digest
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from agentgym.train.batching.mini_batch import MiniBatch
 from agentgym.train.batching.plan import MicroBatch, cost_of, mini_batches, over_budget, plan_step
 from agentgym.train.checks import ModelLimits, TrainedOnce, digest, scored_sample
 from agentgym.train.config import TrainConfig, learning_rate
-from agentgym.train.critic.critic import Critic
+from agentgym.train.critic.critic import Critic, refuse_returns
 from agentgym.train.distributed import Ranks
 from agentgym.train.kept_logprobs import KeptLogprobs, ScoredSample
 from agentgym.train.objective.figures import Forward, reports_of, step_figures
@@ -74,10 +75,9 @@ class Learner:
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Take one optimizer step per mini-batch; returns the figures of all ranks, on every rank."""
         began = time.perf_counter()
-        self._agree(samples)
-        returns = getattr(samples, "returns", {})
-        if self._critic is not None:
-            self._critic.refuse_lost(returns)
+        returns: Mapping[SampleKey, Floats] = getattr(samples, "returns", {})
+        self._agree(samples, returns)
+        refuse_returns({} if self._critic is None else self._critic.asked, returns)
         refuse_parts(self.config, samples)
         self._limits.refuse(samples)
         self._once.refuse(samples)
@@ -147,11 +147,11 @@ class Learner:
         finally:
             self._kept = None
 
-    def _agree(self, samples: Sequence[Sample]) -> None:
+    def _agree(self, samples: Sequence[Sample], returns: Mapping[SampleKey, Floats] = MappingProxyType({})) -> None:
         """Raise ValueError on every rank where ranks hold different samples: they would hang, or average two steps."""
         if self.ranks.world == 1:
             return
-        digests = self.ranks.gather([(len(samples), digest(samples))])
+        digests = self.ranks.gather([(len(samples), digest(samples, returns))])
         if len(set(digests)) > 1:
             raise ValueError(f"samples: every rank must pass the same ones, got (count, digest) {digests}")
 

@@ -181,6 +181,35 @@ def test_returns_of_samples_that_nobody_asked_about_are_refused(tiny_model: Path
             trainer.train(replace(first, places={}))
 
 
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda given: given[:-1], r"^returns: \('\S+', \d+, \d+\) has \d+ where \d+ values were given"),
+        (lambda given: given * np.float32(np.nan), r"^returns: those of \('\S+', \d+, \d+\) must be finite"),
+    ],
+)
+def test_returns_that_cannot_be_learned_are_refused_before_anything_is_trained(
+    tiny_model: Path, batches: list[list[Group]], spoil: Callable[[Floats], Floats], said: str
+) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        batch = value_samples(batches[0], trainer.values)
+        last = list(batch.returns)[-1]
+        before = adapter(trainer)
+        with pytest.raises(ValueError, match=said):
+            trainer.train(replace(batch, returns={**batch.returns, last: spoil(batch.returns[last])}))
+        assert all(np.array_equal(before[name], tensor) for name, tensor in adapter(trainer).items())
+        assert trainer.train(batch)["train/value_loss"] >= 0  # the refused call has trained on nothing of it
+
+
+def test_returns_are_refused_by_a_trainer_that_was_never_asked_for_values(
+    tiny_model: Path, batches: list[list[Group]]
+) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        batch = value_samples(batches[0], trainer.values)
+    with Trainer(tiny_model, CONFIG) as trainer, pytest.raises(ValueError, match=r"^samples: no values were asked for"):
+        trainer.train(batch)
+
+
 def test_a_batch_that_has_lost_its_returns_is_refused_before_anything_is_trained(
     tiny_model: Path, batches: list[list[Group]]
 ) -> None:

@@ -57,16 +57,8 @@ class Critic:
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=config.value_lr, betas=config.betas, weight_decay=0.0)
         self._kept: dict[SampleKey, tuple[Tensor, Tensor]] = {}
         """States and values of this rank's samples, until they are learned from."""
-        self._asked = False
-        """Whether values were asked for, of any rank's samples, that nothing was learned from yet."""
-
-    def refuse_lost(self, returns: Mapping[SampleKey, Floats]) -> None:
-        """Raise ValueError where values were asked for and the batch that is trained on has no returns to learn."""
-        if self._asked and not returns:
-            raise ValueError(
-                "samples: the critic was asked for values, and these have no returns for it to learn; train on the "
-                "SampleBatch of `value_samples` itself, for a slice or a list of it has none"
-            )
+        self.asked: dict[SampleKey, int] = {}
+        """How many values were given of each sample, of all ranks, that nothing was learned from yet."""
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample], pad_id: int) -> dict[SampleKey, Floats]:
@@ -74,7 +66,7 @@ class Critic:
 
         `learn` takes those that were asked for last.
         """
-        self._kept, self._asked = {}, bool(samples)
+        self._kept, self.asked = {}, {}
         config, ranks = self._config, self._ranks
         found: list[tuple[SampleKey, Floats]] = []
         if not samples:
@@ -96,18 +88,16 @@ class Critic:
         # Without a backward FSDP keeps the root's weights gathered; those that are trained are wanted as shards.
         if isinstance(self._policy, FSDPModule) and not self._policy.adapted:
             self._policy.reshard()
-        return dict(ranks.gather(found))
+        given = dict(ranks.gather(found))
+        self.asked = {key: len(values) for key, values in given.items()}
+        return given
 
     def learn(self, returns: Mapping[SampleKey, Floats]) -> dict[str, float]:
         """Take `value_epochs` steps of the head towards these returns; return its figures on them before the first.
 
-        `returns` are those of all ranks, by sample and in the order of `values`. Raises ValueError for a sample
-        whose values were not asked for last.
+        `returns` are those of all ranks, by sample and in the order of `values`; `refuse_returns` has seen them.
         """
-        kept, self._kept, self._asked = self._kept, {}, False
-        asked = set(self._ranks.gather(list(kept)))
-        if missing := [key for key in returns if key not in asked]:
-            raise ValueError(f"samples: no values were asked for of {missing[0]}; take them from `value_samples`")
+        kept, self._kept, self.asked = self._kept, {}, {}
         mine = sorted(kept.keys() & returns.keys())
         hidden, device = self._head.inner.in_features, self._ranks.device
         states_MH = torch.cat([kept[key][0] for key in mine] or [torch.zeros(0, hidden, device=device)])
@@ -154,7 +144,26 @@ class Critic:
         self._head.load_state_dict(state["weights"])
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state["moments"], "param_groups": groups})
-        self._kept, self._asked = {}, False
+        self._kept, self.asked = {}, {}
+
+
+def refuse_returns(asked: Mapping[SampleKey, int], returns: Mapping[SampleKey, Floats]) -> None:
+    """Raise ValueError for returns that `Critic.learn` cannot take; `asked` is how many values each sample was given.
+
+    It is called before anything is trained, and says the same on every rank.
+    """
+    if asked and not returns:
+        raise ValueError(
+            "samples: the critic was asked for values, and these have no returns for it to learn; train on the "
+            "SampleBatch of `value_samples` itself, for a slice or a list of it has none"
+        )
+    if missing := [key for key in returns if key not in asked]:
+        raise ValueError(f"samples: no values were asked for of {missing[0]}; take them from `value_samples`")
+    for key, given in returns.items():
+        if len(given) != asked[key]:
+            raise ValueError(f"returns: {key} has {len(given)} where {asked[key]} values were given")
+        if not np.isfinite(given).all():
+            raise ValueError(f"returns: those of {key} must be finite, got {given}")
 
 
 def value_loss(values_M: Tensor, old_M: Tensor, targets_M: Tensor, *, clip: float | None) -> Tensor:
