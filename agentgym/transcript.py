@@ -142,10 +142,14 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def heading(rollout_id: str, reward: float | None, stop_reason: str, turns: int, sampled: int, segments: int) -> str:
+def size_text(turns: int, sampled: int, segments: int) -> str:
+    """The size of a rollout, or of its branches, in words."""
+    return ", ".join([counted(turns, "turn"), counted(sampled, "sampled token"), counted(segments, "segment")])
+
+
+def heading(rollout_id: str, reward: float | None, stop_reason: str, size: str) -> str:
     """A rollout in one line."""
     worth = "failed" if reward is None else f"reward {reward:g}"
-    size = ", ".join([counted(turns, "turn"), counted(sampled, "sampled token"), counted(segments, "segment")])
     return one_line(f"{rollout_id}: {worth}, stopped by {stop_reason}, {size}")
 
 

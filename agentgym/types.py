@@ -5,7 +5,7 @@ Arrays are read-only numpy vectors, so a slice of a segment is a view and costs 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -25,7 +25,7 @@ from agentgym.frozen import require, require_ids, set_vectors
 from agentgym.messages import Message
 from agentgym.sampling import Sampling as Sampling
 from agentgym.task_fields import TaskId, TaskPrompt
-from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, heading, outcome, plain_text, show
+from agentgym.transcript import SHOWN_CHARACTERS, SegmentTranscript, heading, outcome, plain_text, show, size_text
 
 
 class Task(BaseModel):
@@ -215,8 +215,11 @@ class Rollout:
         show(self._head(), self.transcript(), foot, limit=None if full else SHOWN_CHARACTERS, console=console)
 
     def _head(self) -> str:
-        turns, segments = sum(len(segment.turns) for segment in self.segments), len(self.segments)
-        return heading(self.rollout_id, self.reward, self.stop_reason, turns, self.sampled_tokens, segments)
+        size = _size(self.own_segments)
+        if many := len(self.branches):
+            of_branches = _size([segment for segment in self.segments if segment.branch is not None])
+            size += f", and in {many} {'branch' if many == 1 else 'branches'} {of_branches}"
+        return heading(self.rollout_id, self.reward, self.stop_reason, size)
 
     @property
     def error(self) -> str | None:
@@ -224,9 +227,14 @@ class Rollout:
         return None if self.failure is None else str(self.failure)
 
     @property
+    def own_segments(self) -> tuple[Segment, ...]:
+        """What the rollout itself went through: its segments without those of branches."""
+        return tuple(segment for segment in self.segments if segment.branch is None)
+
+    @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy wrote, over all segments."""
-        return int(sum(int(s.sampled.sum()) for s in self.segments if not s.model))
+        """How many tokens the policy wrote, over all segments, those of branches too."""
+        return policy_tokens(self.segments)
 
     @property
     def trained_tokens(self) -> int:
@@ -240,7 +248,17 @@ class Rollout:
     @property
     def messages(self) -> list[Message]:
         """The messages of the model, turn by turn, without those of branches."""
-        return [turn.message for segment in self.segments if segment.branch is None for turn in segment.turns]
+        return [turn.message for segment in self.own_segments for turn in segment.turns]
+
+
+def policy_tokens(segments: Iterable[Segment]) -> int:
+    """Count the tokens that the policy wrote in these segments."""
+    return int(sum(int(segment.sampled.sum()) for segment in segments if not segment.model))
+
+
+def _size(segments: Sequence[Segment]) -> str:
+    """Say how many turns, tokens and segments these are."""
+    return size_text(sum(len(segment.turns) for segment in segments), policy_tokens(segments), len(segments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -191,7 +191,7 @@ def _means(scored: Sequence[Rollout]) -> dict[str, float]:
         "reward": float(np.mean([r.reward for r in scored])),
         "tokens/sampled": float(np.mean([r.sampled_tokens for r in scored])),
         "tokens/total": float(np.mean([sum(len(s.token_ids) for s in r.segments) for r in scored])),
-        "segments": float(np.mean([len(r.segments) for r in scored])),
+        "segments": float(np.mean([len(r.own_segments) for r in scored])),
     }
     for prefix, pick in _mappings:
         names = dict.fromkeys(name for r in scored for name in pick(r))

@@ -67,7 +67,7 @@ def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...
         None if rollout.reward is None else float(rollout.reward),
         stored_text(rollout.stop_reason),
         None if rollout.error is None else printable(rollout.error),
-        sum(len(segment.turns) for segment in rollout.segments),
+        sum(len(segment.turns) for segment in rollout.own_segments),
         rollout.sampled_tokens,
         float(rollout.metrics.get("seconds", 0.0)),
         packed(detail),

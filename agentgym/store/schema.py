@@ -40,9 +40,9 @@ CREATE TABLE IF NOT EXISTS rollouts (
     reward      REAL,                 -- NULL for a rollout that failed
     stop_reason TEXT NOT NULL,
     failure     TEXT,                 -- type and message of what it failed of
-    turns       INTEGER NOT NULL,
-    tokens      INTEGER NOT NULL,     -- that the policy sampled
-    seconds     REAL NOT NULL,
+    turns       INTEGER NOT NULL,     -- without those of branches
+    tokens      INTEGER NOT NULL,     -- that the policy sampled, in branches too
+    seconds     REAL NOT NULL,        -- without those of branches
     detail      BLOB NOT NULL,        -- rewards, metrics, box, failed cases and traceback, compressed JSON
     suspicious  TEXT,                 -- names of what is odd about it, with spaces between; NULL for nothing
     logprob_gap REAL,                 -- largest difference of engine and trainer, nats; NULL where the policy had moved

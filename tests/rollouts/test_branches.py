@@ -17,11 +17,15 @@ from agentgym.branching.settings import Branching
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EngineError
 from agentgym.messages import Message
+from agentgym.run.measures.batch import batch_figures
 from agentgym.samples import build_samples
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes
 from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.run_groups import run_groups
 from agentgym.scheduling.scheduler import Scheduler
+from agentgym.store.rows import rollout_row
 from agentgym.types import Completion, Group, Rollout, Sampling, Segment, StepResult
+from agentgym.view.timeline import timeline
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode
@@ -204,6 +208,11 @@ async def test_the_clock_of_the_rollout_stands_still_while_its_branches_play() -
     played = await play(Waits, Branching(per_state=1, every=1))
     assert played.stop_reason == "done"
     assert [branch.stop_reason for branch in played.branches] == ["seconds", "done", "done"]
+    assert played.metrics["seconds"] < 0.2 < played.metrics["branch_seconds"]
+    (*_, score), exact = timeline(played)
+    whole = played.metrics["seconds"] + played.metrics["branch_seconds"]
+    assert exact
+    assert (score["what"], score["to_s"]) == ("score", pytest.approx(whole, abs=1e-5))
 
 
 async def test_a_failed_branch_is_counted_and_is_no_sample() -> None:
@@ -441,6 +450,29 @@ async def test_untrained_branches_only_estimate() -> None:
     batch = build_samples([Group(group_id="t", rollouts=(played,))], advantage_level="branches")
     assert {sample.segment for sample in batch} == {0}
     assert batch.untrained_tokens == played.metrics["branch_tokens"]
+
+
+async def test_the_figures_of_rollouts_are_of_their_own_way_and_tokens_are_of_all() -> None:
+    groups = [
+        await run_groups(letters(), [TASK], Dice(), n=2, branching=branching) for branching in (None, Branching())
+    ]
+    plain, branched = (each.metrics() | batch_figures(each) for each in groups)
+    apart = {name for name, value in plain.items() if branched[name] != value and "seconds" not in name}
+    assert apart <= {"tokens/sampled", "tokens/total", "oversample/length_bias"} | {
+        name for name in plain if name.startswith("requests/")
+    }
+    assert branched["length/rollout_max"] < branched["tokens/sampled"]
+    taken = branched["tokens/sampled"] - plain["tokens/sampled"]
+    assert branched["rollout/branch_tokens"] == pytest.approx(taken)
+
+
+async def test_the_size_of_a_rollout_is_its_own_and_that_of_its_branches_stands_beside_it() -> None:
+    played = await play(letters(), Branching(per_state=1), seed=1)
+    assert repr(played).endswith(
+        "stopped by done, 4 turns, 8 sampled tokens, 1 segment, and in 3 branches 6 turns, 12 sampled tokens, "
+        "3 segments>"
+    )
+    assert rollout_row(played, phase="train", step=0)[7] == 4
 
 
 async def test_the_branches_of_a_scheduled_rollout_are_counted_with_it() -> None:

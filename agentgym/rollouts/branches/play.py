@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -53,6 +54,8 @@ class Branches:
     def __init__(self, root: Attempt, settings: Branching) -> None:
         self.root, self.settings = root, settings
         self.played: list[BranchAttempt] = []
+        self.waited = 0.0
+        """The seconds that the rollout waited for them."""
         self._chooser = StateChooser(settings)
 
     async def play(self, conversation: Conversation, deadline: TimeLimit) -> None:
@@ -65,6 +68,7 @@ class Branches:
             return
         if self.root.state.out_of(conversation.segment.room) is not None:  # The rollout ends here: nothing is to come.
             return
+        began = time.perf_counter()
         with off_the_clock():
             seconds = deadline.left
             begun = [BranchAttempt(self, conversation, place, seconds) for place in range(self.settings.per_state)]
@@ -75,6 +79,7 @@ class Branches:
                         attempt.task_of_it = playing.create_task(attempt.run(None))
             except BaseExceptionGroup as group:
                 raise alone(group) from group
+        self.waited += time.perf_counter() - began
         self._chooser.spent += sum(attempt.tokens for attempt in begun)
         for attempt in begun:
             if attempt.refusal is not None:
@@ -90,6 +95,8 @@ class Branches:
             "branches": float(len(ends)),
             "branches_failed": float(sum(end.reward is None for end in ends)),
             "branch_tokens": float(sum(attempt.tokens for attempt in self.played)),
+            "branch_seconds": self.waited,
+            "seconds": played.metrics["seconds"] - self.waited,
         }
         return replace(played, segments=tuple(segments), branches=ends, metrics={**played.metrics, **counts})
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import ToolCounts
-from agentgym.types import Floats, Sample
+from agentgym.types import Floats, Sample, policy_tokens
 
 SOLVED = 1.0
 """The least reward of a solved task."""
@@ -28,11 +28,11 @@ def batch_figures(groups: Groups) -> dict[str, float]:
     turns = [
         turn.stop - turn.start
         for played in scored
-        for segment in played.segments
+        for segment in played.own_segments
         if not segment.model
         for turn in segment.turns
     ]
-    for what, lengths in (("rollout", [played.sampled_tokens for played in scored]), ("turn", turns)):
+    for what, lengths in (("rollout", [policy_tokens(played.own_segments) for played in scored]), ("turn", turns)):
         if lengths:
             values = np.quantile(lengths, list(QUANTILES.values()))
             names = (f"length/{what}_{name}" for name in QUANTILES)

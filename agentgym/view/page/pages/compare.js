@@ -97,8 +97,10 @@ function head(run, rollout, other, page, isRight) {
     h("dl", { class: "facts-grid" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
 }
 
-/** @param {Rollout} rollout */
-const turns = (rollout) => rollout.segments.reduce((sum, segment) => sum + segment.turns.length, 0);
+/** The turns of a rollout, without those of its branches.
+ * @param {Rollout} rollout
+ */
+const turns = (rollout) => rollout.segments.filter((segment) => segment.branch === null).reduce((sum, segment) => sum + segment.turns.length, 0);
 
 /** @typedef {{name: string, left: Cell|null, right: Cell|null, isSame: boolean, isHead: boolean}} Row */
 /** @typedef {{segment: Segment, turn: Turn|null}} Cell */

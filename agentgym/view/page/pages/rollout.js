@@ -73,9 +73,10 @@ class RolloutPage {
     const { rollout } = this;
     const { previous, next } = rollout.neighbours;
     const place = placeOf(this.run, rollout.number);
-    const turns = rollout.segments.reduce((sum, segment) => sum + segment.turns.length, 0);
+    const turns = (inBranches) => rollout.segments.reduce((sum, segment) => sum + ((segment.branch !== null) === inBranches ? segment.turns.length : 0), 0);
+    const beside = turns(true) ? `, and ${count(turns(true))} in branches` : "";
     const sampled = rollout.segments.reduce((sum, segment) => sum + segment.sampled, 0);
-    const facts = [`#${rollout.number}`, `${rollout.phase}, step ${rollout.step}`, rollout.env, `stopped by ${rollout.stop_reason}`, many(turns, "turn"), `${count(sampled)} tokens sampled`, duration(rollout.metrics.seconds ?? null)];
+    const facts = [`#${rollout.number}`, `${rollout.phase}, step ${rollout.step}`, rollout.env, `stopped by ${rollout.stop_reason}`, many(turns(false), "turn") + beside, `${count(sampled)} tokens sampled`, duration(rollout.metrics.seconds ?? null)];
     return h("header", { class: "rollout-head" },
       h("h1", null, rollout.rollout_id),
       h("p", { class: "facts" }, facts.filter((fact) => fact && fact !== "–").join(" · ")),
