@@ -102,7 +102,8 @@ def build_samples(
     Segments that are not trained (`Segment.trained`) make no samples, and their tokens are counted.
 
     Failed rollouts and groups without a signal (see `agentgym.advantages`) are left out and counted. Two groups with
-    one id share a baseline. Raises ValueError for a rollout id that appears twice.
+    one id share a baseline. Raises ValueError for a rollout id that appears twice, and with "branches" where none of
+    the rollouts was played with `branching`.
     """
     if advantage_level not in get_args(AdvantageLevel):
         raise ValueError(f"advantage_level: {advantage_level!r} is none of {', '.join(get_args(AdvantageLevel))}")

@@ -51,8 +51,18 @@ def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, 
 
 
 def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return the advantages of the turns of each scored rollout and of its branches by its id, roles each apart."""
-    by_id: dict[str, Advantages] = {rollout.rollout_id: {} for rollout in rollouts if rollout.reward is not None}
+    """Return the advantages of the turns of each scored rollout and of its branches by its id, roles each apart.
+
+    Raises ValueError where none of the rollouts was to have branches: a rollout that was, and has none, says so in its
+    metrics.
+    """
+    scored = [rollout for rollout in rollouts if rollout.reward is not None]
+    if scored and not any(rollout.branches or "branches" in rollout.metrics for rollout in scored):
+        raise ValueError(
+            "advantage_level: none of these rollouts was played with branches; give what plays them "
+            '`branching=ag.Branching(...)`, or use advantage_level="outcome"'
+        )
+    by_id: dict[str, Advantages] = {rollout.rollout_id: {} for rollout in scored}
     for role in ("", *roles_of(rollouts)):
         having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
         for rollout, given in zip(having, branch_advantages(having, estimator=estimator, role=role), strict=True):

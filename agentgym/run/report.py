@@ -1,5 +1,6 @@
 """The report at the end of a run: what was learned, what was not and why, and where to look."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ class Report:
             "failed": _total(rows, "rollouts/failed"),
             "failures": dict(self.failures.most_common(MOST)),
             "tool_errors": dict(self.tools.errors.most_common()),
+            **{name: _of_rollouts(rows, name) for name in BRANCHES if any(f"rollout/{name}" in row for row in rows)},
+            **({"explained_variance": known[-1]} if (known := _known(rows)) else {}),
         }
 
     def warnings(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -48,7 +51,10 @@ class Report:
         if rows and not _total(rows, "train/optimizer_steps"):
             said.append("No optimizer step was taken: the policy is the one that the run began with.")
         if rows and all(row.get("samples/groups_without_signal") == row.get("samples/groups", -1) for row in rows):
-            said.append("No group had a signal: in each of them all rollouts have the same reward.")
+            beside = ", and so have the branches from each state" if _of_rollouts(rows, "branches") else ""
+            said.append(f"No group had a signal: in each of them all rollouts have the same reward{beside}.")
+        if any("rollout/branches" in row for row in rows) and not _of_rollouts(rows, "branches"):
+            said.append("No branch was played: branching.after and branching.every chose no state of any rollout.")
         taught = any("teacher/divergence" in row for row in rows)
         if len(self.rewards) == 1 and not taught:
             said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")
@@ -60,6 +66,8 @@ class Report:
         return said
 
 
+BRANCHES = ("branches", "branches_failed", "branch_tokens")
+"""The figures of a rollout that count its branches."""
 LIMITS = ("turns", "seconds", "context", "length", "tokens")
 """The reasons to stop that are limits: such a rollout was cut off."""
 UNLEARNED = {
@@ -76,10 +84,13 @@ def account(
 ) -> list[str]:
     """Return lines that say what was learned, what was not learned from and why, and how many rollouts were cut off.
 
+    Where there are branches or a critic, a line says what they took, or how much it knew.
     `lost` are the counts of what the run has lost on a cluster.
     """
     return [
         *_under("learned", _learned(rows, held_out, last)),
+        *_under("branches", _branches(rows)),
+        *_under("critic", _critic(rows)),
         *_under("not learned from", _unlearned(rows)),
         *_under("cut off", _cut_off(rows)),
         *_under("lost", _lost(lost)),
@@ -122,11 +133,34 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
     return [*said, f"{steps:,} optimizer steps on {rollouts}, {_total(rows, 'train/trained_tokens'):,} tokens"]
 
 
+def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many branches were played, and what part of the sampled tokens is theirs."""
+    many, failed, tokens = (_of_rollouts(rows, name) for name in BRANCHES)
+    if not many:
+        return []
+    sampled = sum((row.get("tokens/sampled") or 0) * (row.get("rollouts/finished") or 0) for row in rows)
+    lost = f", of them failed {failed:,}" if failed else ""
+    return [f"{many:,}{lost}, with {tokens / sampled:.0%} of the sampled tokens" if sampled else f"{many:,}{lost}"]
+
+
+def _critic(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How much of the returns the critic knew beforehand."""
+    known = _known(rows)
+    return [f"explained variance {known[0]:.2f} at first, {known[-1]:.2f} at last"] if known else []
+
+
+def _known(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The explained variance of the steps that have one."""
+    found = [row.get("train/explained_variance") for row in rows]
+    return [value for value in found if value is not None and math.isfinite(value)]
+
+
 def _unlearned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     said = []
     if silent := _total(rows, "samples/groups_without_signal"):
         solved = sum((row.get("groups/solved_by_all") or 0) * (row.get("samples/groups") or 0) for row in rows)
-        why = f"whose rewards are all equal; all solved in {solved:.0f} groups"
+        beside = ", those of branches too" if _of_rollouts(rows, "branches") else ""
+        why = f"whose rewards are all equal{beside}; all solved in {solved:.0f} groups"
         said.append(f"{silent:,} of {_total(rows, 'samples/groups'):,} groups, {why}")
     if failed := _total(rows, "rollouts/failed"):
         kinds = Counter({name: _total(rows, name) for row in rows for name in row if name.startswith("failures/")})
@@ -159,6 +193,11 @@ def _lost(counts: Mapping[str, int]) -> list[str]:
     if rollouts := counts.get("rollouts_lost"):
         said.append(f"{rollouts:,} rollouts in play on lost workers, counted as dropped and played again")
     return said
+
+
+def _of_rollouts(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    """The sum over the finished rollouts of what the figures of steps have in the mean."""
+    return round(sum((row.get(f"rollout/{name}") or 0) * (row.get("rollouts/finished") or 0) for row in rows))
 
 
 def _total(rows: Sequence[Mapping[str, Any]], name: str) -> int:

@@ -35,15 +35,21 @@ GROUPS: tuple[dict[str, Any], ...] = (
     },
     {
         "title": "length",
-        "names": ["length/*", "tokens/*"],
+        "names": ["length/*", "tokens/*", "rollout/branch_tokens"],
         "unit": "tokens",
-        "help": "Quantiles of what was sampled, by rollout and by turn.",
+        "help": "Quantiles of what was sampled, by rollout and by turn; tokens/* have those of branches in them.",
     },
     {
         "title": "turns and segments",
         "names": ["rollout/turns", "segments", "rollout/compactions", "rollout/forks"],
         "unit": "",
         "help": "Turns and segments of a rollout, mean over the scored ones.",
+    },
+    {
+        "title": "branches",
+        "names": ["rollout/branches", "rollout/branches_failed"],
+        "unit": "",
+        "help": "Branches of a rollout, and those that failed, mean over the scored rollouts.",
     },
     {
         "title": "entropy",
@@ -62,6 +68,12 @@ GROUPS: tuple[dict[str, Any], ...] = (
         "names": ["train/loss", "train/grad_norm", "train/kl", "train/clip_fraction", "train/lr"],
         "unit": "",
         "help": "Loss, norm of the gradient, distance to the old policy, share of clipped tokens, learning rate.",
+    },
+    {
+        "title": "critic",
+        "names": ["train/explained_variance", "train/value_loss", "train/value_mean", "train/value_skipped_steps"],
+        "unit": "",
+        "help": "How much of the returns the critic knew beforehand (1 is all), its squared error, and its mean value.",
     },
     {
         "title": "time of a step",

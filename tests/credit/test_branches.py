@@ -63,6 +63,7 @@ def played(name: str, reward: float, turns: int, *branches: tuple[int, float | N
         reward=reward,
         stop_reason="done",
         branches=tuple(ends),
+        metrics={"branches": len(ends)},
     )
 
 
@@ -178,6 +179,17 @@ def test_branches_that_only_estimate_take_no_share() -> None:
 def test_demonstrations_are_of_the_rollouts_own_way() -> None:
     rows = demonstrations([played("a", 1.0, 2, (1, 0.0, 3))])
     assert [(row.segment, row.weight) for row in rows] == [(0, 1.0)]
+
+
+def test_rollouts_that_were_to_have_no_branches_are_refused() -> None:
+    asked = played("a", 1.0, 2)
+    forgotten = replace(asked, metrics={})
+    with pytest.raises(ValueError, match=r"^advantage_level: none of these rollouts was played with branches"):
+        build_samples([Group(group_id="g", rollouts=(forgotten,))], advantage_level="branches")
+    build_samples(
+        [Group(group_id="g", rollouts=(asked, replace(forgotten, rollout_id="b")))], advantage_level="branches"
+    )
+    assert not build_samples([Group(group_id="g", rollouts=())], advantage_level="branches")
 
 
 def test_an_estimator_with_a_unit_is_refused() -> None:

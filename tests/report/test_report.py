@@ -256,6 +256,16 @@ def test_a_figure_that_is_always_zero_is_not_drawn(tmp_path: Path, capsys: pytes
     assert {path.name for path in (tmp_path / "report").glob("*.png")} == {"reward.png", "train-entropy.png"}
 
 
+def test_branches_and_the_critic_are_drawn_where_there_are_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"rollout/branch_tokens": 9.0, "train/explained_variance": -0.5, "train/value_loss": 0.1}
+    write_run(tmp_path / "a", [0.1, 0.9], figures=figures)
+    reported(capsys, tmp_path)
+    drawn = {path.name for path in (tmp_path / "report").glob("*.png")}
+    assert drawn == {"reward.png", *(f"{name.replace('/', '-')}.png" for name in figures)}
+
+
 def test_evaluations_are_drawn_however_many_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(5):
         write_evaluation(tmp_path / f"{seed}", 0.1 * seed, seed=seed)

@@ -115,6 +115,7 @@ FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/opti
         ),
         ([FINE | {"mismatch/mean": m} for m in [0.01] * FIRST + [0.1] * FIRST], "drift apart: 0.1 nats"),
         ([FINE | {"engine/lost_servers": 1.0}], "has lost 1 server"),
+        ([FINE | {"rollout/branches": 0.0}] * NO_SIGNAL, "No branch was played in the last 5 batches"),
     ],
 )
 def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, float]], said: str) -> None:
@@ -131,6 +132,7 @@ def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, flo
         [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS / 2}],
         [FINE | {"mismatch/mean": m} for m in [1e-6] * FIRST + [1e-3] * FIRST],
         [FINE | {"engine/lost_servers": 0.0}] * 2,
+        ([FINE | {"rollout/branches": 0.0}] * (NO_SIGNAL - 1) + [FINE | {"rollout/branches": 0.1}]) * 2,
     ],
 )
 def test_a_sound_run_hears_nothing(steps: list[dict[str, float]]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import agentgym as ag
 from agentgym.environments.env import Split
 from agentgym.run.log import MetricsLogger
-from agentgym.run.report import account, look_lines
+from agentgym.run.report import Report, account, look_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -233,6 +233,34 @@ def test_the_end_says_what_was_learned_and_what_was_not_and_why() -> None:
         "                  24 rollouts that failed: EnvError 18, SandboxError 6",
         "cut off: 10.0% of the rollouts by the limit turns",
     ]
+
+
+BRANCHED = {
+    "rollout/branches": 2.0,
+    "rollout/branches_failed": 0.5,
+    "rollout/branch_tokens": 30.0,
+    "tokens/sampled": 40.0,
+}
+
+
+def test_the_end_says_what_branches_took_and_what_a_critic_knew() -> None:
+    rows = [row | BRANCHED for row in ROWS]
+    assert "branches: 720, of them failed 180, with 75% of the sampled tokens" in account(rows, {})
+    assert "18 of 48 groups, whose rewards are all equal, those of branches too; all solved" in "\n".join(
+        account(rows, {})
+    )
+    rows = [row | {"train/explained_variance": value} for row, value in zip(ROWS, (-0.5, 0.2, 0.25), strict=False)]
+    assert "critic: explained variance -0.50 at first, 0.25 at last" in account([*rows, *ROWS[3:]], {})
+    summary = Report().summary([row | BRANCHED for row in rows])
+    names = ("branches", "branches_failed", "branch_tokens", "explained_variance")
+    assert [summary[name] for name in names] == [360, 90, 5400, 0.25]
+    assert not summary.keys() & Report().summary(ROWS).keys() & set(names)
+
+
+def test_a_run_without_a_branch_that_was_to_have_some_says_so() -> None:
+    said = Report().warnings([row | {"rollout/branches": 0.0} for row in ROWS])
+    assert said == ["No branch was played: branching.after and branching.every chose no state of any rollout."]
+    assert Report().warnings([row | BRANCHED for row in ROWS]) == Report().warnings(ROWS) == []
 
 
 def test_a_run_without_a_step_learned_nothing() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.view.figures import GROUPS
+
 PAGE = Path(__file__).parents[2] / "agentgym/view/page"
 LINES, FILES = 350, 12
 SCRIPTS = sorted(PAGE.rglob("*.js"))
@@ -62,3 +64,8 @@ def test_every_style_sheet_is_linked() -> None:
 def test_the_page_has_no_inline_script_nor_style() -> None:
     text = (PAGE / "index.html").read_text()
     assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", text) == []
+
+
+@pytest.mark.parametrize("name", ["rollout/branches", "rollout/branch_tokens", "train/explained_variance"])
+def test_figures_of_branches_and_of_the_critic_have_charts_with_a_name(name: str) -> None:
+    assert [group["title"] for group in GROUPS if name in group["names"]]

@@ -18,7 +18,7 @@ class Watch:
     """Looks at the figures of each step, and says each cause for concern once."""
 
     def __init__(self) -> None:
-        self._silent = self._idle = 0
+        self._silent = self._idle = self._unbranched = 0
         self._counts = ToolCounts()
         self._mismatch: list[float] = []
         self._lost = 0.0
@@ -27,6 +27,7 @@ class Watch:
     def step(self, figures: Mapping[str, float]) -> list[str]:
         """Take the figures of one step in; return the sentences to say."""
         causes = {**self._no_signal(figures), **self._tools(figures), **self._drift(figures), **self._servers(figures)}
+        causes |= self._no_branch(figures)
         fresh = {key: said for key, said in causes.items() if key not in self._said}
         self._said |= fresh.keys()
         return list(fresh.values())
@@ -52,6 +53,17 @@ class Watch:
                 f"{figures.get('train/untrained_steps', 0.0):g} had no token to train in the last one."
             )
         return said
+
+    def _no_branch(self, figures: Mapping[str, float]) -> dict[str, str]:
+        self._unbranched = self._unbranched + 1 if figures.get("rollout/branches") == 0 else 0
+        if self._unbranched < NO_SIGNAL:
+            return {}
+        return {
+            "branches": (
+                f"No branch was played in the last {NO_SIGNAL} batches, so that credit is that of outcomes: "
+                "branching.after and branching.every chose no state; set a smaller branching.every, or another after."
+            )
+        }
 
     def _tools(self, figures: Mapping[str, float]) -> dict[str, str]:
         for key, value in figures.items():

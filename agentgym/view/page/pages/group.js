@@ -50,7 +50,7 @@ class GroupPage {
     fill(page.main, h("article", { class: "group" },
       h("header", { class: "rollout-head" }, h("h1", null, page.query.task), h("p", { class: "facts" }, [`${page.query.phase ?? ""}, step ${page.query.step ?? ""}`, many(attempts.length, "attempt"), failed ? `${failed} failed` : "", `baseline ${reward(found.baseline)}`, `spread ${reward(found.std)}`].filter(Boolean).join(" · ")),
         h("span", { class: "grow" }), this.button, h("a", { class: "button", href: link([this.run, "task"], { task: page.query.task }) }, "This task over time")),
-      equal && h("p", { class: "note" }, "No signal: all rewards are equal, so every advantage is 0 and nothing is learned from this group."),
+      equal && h("p", { class: "note" }, "All rewards are equal: unless turns, branches, a critic or a teacher tell more, every advantage is 0 and nothing is learned from this group."),
       h("div", { class: "table-scroll" }, this.table()),
       task(found.task_fields)));
     bind({
