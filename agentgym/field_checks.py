@@ -126,6 +126,12 @@ def check_fields(config: Any, owner: type) -> None:
         object.__setattr__(config, name, checked)
 
 
+def require_instance(name: str, value: object, owner: type) -> None:
+    """Raise ValueError, naming the argument, where it is no instance of its class."""
+    if not isinstance(value, owner):
+        raise ValueError(f"{name}: must be an instance of {owner.__name__}, got {value!r}")
+
+
 @cache
 def _adapters(owner: type) -> dict[str, TypeAdapter[Any]]:
     hints = get_type_hints(owner, include_extras=True)

@@ -17,6 +17,7 @@ from agentgym.advantages import Estimator
 from agentgym.credit.gae import GAE, at_starts, gae_of, turn_order
 from agentgym.credit.levels import LEVELS, AdvantageLevel, placed_tokens
 from agentgym.engines.messages import NO_POLICY
+from agentgym.field_checks import require_instance
 from agentgym.types import Floats, Group, Rollout, Sample, SampleKey, Segment, Turn
 
 __all__ = ["AdvantageLevel", "SampleBatch", "build_samples", "demonstrations", "teacher_samples", "value_samples"]
@@ -168,6 +169,9 @@ def value_samples(
     scored rollouts are trained, for each has its baseline in itself. Raises ValueError, naming the rollout, where
     no turn follows another (`turn_order`), where a value is missing, and for a rollout id that appears twice.
     """
+    if not callable(values_of):
+        raise ValueError(f"values_of: give a function, such as trainer.values, got {values_of!r}")
+    require_instance("how", how, GAE)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)
     _refuse_without_ids(rollouts)

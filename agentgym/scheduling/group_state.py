@@ -9,6 +9,7 @@ from agentgym.advantages import has_signal
 from agentgym.branching.settings import Branching
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
+from agentgym.field_checks import require_instance
 from agentgym.scheduling.gate import RolloutUsage
 from agentgym.types import Group, Rollout, Sampling, StopReason, Task
 
@@ -49,6 +50,8 @@ class GroupSettings:
         for name in ("n", "concurrency"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.branching is not None:
+            require_instance("branching", self.branching, Branching)
 
 
 class GroupState(Generic[TaskT]):

@@ -513,6 +513,17 @@ async def test_an_env_whose_rollouts_cannot_branch_is_refused(env: Any, branchin
         await play(env, branching)
 
 
+@pytest.mark.parametrize("wrong", [{"every": 2}, True])
+async def test_what_is_no_branching_is_refused_by_name_wherever_it_is_given(wrong: Any) -> None:
+    said = r"^branching: must be an instance of Branching, got"
+    with pytest.raises(ValueError, match=said):
+        await play(letters(), wrong)
+    with pytest.raises(ValueError, match=said):
+        await run_groups(letters(), [TASK], Dice(), n=2, branching=wrong)
+    with pytest.raises(ValueError, match=said):
+        GroupSettings(n=2, branching=wrong)
+
+
 @pytest.mark.parametrize("field", ["per_state", "every", "tokens"])
 def test_settings_that_mean_nothing_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentgym.credit.gae import GAE
-from agentgym.samples import SampleBatch, value_samples
+from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.train.batching.layouts import Layout
 from agentgym.train.critic.critic import value_figures, value_loss
 from agentgym.train.trainer import TrainConfig, Trainer
@@ -177,7 +177,7 @@ def test_returns_of_samples_that_nobody_asked_about_are_refused(tiny_model: Path
     with Trainer(tiny_model, CONFIG) as trainer:
         first = value_samples(batches[0], trainer.values)
         value_samples(batches[1][:1], trainer.values)
-        with pytest.raises(ValueError, match=r"^samples: no values were asked for of"):
+        with pytest.raises(ValueError, match=r"^samples: no values are kept of"):
             trainer.train(replace(first, places={}))
 
 
@@ -206,7 +206,7 @@ def test_returns_are_refused_by_a_trainer_that_was_never_asked_for_values(
 ) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         batch = value_samples(batches[0], trainer.values)
-    with Trainer(tiny_model, CONFIG) as trainer, pytest.raises(ValueError, match=r"^samples: no values were asked for"):
+    with Trainer(tiny_model, CONFIG) as trainer, pytest.raises(ValueError, match=r"^samples: no values are kept"):
         trainer.train(batch)
 
 
@@ -218,6 +218,31 @@ def test_a_batch_that_has_lost_its_returns_is_refused_before_anything_is_trained
         with pytest.raises(ValueError, match=r"^samples: the critic was asked for values, and these have no returns"):
             trainer.train(list(batch))
         assert trainer.train(batch)["train/value_loss"] >= 0
+
+
+def test_a_step_uses_its_values_up(tiny_model: Path, batches: list[list[Group]]) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        batch = replace(value_samples(batches[0], trainer.values), places={})
+        trainer.train(batch)
+        with pytest.raises(ValueError, match=r"^samples: no values are kept of \(.+\): a step uses up those that"):
+            trainer.train(batch)
+
+
+def test_values_that_nothing_is_to_learn_from_can_be_let_go(tiny_model: Path, batches: list[list[Group]]) -> None:
+    with Trainer(tiny_model, CONFIG) as trainer:
+        value_samples(batches[0], trainer.values)
+        plain = build_samples(batches[1])
+        with pytest.raises(ValueError, match=r"or let the values go with `trainer\.values\(\[\]\)`$"):
+            trainer.train(plain)
+        assert trainer.values([]) == {}
+        assert "train/value_loss" not in trainer.train(plain)
+
+
+def test_what_gives_no_values_is_refused_by_name(batches: list[list[Group]]) -> None:
+    with pytest.raises(ValueError, match=r"^values_of: give a function, such as trainer\.values, got"):
+        value_samples(batches[0], object())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^how: must be an instance of GAE, got 0\.5$"):
+        value_samples(batches[0], lambda samples: {}, 0.5)  # type: ignore[arg-type]
 
 
 def test_a_warning_that_is_an_error_does_not_keep_the_critic_from_learning(

@@ -21,6 +21,7 @@ from agentgym.branching.settings import Branching
 from agentgym.environments.env import Env, has_group_reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, SandboxError, alone, boundary
+from agentgym.field_checks import require_instance
 from agentgym.rollouts.at_exit import at_exit
 from agentgym.rollouts.attempt import Attempt, Ending
 from agentgym.rollouts.branches.states import StateChooser
@@ -38,6 +39,7 @@ def check_branching(env: type[Env[Any]], branching: Branching | None) -> None:
     """Raise ValueError, which says why, where the rollouts of an env cannot have these branches."""
     if branching is None:
         return
+    require_instance("branching", branching, Branching)
     if issubclass(env, AgentEnv):
         raise ValueError(f"branching: {env.__name__} starts a program of its own, which cannot be copied; leave it out")
     if has_group_reward(env):

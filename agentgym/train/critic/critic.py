@@ -155,10 +155,14 @@ def refuse_returns(asked: Mapping[SampleKey, int], returns: Mapping[SampleKey, F
     if asked and not returns:
         raise ValueError(
             "samples: the critic was asked for values, and these have no returns for it to learn; train on the "
-            "SampleBatch of `value_samples` itself, for a slice or a list of it has none"
+            "SampleBatch of `value_samples` itself, for a slice or a list of it has none, or let the values go with "
+            "`trainer.values([])`"
         )
     if missing := [key for key in returns if key not in asked]:
-        raise ValueError(f"samples: no values were asked for of {missing[0]}; take them from `value_samples`")
+        raise ValueError(
+            f"samples: no values are kept of {missing[0]}: a step uses up those that were asked for last; take them "
+            "from `value_samples`, again for each step"
+        )
     for key, given in returns.items():
         if len(given) != asked[key]:
             raise ValueError(f"returns: {key} has {len(given)} where {asked[key]} values were given")
