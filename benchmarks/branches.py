@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.credit.estimates import State, estimate, share
-from benchmarks.harness import arguments, report
+from benchmarks.harness import report, report_parser
 
 TURNS, ACTIONS, KEY = 20, 4, 10
 BATCH = 1680
@@ -154,7 +154,9 @@ def learned(env: str, credit: Credit, seed: int) -> float:
 
 
 def main() -> None:
-    args = arguments(__doc__ or "")
+    parser = report_parser(__doc__ or "")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
     figures: dict[str, float] = {}
     for env in ENVS:
         usual = signal(env, CREDITS["outcome"], args.seed)

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 ROOT = Path(__file__).parents[1]
 """The checkout: where `python -m benchmarks.driver` and the other kits' side of it find their modules."""
@@ -77,17 +78,30 @@ def workloads_path(args: argparse.Namespace) -> str | None:
 
 
 def load_workloads(path: Path | str | None) -> ModuleType:
-    """The workloads module at `path`, by default the one next to this file; it may import what lies beside it."""
+    """The workloads module at `path`, by default the one next to this file; it may import what lies beside it.
+
+    Ends with a sentence where the file is not there or cannot be run, and where it lacks what the benchmark asks for.
+    """
     path = Path(path).absolute() if path else Path(__file__).with_name("workloads.py")
     spec = importlib.util.spec_from_file_location(f"bench_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"workloads: {path} is not a Python file")
+    if spec is None or spec.loader is None or not path.is_file():
+        raise SystemExit(f"--workloads: there is no Python file {path}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise SystemExit(f"--workloads: {path} cannot be run: {type(error).__name__}: {error}") from error
+    vars(module).setdefault("__getattr__", partial(_lacks, path))
     return module
+
+
+def _lacks(path: Path, name: str) -> NoReturn:
+    if name.startswith("_"):  # Python itself asks for such names.
+        raise AttributeError(name)
+    raise SystemExit(f"--workloads: {path} has no {name}; benchmarks/workloads.py has one to begin with")
 
 
 def at_least(value: float | None, goal: float) -> Goal:

@@ -32,7 +32,7 @@ from agentgym.run.trackers.tracker import TrackerName
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
-from agentgym.train.config import TrainConfig
+from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
 from agentgym.types import Sampling
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -244,6 +244,8 @@ class RunConfig:
         self._check_teacher()
         self._check_branching()
         self._check_value()
+        if not self.merge and (whole := {self.train.loss, self.train.correction} & WHOLE_SEGMENTS.keys()):
+            raise ValueError(f"merge: {min(whole)} needs each segment whole in one sample; leave it out")
         if self.ray == OFF and self.cluster != ClusterConfig():
             raise ValueError("cluster: without ray there is this process alone; set ray, or leave cluster out")
         if self.group_size < 2 and self.teacher is None and self.advantage_level != "value":
@@ -289,7 +291,7 @@ class RunConfig:
         if self.advantage != "dr_grpo":
             raise ValueError(f"advantage: {self.advantage} is of a group, and a critic has no group; leave it out")
         if not self.merge:
-            raise ValueError("merge: a critic reads each segment whole; leave merge on")
+            raise ValueError("merge: a critic reads each segment whole; leave it out")
         if self.oversample.replace:
             raise ValueError("oversample.replace: with a critic equal rewards are a signal; leave it at 0")
         if isinstance(self.engine, SGLangConfig) and self.engine.colocate != "off":

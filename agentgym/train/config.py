@@ -185,6 +185,10 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
     return config.lr * warm * (1 - 0.9 * fallen)
 
 
+WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "correction='token'"} | dict.fromkeys(
+    ("sequence_mask", "geometric_mask"), "correction='token_mask'"
+)
+"""Losses and corrections that need a whole segment, each with a setting that does not."""
 _LORA = ("lora_rank", "lora_alpha", "lora_targets", "rslora", "dora")
 _NO_ADAPTER = "it is a setting of the adapter, and method='full' trains none; set method='lora'"
 _DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}

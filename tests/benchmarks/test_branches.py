@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks import branches
 from benchmarks.branches import BATCH, CREDITS, ENVS, TURNS, Batch, logits_at
 
 
@@ -20,3 +21,12 @@ def test_a_batch_of_each_kind_has_as_many_turns_and_a_gradient_that_points_to_th
     assert turns / 8 == pytest.approx(BATCH, rel=0.1)
     assert total[:, 0].sum() > 0
     assert np.abs(total.sum(1)).max() < 1e-9 * np.abs(total).max() + 1e-9
+
+
+def test_workloads_are_refused_for_it_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["branches", "--workloads", "other.py"])
+    with pytest.raises(SystemExit, match="2"):
+        branches.main()
+    assert "unrecognized arguments: --workloads" in capsys.readouterr().err

@@ -40,11 +40,34 @@ def test_branches_are_settings_of_a_run() -> None:
             {"advantage_level": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},
             "^train.loss: gspo_rollout is of a whole rollout",
         ),
+        ({"merge": False, "train": ag.TrainConfig(loss="gspo")}, "^merge: gspo needs each segment whole"),
+        (
+            {"merge": False, "train": ag.TrainConfig(correction="sequence_mask")},
+            "^merge: sequence_mask needs each segment whole",
+        ),
     ],
 )
 def test_what_means_nothing_with_branches_or_without_them_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(ChaseGRPO(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--branching.every", "2"], "--branching.every: no branches are played; set --advantage-level branches, or"),
+        (["--branching.no-train"], "--branching.no-train: no branches are played"),
+        (["--gae.lam=0.5"], "--gae.lam: no critic is trained; set --advantage-level value, or"),
+        (["--advantage-level", "value", "--no-merge"], "--no-merge: a critic reads each segment whole; leave it out"),
+        (["--train.loss", "gspo", "--no-merge"], "--no-merge: gspo needs each segment whole in one sample; leave it"),
+    ],
+)
+def test_what_is_refused_on_the_command_line_names_the_flags_that_were_written(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        settings(ChaseGRPO, words)
+    assert capsys.readouterr().err.startswith(f"ChaseGRPO: {said}")
 
 
 async def test_an_env_that_cannot_branch_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -26,6 +27,8 @@ ENGINES = (
 """What --help says of the engines whose settings it does not list."""
 NAMED = re.compile(r"([\w.]+(?:, [\w.]+)*): ")
 """The fields that a ValueError of a config names, in front of what it says."""
+FIELD = re.compile(r"\b[a-z]\w*(?:[._][a-z]\w*)+\b")
+"""What may be the name of a field in what a ValueError says, and is no word of English."""
 
 
 def parsed(
@@ -85,7 +88,7 @@ def is_told(error: Exception) -> bool:
 
 
 def _with_flags(error: ValueError, default: RunConfig, arguments: Sequence[str]) -> str:
-    """Return the message of a config's error, with flags in the place of the fields that it names first.
+    """Return the message of a config's error, with flags in the place of the fields that it names.
 
     Of two parts of one type, such as engine and teacher_engine, it is the one that the command line sets.
     """
@@ -101,15 +104,27 @@ def _with_flags(error: ValueError, default: RunConfig, arguments: Sequence[str])
             parts[type(value)] = f"{name}."
     makers = (type(frame.f_locals.get("self")) for frame in _frames(error))
     within = [parts[maker] for maker in makers if maker in parts][-1:]
-    flags = [_flag(name, "".join(within), flat(default)) for name in named[1].split(", ")]
-    return f"{', '.join(flags)}: {message[named.end() :]}"
+    written = [word.partition("=")[0] for word in arguments]
+    flag_of = partial(_flag, within="".join(within), known=flat(default), written=written)
+    told = FIELD.sub(lambda found: flag_of(found[0]), message[named.end() :])
+    return f"{', '.join(map(flag_of, named[1].split(', ')))}: {told}"
 
 
-def _flag(name: str, within: str, known: Collection[str]) -> str:
-    """Return the flag of a field that the part `within` of a run names, or the run itself."""
+def _flag(name: str, *, within: str, known: Collection[str], written: Sequence[str]) -> str:
+    """Return the flag of a field that the part `within` of a run names, or the run itself, as it was written.
+
+    Of a field with parts it is the flags of those that were written.
+    """
     field = re.sub(r"(\.\d+)+$", "", name)  # a place in a tuple has no flag of its own
     dotted = f"{within}{field}" if f"{within}{field}" in known else field
-    return f"--{dotted.replace('_', '-')}" if dotted in known else name
+    flag = f"--{dotted.replace('_', '-')}"
+    if dotted not in known:
+        return name
+    if below := [word for word in written if word.startswith(f"{flag}.")]:
+        return ", ".join(below)
+    part, dot, last = flag.removeprefix("--").rpartition(".")
+    off = f"--{part}{dot}no-{last}"
+    return off if off in written else flag
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agentgym.train.batching.batch import Batch
-from agentgym.train.config import TrainConfig
+from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
 from agentgym.train.objective.losses import LossConfig, LossSums, divergence, masked_gap, policy_loss, weighted_sum
 from agentgym.train.objective.token_loss import TokenLoss
 from agentgym.types import Sample
@@ -110,12 +110,6 @@ def rollout_log_ratios(parts: Sequence[tuple[str, float, int]]) -> dict[str, flo
         sums[name] = sums.get(name, 0.0) + total
         counts[name] = counts.get(name, 0) + count
     return {name: total / max(counts[name], 1) for name, total in sums.items()}
-
-
-WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "correction='token'"} | dict.fromkeys(
-    ("sequence_mask", "geometric_mask"), "correction='token_mask'"
-)
-"""Losses and corrections that need a whole segment, each with a setting that does not."""
 
 
 def refuse_parts(config: TrainConfig, samples: Sequence[Sample]) -> None:

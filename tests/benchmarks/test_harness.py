@@ -1,0 +1,26 @@
+"""What benchmarks share: the workloads that a user gives."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import load_workloads
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (None, "^--workloads: there is no Python file"),
+        ("rl_lengths = 1 / 0", "cannot be run: ZeroDivisionError: division by zero$"),
+        ("def rl_lengths(:", "cannot be run: SyntaxError"),
+        ("other = 1", "has no rl_lengths; benchmarks/workloads.py has one to begin with$"),
+    ],
+)
+def test_workloads_that_cannot_be_used_end_a_benchmark_with_a_sentence(
+    tmp_path: Path, code: str | None, said: str
+) -> None:
+    path = tmp_path / "mine.py"
+    if code is not None:
+        path.write_text(code)
+    with pytest.raises(SystemExit, match=said):
+        _ = load_workloads(path).rl_lengths
