@@ -18,6 +18,7 @@ if _TYPE_CHECKING:
     from agentgym.branching.settings import Branching
     from agentgym.chat.tokenizer import chat_tokenizer
     from agentgym.cluster.config import ClusterConfig
+    from agentgym.credit.gae import GAE
     from agentgym.data.chosen import split, where
     from agentgym.data.endless import Endless
     from agentgym.data.procedural import Procedural
@@ -60,7 +61,7 @@ if _TYPE_CHECKING:
     from agentgym.run.log import MetricsLogger
     from agentgym.run.loop import train_policy
     from agentgym.run.sync.weights import WeightSync
-    from agentgym.samples import SampleBatch, build_samples, demonstrations
+    from agentgym.samples import SampleBatch, build_samples, demonstrations, value_samples
     from agentgym.sandboxes.choose import AnyBox
     from agentgym.sandboxes.docker import Docker
     from agentgym.sandboxes.local import Bubblewrap, Process
@@ -82,6 +83,7 @@ if _TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "GAE",
     "MCP",
     "AgentEnv",
     "AgentGymError",
@@ -180,6 +182,7 @@ __all__ = [
     "tool",
     "tools_of",
     "train_policy",
+    "value_samples",
     "where",
 ]
 
@@ -198,6 +201,7 @@ _LAZY = {
     "agentgym.branching.settings": ("Branching",),
     "agentgym.chat.tokenizer": ("chat_tokenizer",),
     "agentgym.cluster.config": ("ClusterConfig",),
+    "agentgym.credit.gae": ("GAE",),
     "agentgym.data.chosen": (
         "split",
         "where",
@@ -281,6 +285,7 @@ _LAZY = {
         "SampleBatch",
         "build_samples",
         "demonstrations",
+        "value_samples",
     ),
     "agentgym.sandboxes.choose": ("AnyBox",),
     "agentgym.sandboxes.docker": ("Docker",),

@@ -51,8 +51,9 @@ class Report:
         if rows and not _total(rows, "train/optimizer_steps"):
             said.append("No optimizer step was taken: the policy is the one that the run began with.")
         if rows and all(row.get("samples/groups_without_signal") == row.get("samples/groups", -1) for row in rows):
-            beside = ", and so have the branches from each state" if _of_rollouts(rows, "branches") else ""
-            said.append(f"No group had a signal: in each of them all rollouts have the same reward{beside}.")
+            said.append("No group had a signal: in each of them all rollouts have the same reward.")
+            if _of_rollouts(rows, "branches"):
+                said[-1] += " So have the branches from each state."
         if any("rollout/branches" in row for row in rows) and not _of_rollouts(rows, "branches"):
             said.append("No branch was played: branching.after and branching.every chose no state of any rollout.")
         taught = any("teacher/divergence" in row for row in rows)

@@ -13,7 +13,7 @@ import torch
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.run.measures.batch import batch_figures, mismatch_figures
+from agentgym.run.measures.batch import batch_figures, mismatch_figures, tool_figures
 from agentgym.run.measures.clock import StepClock
 from agentgym.run.measures.plot import write_plot
 from agentgym.run.measures.surroundings import FILE, write_surroundings
@@ -65,6 +65,12 @@ async def test_the_figures_of_a_batch_are_counted_by_task_tool_and_error() -> No
     assert figures["length/rollout_max"] == max(lengths)
     assert figures["length/rollout_p50"] == np.median(lengths)
     assert figures["length/turn_max"] < max(lengths)
+
+
+def test_calls_without_a_name_are_counted_under_words() -> None:
+    counts = ToolCounts()
+    counts.calls.update({"": 2, "look": 1})
+    assert tool_figures(counts) == {"tools/(no name)/calls": 2, "tools/look/calls": 1}
 
 
 def test_the_mismatch_is_over_the_trained_tokens_that_were_scored_before_the_policy_changed() -> None:

@@ -52,7 +52,7 @@ def tool_figures(counts: ToolCounts) -> dict[str, float]:
     shown = dict(counts.calls.most_common(MOST_TOOLS))
     if others := counts.calls.total() - sum(shown.values()):
         shown["(others)"] = others
-    calls = {f"tools/{name}/calls": float(count) for name, count in shown.items()}
+    calls = {f"tools/{name or '(no name)'}/calls": float(count) for name, count in shown.items()}
     return calls | {f"tools/{name}/errors": float(count) for name, count in counts.errors.items()}
 
 
