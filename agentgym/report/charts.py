@@ -23,12 +23,7 @@ CHARTS = (
     ("eval/reward", "Held-out tasks", "reward", "mean reward of the held-out tasks"),
     ("length/rollout_p50", "Length of a rollout", "tokens", "median of the sampled tokens of a rollout"),
     ("rollout/branch_tokens", "Branches", "tokens", "mean of the tokens that the branches of a rollout sampled"),
-    (
-        "train/explained_variance",
-        "Critic",
-        "explained variance",
-        "part of the returns that the critic knew before",
-    ),
+    ("train/explained_variance", "Critic", "explained variance", "part of the returns that it knew beforehand"),
     ("train/value_loss", "Loss of the critic", "squared reward", "mean squared error of the critic's values"),
     ("train/entropy", "Entropy", "nats", "entropy of the policy at the trained tokens"),
     ("mismatch/mean", "Mismatch", "nats", "difference of the engine's and the trainer's log-probabilities"),

@@ -173,8 +173,7 @@ class Trainer:
         They are in units of reward, by the sample's rollout id, segment and step. The critic is a value head
         that the first call makes; the next `step` trains it, on the `returns` of its `SampleBatch` and on the
         states of the last call. `value_samples` calls this; `values([])` lets the values go that no step is to learn
-        from. Every rank must call it with all of the samples, and gets
-        all values. Raises ValueError as `step` does.
+        from. Every rank must call it with all of the samples, and gets all values. Raises ValueError as `step` does.
         """
         return self._call(lambda learner: learner.values(samples))
 

@@ -73,6 +73,7 @@ class RolloutPage {
     const { rollout } = this;
     const { previous, next } = rollout.neighbours;
     const place = placeOf(this.run, rollout.number);
+    /** @param {boolean} inBranches */
     const turns = (inBranches) => rollout.segments.reduce((sum, segment) => sum + ((segment.branch !== null) === inBranches ? segment.turns.length : 0), 0);
     const beside = turns(true) ? `, and ${count(turns(true))} in branches` : "";
     const sampled = rollout.segments.reduce((sum, segment) => sum + segment.sampled, 0);
