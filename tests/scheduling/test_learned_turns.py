@@ -9,6 +9,7 @@ import pytest
 import agentgym as ag
 from agentgym.branching.settings import Branching
 from agentgym.credit.learned_turns import seen_in
+from agentgym.credit.turn_noise import DECAY
 from agentgym.messages import Message
 from agentgym.run.distributed_rollouts import DistributedScheduler, PlayedShare, joined
 from agentgym.run.peers import Share
@@ -73,9 +74,11 @@ async def test_a_batch_knows_the_batches_before_it_and_each_of_its_rollouts_the_
         first = await playing.collect(8)
         after = playing.state_dict()["learned_turns"]
         second = await playing.collect(8)
+        last = playing.state_dict()["learned_turns"]
     assert before == {}
-    rows = sum((seen_in(group.rollouts) for group in first), start=np.zeros((3, 6)))
+    rows, later = (sum((seen_in(g.rollouts) for g in groups), start=np.zeros((3, 6))) for groups in (first, second))
     assert np.allclose(after[""], rows)
+    assert np.allclose(last[""], DECAY * rows + later)
     assert first.rollouts[0].metrics["branch_signal"] == 1.0
     assert len({rollout.metrics["branch_signal"] for rollout in second.rollouts}) == 1
 
