@@ -16,7 +16,7 @@ from typing import Any
 from agentgym.agents.env import AgentEnv
 from agentgym.boxes import Boxes
 from agentgym.branching.ends import RolloutBranch
-from agentgym.branching.settings import Branching
+from agentgym.branching.settings import Branching, PlannedBranching
 from agentgym.environments.env import Env, has_group_reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, SandboxError, alone, boundary
@@ -53,7 +53,7 @@ class Branches:
     def __init__(self, root: Attempt, settings: Branching) -> None:
         self.root, self.settings = root, settings
         self.played: list[BranchAttempt] = []
-        self._chooser = StateChooser(settings)
+        self._chooser = StateChooser(settings, f"{root.state.seed} {root.state.rollout_id} branches")
 
     async def play(self, conversation: Conversation, deadline: TimeLimit) -> None:
         """Play the branches of this state to their ends, where it is chosen; the rollout's own time stands still.
@@ -91,6 +91,8 @@ class Branches:
             "branches_failed": float(sum(end.reward is None for end in ends)),
             "branch_tokens": float(sum(attempt.tokens for attempt in self.played)),
         }
+        if isinstance(plan := self.settings, PlannedBranching):
+            counts |= {"branch_turn": float(plan.turn), "branch_signal": plan.signal}
         return replace(played, segments=tuple(segments), branches=ends, metrics={**played.metrics, **counts})
 
 
