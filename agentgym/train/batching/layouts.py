@@ -189,14 +189,17 @@ def _trained_tokens(samples: Sequence[Sample], mask: Bools, width: int) -> Ints:
 
 def _packed(tree: PrefixTree, mask: Bools) -> PackedInputs:
     node_M = tree.responses[mask]
-    trained_T = np.zeros(len(tree), np.bool_)
-    trained_T[node_M] = True
-    node_N = np.flatnonzero(trained_T)
+    if (node_M[1:] > node_M[:-1]).all():  # none is shared
+        node_N, index_M = node_M, np.arange(len(node_M))
+    else:
+        trained_T = np.zeros(len(tree), np.bool_)
+        trained_T[node_M] = True
+        node_N, index_M = np.flatnonzero(trained_T), (trained_T.cumsum() - 1)[node_M]
     return PackedInputs(
         input_ids_BT=torch.from_numpy(tree.token_ids_T)[None],
         positions_BT=torch.from_numpy(tree.depth_T)[None],
         end_T=tree.end_T,
-        trained=_target_index(tree.parent_T[node_N], tree.token_ids_T[node_N], (trained_T.cumsum() - 1)[node_M]),
+        trained=_target_index(tree.parent_T[node_N], tree.token_ids_T[node_N], index_M),
         tokens=len(tree),
     )
 
