@@ -179,10 +179,11 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
 
 def _trained_tokens(samples: Sequence[Sample], mask: Bools, width: int) -> Ints:
     """Return the index of each trained token in the flattened block, in which responses end where their rows do."""
-    stop_B = np.array([len(sample.response_ids) for sample in samples]).cumsum()
-    token_M = np.flatnonzero(mask)
-    trained_B = np.diff(np.searchsorted(token_M, stop_B), prepend=0)
+    response_B = np.array([len(sample.response_ids) for sample in samples])
+    stop_B = response_B.cumsum()
     row_stop_B = np.arange(1, len(samples) + 1) * width
+    token_M = np.flatnonzero(mask)
+    trained_B = token_M.searchsorted(stop_B) - token_M.searchsorted(stop_B - response_B)
     token_M += (row_stop_B - stop_B).repeat(trained_B)
     return token_M
 
