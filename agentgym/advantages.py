@@ -19,7 +19,9 @@ A group has a signal if its largest and its smallest reward differ by at least L
 signal, and in a group of one rollout, every advantage is exactly 0.
 """
 
+import itertools
 import operator
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -276,9 +278,9 @@ def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
         known: Any = names
         codes = np.arange(len(names))
     else:
-        known = {}  # each name with the place where it first came
-        first = np.fromiter(map(known.setdefault, names, range(len(names))), np.int64, len(names))
-        codes = (np.bincount(first, minlength=len(names)) > 0).cumsum()[first] - 1
+        # A name that is looked up for the first time gets the next number.
+        known = defaultdict[Any, int](itertools.count().__next__)
+        codes = np.fromiter(map(known.__getitem__, names), np.int64, len(names))
     if not set(map(type, known)) <= {str, int}:
         _require_names(what, names, rows)
     return codes, len(known)
