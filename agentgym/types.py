@@ -291,8 +291,14 @@ class Sample:
     """The sample's share of its rollout's trained tokens."""
 
     def __post_init__(self) -> None:
-        set_vectors(self, prompt_ids=np.int64, response_ids=np.int64, loss_mask=np.bool_)
-        set_vectors(self, logprobs=np.float32, advantages=np.float32)
+        set_vectors(
+            self,
+            prompt_ids=np.int64,
+            response_ids=np.int64,
+            loss_mask=np.bool_,
+            logprobs=np.float32,
+            advantages=np.float32,
+        )
         n = len(self.response_ids)
         require(len(self.prompt_ids) > 0, "prompt_ids: empty; the first response token needs a context")
         require(n > 0, "response_ids: empty")
