@@ -4,10 +4,11 @@ A tokenizer cuts a text at its special tokens first, so each part between two of
 """
 
 import re
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.chat.word_cache import BYTE_OF_CHAR, WordCache
+from agentgym.chat.word_cache import BYTE_OF_CHAR, WordCache, raw_ids
 
 _SHORT = 16
 """Characters of the longest piece that is remembered: longer ones seldom come twice."""
@@ -28,12 +29,13 @@ class SpecialTokenSplitter:
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
-        self.ids: dict[str, list[int]] = {}
+        self.ids: dict[str, bytes] = {}
+        """The raw ids of each piece that is remembered."""
         self.pattern: re.Pattern[str] | None = None
         self.words: WordCache | None = None
         added = backend.get_added_tokens_decoder()
         marks = {
-            token.content: [number]
+            token.content: raw_ids([number])
             for number, token in added.items()
             if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
         }
@@ -45,18 +47,17 @@ class SpecialTokenSplitter:
         if self.pattern is not None and len(marks) == len(added):  # no mark is left in what lies between them
             self.words = WordCache.of(backend)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> "array[int]":
         """Return the ids of the text."""
         if self.pattern is None:
-            return self._whole(text)
-        ids: list[int] = []
+            return array("q", self._whole(text))
+        ids, known = list[bytes](), self.ids
         for piece in self.pattern.split(text):
             if piece:
-                known = self.ids.get(piece)
-                ids += known if known is not None else self._new(piece)
-        return ids
+                ids.append(known[piece] if piece in known else self._new(piece))
+        return array("q", b"".join(ids))
 
-    def _new(self, piece: str) -> list[int]:
+    def _new(self, piece: str) -> bytes:
         ids = self.words.encode(piece) if self.words is not None else None
         if ids is None:
             ids = self._whole(piece)
@@ -64,9 +65,8 @@ class SpecialTokenSplitter:
             self.ids[piece] = ids
         return ids
 
-    def _whole(self, text: str) -> list[int]:
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
-        return ids
+    def _whole(self, text: str) -> bytes:
+        return raw_ids(self.backend.encode(text, add_special_tokens=False).ids)
 
     def _stand_alone(self, mark: str) -> bool:
         """Whether texts on both sides of a special token have the ids that they have alone."""

@@ -77,12 +77,12 @@ def written(tokenizer: ChatTokenizer, chat: Chat, reply: Message) -> list[int]:
 def play(tokenizer: ChatTokenizer, tools: list[dict[str, Any]], turns: Sequence[tuple[Message, Message]]) -> list[int]:
     """Ids of a chat in which the model writes each reply and is answered."""
     chat = Chat(tokenizer, tools, [user("Go.")])
-    ids = chat.prompt_ids()
+    ids = chat.prompt_ids().tolist()
     for reply, answer in turns:
         sampled = written(tokenizer, chat, reply)
         delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [answer])
         assert delta is not None
-        ids += sampled + delta
+        ids += [*sampled, *delta]
     assert chat.messages[::2][1:] == [answer for _, answer in turns]
     return ids
 
@@ -162,7 +162,8 @@ def test_a_turn_whose_thinking_is_stripped_at_once_keeps_its_ids_and_is_extended
     chat = Chat(tokenizer, [], [user("Go.")])
     sampled = tokenizer.encode("<think>hm</think>look<|im_end|>")
     delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [user("And?")])
-    assert delta == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
+    assert delta is not None
+    assert delta.tolist() == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_literal_end_mark_in_thinking_that_is_stripped_does_not_hide_the_next_message() -> None:
@@ -170,7 +171,8 @@ def test_a_literal_end_mark_in_thinking_that_is_stripped_does_not_hide_the_next_
     sampled = tokenizer.encode("<think>the <|im_") + tokenizer.encode("end|> mark</think>look<|im_end|>")
     chat = Chat(tokenizer, [], [user("Go.")])
     delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [user("And?")])
-    assert delta == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
+    assert delta is not None
+    assert delta.tolist() == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
 
 
 @both
