@@ -128,7 +128,7 @@ class HuggingFaceTokenizer:
         return self.id_array(text).tolist()
 
     def id_array(self, text: str) -> "array[int]":
-        """Return what `encode` returns as an array of eight bytes an id, which a chat takes where there is one."""
+        """Return what `encode` returns as an array of eight bytes an id: chats ask for that, and `encode` asks here."""
         text = whole_characters(text)
         return array("q", self._letters.encode(text)) if BREAK in text else self._pieces.encode(text)
 

@@ -187,6 +187,34 @@ def test_every_call_gets_an_id_of_its_own_in_the_chat(tokenizer: ChatTokenizer) 
     assert len(set(seen)) == 4
 
 
+def look(*properties: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {name: {"type": "string"} for name in properties}}
+    return {"type": "function", "function": {"name": "look", "parameters": parameters}}
+
+
+def test_first_prompts_that_differ_in_anything_are_not_taken_for_each_other() -> None:
+    told = [
+        ([], [user("a"), user("b")]),
+        ([], [user("ab"), user("")]),
+        ([], [user("a"), tool("b")]),
+        ([], [user("a"), tool("b") | Message(role="tool", content="", name="other")]),
+        ([look("x", "y")], [user("a")]),
+        ([look("y", "x")], [user("a")]),
+        ([look("x"), look("y")], [user("a")]),
+    ]
+    for tools, messages in told * 2:
+        whole = REAL.encode(REAL.render(messages, tools, generation=True))
+        assert Chat(REAL, tools, messages).prompt_ids().tolist() == whole
+
+
+def test_what_a_segment_does_to_its_first_prompt_does_not_reach_the_next_one() -> None:
+    first = Chat(REAL, TOOLS, [user("Go.")]).prompt_ids()
+    whole = first.tolist()
+    first.extend([1, 2])
+    first[0] = 7
+    assert Chat(REAL, TOOLS, [user("Go.")]).prompt_ids().tolist() == whole
+
+
 ONE = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
 
 
