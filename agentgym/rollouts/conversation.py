@@ -202,14 +202,14 @@ class Conversation:
             return await self._compact(policy, new)
         return None
 
-    def _append(self, delta: list[int] | None) -> None:
+    def _append(self, delta: Sequence[int] | None) -> None:
         """Append what the template puts behind the turn, in this segment or, if it rewrote that, in a new one."""
         if delta is None:
             self.rerender()
         else:
             self.segment.extend(delta)
 
-    def _length(self, delta: list[int] | None) -> int:
+    def _length(self, delta: Sequence[int] | None) -> int:
         """The number of ids in the context once `delta` is appended to it."""
         return len(self.chat.prompt_ids()) if delta is None else len(self.segment.token_ids) + len(delta)
 
@@ -228,7 +228,7 @@ class Conversation:
             delta = chat.extend(self.reply.ids, self.reply.message, new, stopped=self.reply.stopped)
         return chat, chat.prompt_ids() if delta is None else self.segment.token_ids + id_array(delta)
 
-    def _move(self, new: Sequence[Message], what: str) -> list[int] | None:
+    def _move(self, new: Sequence[Message], what: str) -> Sequence[int] | None:
         assert self.reply is not None
         reply, self.reply = self.reply, None
         with boundary(EnvError, f"{self.state.name}: {what}"):
@@ -277,7 +277,7 @@ class Conversation:
         self._restart("compaction", [*read_messages(kept, f"{self.state.name}: keep"), *carried])
         return None
 
-    def _slide(self, policy: Window, delta: list[int] | None) -> None:
+    def _slide(self, policy: Window, delta: Sequence[int] | None) -> None:
         """Go on from the first prompt and the last turns; in this segment where it holds nothing else."""
         since = self.chat.messages[len(self.first) :]
         last = last_turns(since, policy.keep)
