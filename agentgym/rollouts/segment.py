@@ -113,11 +113,12 @@ class OpenSegment:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append ids that were not sampled; what does not fit the context is cut."""
-        room = self.room
-        self._put(token_ids if len(token_ids) <= room else token_ids[: max(room, 0)])
+        room = self.context_tokens - len(self.token_ids)
+        if len(token_ids) > room:
+            token_ids = token_ids[: max(room, 0)]
+        self._put(token_ids if type(token_ids) is array else id_array(token_ids))
 
-    def _put(self, token_ids: Sequence[int]) -> None:
-        ids = token_ids if type(token_ids) is array else id_array(token_ids)
+    def _put(self, ids: "array[int]") -> None:
         try:
             self.token_ids += ids
         except BufferError:  # Somebody keeps a view of them, which stays as it is.
