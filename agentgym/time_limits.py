@@ -18,8 +18,8 @@ T = TypeVar("T")
 class TimeLimit:
     """`asyncio.timeout(seconds)`, but for the time that its task and the tasks started in it spend `off_the_clock`.
 
-    `await limit.bound(work)` limits a coroutine. For a block, `with limit:` makes it known to the code inside, and
-    `async with limit.running():` inside of that starts the clock.
+    `await limit.bound(work)` limits a coroutine, and a next one to the time that has left. For a block, `with limit:`
+    makes it known to the code inside, and `async with limit.running():` inside of that starts the clock.
     """
 
     __slots__ = ("_left", "_loop", "_pauses", "_running", "_timeout", "_token")
@@ -59,7 +59,8 @@ class TimeLimit:
             except StopIteration as done:
                 result: T = done.value
                 return result
-            self._left -= loop.time() - began
+            finally:
+                self._left -= loop.time() - began
             try:
                 async with self._start(loop):
                     return await _rest(work, waits_for)
@@ -79,6 +80,10 @@ class TimeLimit:
         return self._timeout
 
     def _end(self) -> None:
+        """Stop the clock for good, unless it is started again with the time that is left."""
+        assert self._timeout is not None
+        if (when := self._timeout.when()) is not None:
+            self._left = when - self._loop.time()
         self._running = False
         _running.discard(self)
 
@@ -126,7 +131,8 @@ def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T
                 return result
         else:
             # What is sent to a task's coroutine is always None, with which this goes on.
-            return (yield from work)
+            rest: T = yield from work
+            return rest
 
 
 _running: set[TimeLimit] = set()

@@ -184,11 +184,13 @@ class Conversation:
 
         What does not fit the context is cut, and `query` says so.
         """
-        policy, chat, reply = self.state.context, self.chat, self.reply
-        if policy is not None:
-            chat = chat.branch()
+        policy = self.state.context
+        if policy is None:
+            self._append(self._move(new, "the messages of step"))
+            return None
+        chat, reply = self.chat.branch(), self.reply
         delta = self._move(new, "the messages of step")
-        if policy is None or not is_due(policy, self.segment, self._length(delta), self._summary_room):
+        if not is_due(policy, self.segment, self._length(delta), self._summary_room):
             self._append(delta)
         elif isinstance(policy, Window):
             self._slide(policy, delta)

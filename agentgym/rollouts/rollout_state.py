@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agentgym.asking.named import NamedModels
+from agentgym.asking.named import NamedModels, release_each
 from agentgym.engines.base import Engine
 from agentgym.environments.context_policies import Compact, Window
 from agentgym.environments.limits import Limits
-from agentgym.errors import EngineError, boundary
 from agentgym.rollouts.segment import OpenSegment
 from agentgym.types import Sampling, StopReason
 
@@ -103,14 +102,16 @@ class RolloutState:
         self.metrics[what] = self.metrics.get(what, 0.0) + 1
 
     async def release(self, sessions: str) -> None:
-        """Release every session of the engine whose name begins so, also where that fails for one of them."""
-        failed: BaseException | None = None
-        for segment in self.segments:
-            if segment.session.startswith(sessions):
-                try:
-                    with boundary(EngineError, "release"):
-                        await self.engine_of(segment.speaker.model).release(segment.session)
-                except (EngineError, asyncio.CancelledError) as error:
-                    failed = failed if isinstance(failed, asyncio.CancelledError) else error
-        if failed is not None:
-            raise failed
+        """Release the session of every segment whose name begins so, also where that fails for one of them."""
+        await release_each(self._sessions(sessions))
+
+    async def release_all(self) -> None:
+        """Release every session of the rollout, those of models that the env asked too."""
+        await release_each([*self._sessions(f"{self.rollout_id}/"), *self.models.sessions()])
+
+    def _sessions(self, begin: str) -> list[tuple[Engine, str]]:
+        return [
+            (self.engine_of(segment.speaker.model), segment.session)
+            for segment in self.segments
+            if segment.session.startswith(begin)
+        ]
