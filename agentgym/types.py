@@ -50,8 +50,17 @@ class StepResult(NamedTuple):
     info: dict[str, Any]
 
 
+class TurnSlots:
+    """The memory of a turn, so that an `OpenTurn`, which may be changed, can become a `Turn`, which may not."""
+
+    __slots__ = (
+        *("start", "stop", "finish_reason", "versions", "message", "env_messages"),
+        *("seconds", "waited", "asked_at", "env_seconds", "reward", "number"),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Turn:
+class Turn(TurnSlots):
     """One sampled stretch of a segment: tokens `start` to `stop`, under these policy versions."""
 
     start: int
@@ -182,14 +191,20 @@ class Rollout:
             require(bool(getattr(self, name)), f"{name}: empty")
         require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
         require(self.reward is None or math.isfinite(self.reward), f"reward: {self.reward} is not finite")
-        ends: dict[int | None, Rollout | RolloutBranch] = {None: self, **dict(enumerate(self.branches))}
-        for place, end in ends.items():
-            name = "role_rewards" if place is None else f"branches[{place}].role_rewards"
-            mine = (s for s in self.segments if s.branch == place and s.trained and s.turns and end.reward is not None)
-            require_roles({s.role for s in mine}, end.role_rewards, name)
-        require(all(s.branch is None or 0 <= s.branch < len(self.branches) for s in self.segments), "branch: of none")
-        in_order = all(s.index == i and (s.parent is None or s.parent < i) for i, s in enumerate(self.segments))
-        require(in_order, "segments: indices must count from 0 and a parent must come first")
+        self._require_roles(self, None, "role_rewards")
+        for place, end in enumerate(self.branches):
+            self._require_roles(end, place, f"branches[{place}].role_rewards")
+        for i, segment in enumerate(self.segments):
+            require(segment.branch is None or 0 <= segment.branch < len(self.branches), "branch: of none")
+            in_order = segment.index == i and (segment.parent is None or segment.parent < i)
+            require(in_order, "segments: indices must count from 0 and a parent must come first")
+
+    def _require_roles(self, end: "Rollout | RolloutBranch", branch: int | None, name: str) -> None:
+        """Require the reward of each role that has turns to train in what came to this end, unless it failed."""
+        played = set[str]()
+        if end.reward is not None:
+            played = {s.role for s in self.segments if s.branch == branch and s.trained and s.turns}
+        require_roles(played, end.role_rewards, name)
 
     def __repr__(self) -> str:
         return f"<Rollout {self._head()}>"

@@ -11,7 +11,7 @@ import numpy as np
 from agentgym.chat.message_chat import FILL
 from agentgym.environments.context_policies import Compact, Window
 from agentgym.messages import Message
-from agentgym.types import Completion, FinishReason, Floats, Segment, SegmentKind, Turn, Version
+from agentgym.types import Completion, FinishReason, Floats, Segment, SegmentKind, Turn, TurnSlots, Version
 
 
 class Speaker(NamedTuple):
@@ -29,48 +29,32 @@ POLICY = Speaker()
 """The policy, trained on the rollout's reward."""
 
 
-@dataclass(slots=True, kw_only=True)
-class OpenTurn:
-    """A turn of a segment that still grows; its answer comes later."""
+@dataclass(slots=True)
+class OpenTurn(TurnSlots):
+    """A turn of a segment that still grows; its answer comes later. The fields are those of `Turn`."""
 
-    finish_reason: FinishReason
-    scores: bytes
-    """The log-probabilities of the ids that were sampled, four bytes each: a copy, for an engine may reuse its own."""
     start: int
     stop: int
+    finish_reason: FinishReason
     versions: tuple[Version, ...]
     message: Message
     seconds: float
     waited: float
     asked_at: float
     number: int
-    sampled_at: float
-    """When it was appended, by `time.perf_counter`."""
     env_messages: Sequence[Message] = ()
     env_seconds: float = 0.0
     reward: float = 0.0
 
-    @property
-    def logprobs(self) -> Floats:
-        """The log-probabilities of its ids."""
-        return np.frombuffer(self.scores, np.float32, self.stop - self.start)
-
     def close(self) -> Turn:
-        """The finished turn, laws checked."""
-        return Turn(
-            start=self.start,
-            stop=self.stop,
-            finish_reason=self.finish_reason,
-            versions=self.versions,
-            message=self.message,
-            env_messages=tuple(self.env_messages),
-            seconds=self.seconds,
-            waited=self.waited,
-            asked_at=self.asked_at,
-            env_seconds=self.env_seconds,
-            reward=self.reward,
-            number=self.number,
-        )
+        """The finished turn, laws checked; this one may go on."""
+        timed = self.seconds, self.waited, self.asked_at, self.number
+        answered = tuple(self.env_messages), self.env_seconds, self.reward
+        made: Any = OpenTurn(self.start, self.stop, self.finish_reason, self.versions, self.message, *timed, *answered)
+        made.__class__ = Turn  # To set twelve fields of a frozen one takes several times as long.
+        made.__post_init__()
+        closed: Turn = made
+        return closed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +77,10 @@ class OpenSegment:
     token_ids: "array[int]" = field(default_factory=lambda: array("q"))
     """The ids so far, eight bytes each; it is read by others as `shown`, and is not written to in place."""
     turns: list[OpenTurn] = field(default_factory=list)
+    scores: list[bytes] = field(default_factory=list)
+    """The log-probabilities of the ids of each turn, four bytes each: copies, for an engine may reuse its own."""
+    sampled_at: float = 0.0
+    """When the last turn was appended, by `time.perf_counter`."""
     speaker: Speaker = POLICY
     turns_before: int = 0
     """The turns of the segment that a branch goes on from, which count for the context policy."""
@@ -146,20 +134,11 @@ class OpenSegment:
         self._put(ids)
         if self.turns and self.turns[-1].versions == versions:
             versions = self.turns[-1].versions  # One object for all turns: most have the same.
-        turn = OpenTurn(
-            finish_reason=completion.finish_reason,
-            scores=completion.logprobs.tobytes(),
-            start=start,
-            stop=len(self.token_ids),
-            versions=versions,
-            message=message,
-            seconds=seconds,
-            waited=waited,
-            asked_at=asked_at,
-            number=number,
-            sampled_at=time.perf_counter(),
-        )
+        span = start, len(self.token_ids)
+        turn = OpenTurn(*span, completion.finish_reason, versions, message, seconds, waited, asked_at, number)
         self.turns.append(turn)
+        self.scores.append(completion.logprobs.tobytes())
+        self.sampled_at = time.perf_counter()
 
     def answer(self, messages: Sequence[Message], *, reward: float = 0.0) -> None:
         """Note what answered the last turn, how long that took, and what the env gave for the turn.
@@ -167,13 +146,18 @@ class OpenSegment:
         Messages of several answers to one turn follow each other, and their rewards add up.
         """
         last = self.turns[-1]
-        last.env_messages = [*last.env_messages, *messages]
-        last.env_seconds = time.perf_counter() - last.sampled_at
+        last.env_messages = [*last.env_messages, *messages] if last.env_messages else messages
+        last.env_seconds = time.perf_counter() - self.sampled_at
         last.reward += reward
 
     def set_answer(self, turn: int, messages: Sequence[Message]) -> None:
         """Note other messages behind a turn than the env answered with: those that its context went on with."""
         self.turns[turn].env_messages = messages
+
+    def logprobs(self, turn: int) -> Floats:
+        """The log-probabilities of the ids of a turn."""
+        ids = self.turns[turn].stop - self.turns[turn].start
+        return np.frombuffer(self.scores[turn], np.float32, ids)
 
     def realign(self, at: int, token_ids: Sequence[int]) -> None:
         """Take `token_ids` for what stands from `at` on; the last turn keeps what it sampled before.
@@ -196,9 +180,9 @@ class OpenSegment:
         """The finished segment, laws checked."""
         sampled, logprobs = list[bytes](), list[bytes]()
         end = 0
-        for turn in self.turns:
+        for turn, scores in zip(self.turns, self.scores, strict=True):
             sampled += (bytes(turn.start - end), b"\1" * (turn.stop - turn.start))
-            logprobs += (bytes(4 * (turn.start - end)), turn.scores[: 4 * (turn.stop - turn.start)])
+            logprobs += (bytes(4 * (turn.start - end)), scores[: 4 * (turn.stop - turn.start)])
             end = turn.stop
         rest = len(self.token_ids) - end
         # Bytes cannot change, so numpy makes read-only vectors of them without a copy.
