@@ -138,15 +138,14 @@ class Segment:
         require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
         require((self.parent is None) == (self.kind == "root"), "parent: None for the root, and only for it")
         require(self.kind != "branch" or self.branch is not None, "branch: None in a segment that begins a branch")
-        spans, end = list[bytes](), 0
+        union, end = bytearray(n), 0
         for turn in self.turns:
             if turn.start < end or turn.stop > n:
                 raise ValueError(f"turns: {turn.start}..{turn.stop} overlaps or passes {n}")
-            spans += (bytes(turn.start - end), b"\1" * (turn.stop - turn.start))
+            union[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
             end = turn.stop
-        union = b"".join((*spans, bytes(n - end)))
         require(union == self.sampled.tobytes(), "sampled: must be exactly the union of the turns' spans")
-        require(not self.logprobs[~self.sampled].any(), "logprobs: must be 0.0 where nothing was sampled")
+        require(not np.count_nonzero(self.logprobs[~self.sampled]), "logprobs: must be 0.0 where nothing was sampled")
         require(not (self.model and self.trained), f"trained: the policy is not trained on what {self.model!r} sampled")
 
     def __repr__(self) -> str:

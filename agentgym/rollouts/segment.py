@@ -178,21 +178,19 @@ class OpenSegment:
 
     def close(self) -> Segment:
         """The finished segment, laws checked."""
-        sampled, logprobs = list[bytes](), list[bytes]()
-        end = 0
+        ids = len(self.token_ids)
+        sampled, logprobs = bytearray(ids), bytearray(4 * ids)
         for turn, scores in zip(self.turns, self.scores, strict=True):
-            sampled += (bytes(turn.start - end), b"\1" * (turn.stop - turn.start))
-            logprobs += (bytes(4 * (turn.start - end)), scores[: 4 * (turn.stop - turn.start)])
-            end = turn.stop
-        rest = len(self.token_ids) - end
+            sampled[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
+            logprobs[4 * turn.start : 4 * turn.stop] = scores[: 4 * (turn.stop - turn.start)]
         # Bytes cannot change, so numpy makes read-only vectors of them without a copy.
         return Segment(
             index=self.index,
             parent=self.parent,
             kind=self.kind,
             token_ids=np.frombuffer(self.token_ids.tobytes(), np.int64),
-            sampled=np.frombuffer(b"".join((*sampled, bytes(rest))), np.bool_),
-            logprobs=np.frombuffer(b"".join((*logprobs, bytes(4 * rest))), np.float32),
+            sampled=np.frombuffer(bytes(sampled), np.bool_),
+            logprobs=np.frombuffer(bytes(logprobs), np.float32),
             turns=tuple([turn.close() for turn in self.turns]),
             prompt_messages=tuple(self.prompt_messages),
             tools=tuple(self.tools),
