@@ -270,7 +270,7 @@ class Attempt:
             return Ending(StopReason.TURNS)
         if deadline.expired():  # a tool has swallowed it, by a bare `except`
             return Ending(StopReason.SECONDS)
-        if self.running is not None and self.running.cancelling() > self.cancellations:  # the same of a cancellation
+        if self.running is not None and self.running.cancelling() > self.cancellations:  # a tool has swallowed it
             raise asyncio.CancelledError
         ended = await conversation.answer(step.messages)
         return None if ended is None else Ending(ended)

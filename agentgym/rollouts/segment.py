@@ -146,7 +146,7 @@ class OpenSegment:
         Messages of several answers to one turn follow each other, and their rewards add up.
         """
         last = self.turns[-1]
-        last.env_messages = [*last.env_messages, *messages] if last.env_messages else messages
+        last.env_messages = [*last.env_messages, *messages]
         last.env_seconds = time.perf_counter() - self.sampled_at
         last.reward += reward
 
