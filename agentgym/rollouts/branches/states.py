@@ -6,7 +6,8 @@ from typing import Any
 from agentgym.branching.settings import Branching, PlannedBranching
 from agentgym.environments.env import Env
 from agentgym.rollouts.conversation import Conversation
-from agentgym.rollouts.segment import OpenSegment, OpenTurn
+from agentgym.rollouts.segment import OpenSegment
+from agentgym.types import Floats
 
 
 class StateChooser:
@@ -33,7 +34,7 @@ class StateChooser:
         self._errors = env.metrics.get("tool_errors", 0.0)
         if segment is None:  # Nothing is sampled yet: the group's other rollouts begin here, too.
             return False
-        is_unlikely = self._is_unlikely(segment.turns[turns])
+        is_unlikely = self._is_unlikely(segment.logprobs(turns))
         named = {
             "turn": True,
             "tool_error": self._errors > errors,
@@ -46,8 +47,8 @@ class StateChooser:
         tokens = self.settings.tokens
         return self._named % self.settings.every == 0 and (tokens is None or self.spent < tokens)
 
-    def _is_unlikely(self, turn: OpenTurn) -> bool:
-        """Whether the tokens of the turn were less likely than those of the turns before it, on average."""
-        before, surprise = self._surprises, -float(turn.logprobs.mean())
+    def _is_unlikely(self, logprobs: Floats) -> bool:
+        """Whether the tokens of a turn were less likely than those of the turns before it, on average."""
+        before, surprise = self._surprises, -float(logprobs.mean())
         self._surprises = [*before, surprise]
         return bool(before) and surprise > sum(before) / len(before)
