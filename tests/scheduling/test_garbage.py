@@ -8,7 +8,7 @@ from weakref import ref
 import pytest
 
 import agentgym as ag
-from agentgym.scheduling.garbage import SETTINGS, collect_old, collecting_between_batches
+from agentgym.scheduling.garbage import SETTINGS, collect_old, collecting_between_batches, importing_for_good
 from agentgym.testing import Scripted, say
 
 
@@ -116,3 +116,29 @@ async def test_a_scheduler_collects_what_is_old_before_each_batch() -> None:
         garbage = old_garbage()
         await scheduler.collect(1)
         assert garbage() is None
+
+
+def test_what_is_imported_for_good_is_looked_at_no_more_and_what_comes_later_is() -> None:
+    frozen = gc.get_freeze_count()
+    try:
+        with importing_for_good():
+            assert not gc.isenabled()
+            made = [object() for _ in range(3)]
+            held = [made]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+        assert all(held is not tracked for tracked in gc.get_objects())
+        later = [made]
+        assert any(later is tracked for tracked in gc.get_objects())
+    finally:
+        gc.unfreeze()
+
+
+def test_a_collector_that_is_off_stays_off_while_something_is_imported_for_good() -> None:
+    gc.disable()
+    try:
+        with pytest.raises(ImportError), importing_for_good():
+            raise ImportError
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
