@@ -20,8 +20,9 @@ signal, and in a group of one rollout, every advantage is exactly 0.
 """
 
 import itertools
+import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -38,6 +39,9 @@ EPSILON = 1e-6
 
 LEAST_DIFFERENCE = 1e-6
 """Least difference of two rewards that are not equal: the last digits of a sum depend on its order."""
+
+PROBED = 256
+"""Number of rows that are looked at before it is decided how to look names up."""
 
 
 def advantages(
@@ -60,14 +64,16 @@ def advantages(
         raise ValueError(f"rows: {len(reward)} rewards, {len(rollout)} rollout ids, {len(group)} group ids")
     if np.isinf(reward).any():
         raise ValueError(f"reward: not finite in row {int(np.isinf(reward).argmax())}")
-    reward_of = _once("rewards", reward, rollout, n_rollouts, rollouts)
-    group_of = _once("groups", group, rollout, n_rollouts, rollouts)
-    present = np.zeros(n_rollouts, np.bool_)
-    present[rollout] = True
-    scored = np.flatnonzero(present & ~np.isnan(reward_of))
+    if n_rollouts == len(rollout) and (rollout[1:] > rollout[:-1]).all():
+        reward_of, group_of = reward, group  # each rollout has one row, in their order
+    else:
+        reward_of = _once("rewards", reward, rollout, np.full(n_rollouts, np.nan), rollouts)
+        group_of = _once("groups", group, rollout, np.zeros(n_rollouts, np.int64), rollouts)
+    scored = ~np.isnan(reward_of)
+    if scored.all():
+        return _of_scored(reward_of, group_of, n_groups, estimator)[rollout]
     out = np.full(n_rollouts, np.nan)
-    centred, unit = _baseline(reward_of[scored], group_of[scored], n_groups, estimator)
-    out[scored] = centred / unit[group_of[scored]]
+    out[scored] = _of_scored(reward_of[scored], group_of[scored], n_groups, estimator)
     return out[rollout]
 
 
@@ -193,6 +199,13 @@ def _turn_units(
     return _baseline(reward, group, len(centred), estimator)[1]
 
 
+def _of_scored(reward: NDArray[np.float64], group: Ints, n_groups: int, estimator: Estimator) -> NDArray[np.float64]:
+    """Return one advantage for each scored rollout."""
+    centred, unit = _baseline(reward, group, n_groups, estimator)
+    centred /= unit[group]
+    return centred
+
+
 def _baseline(
     reward: NDArray[np.float64], group: Ints, n_groups: int, estimator: Estimator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -200,7 +213,9 @@ def _baseline(
     count = np.bincount(group, minlength=n_groups)
     mean = np.bincount(group, reward, n_groups) / np.maximum(count, 1)
     signal = _signals(reward, group, n_groups)
-    centred = np.where(signal[group], reward - mean[group], 0.0)
+    centred = reward - mean[group]
+    if not signal.all():
+        centred[~signal[group]] = 0.0
     others = np.maximum(count - 1, 1)
     if estimator == "dr_grpo":
         unit = np.ones(n_groups)
@@ -248,29 +263,43 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
             return np.subtract(ids, low, dtype=np.int64), high - low + 1
         values, codes = np.unique(ids, return_inverse=True)
         return codes, len(values)
-    if _all_differ(ids):
-        names: Any = ids
-        codes = np.arange(len(ids))
+    if all(map(operator.ne, ids[:PROBED], ids[1:PROBED])):
+        return _numbered(what, ids, range(len(ids)))
+    # Rows of one rollout or group mostly stand side by side: the first of them is looked up for all.
+    column = np.fromiter(ids, object, len(ids))
+    starts = np.flatnonzero(np.append(True, column[1:] != column[:-1]))
+    codes, bound = _numbered(what, column[starts].tolist(), starts)
+    return codes.repeat(np.diff(starts, append=len(ids))), bound
+
+
+def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
+    """Number the names in the order in which they first come; returns the number of each, and how many there are."""
+    if _all_differ(names):
+        known: Any = names
+        codes = np.arange(len(names))
     else:
         # A name that is looked up for the first time gets the next number.
-        names = defaultdict[Any, int](itertools.count().__next__)
-        codes = np.fromiter(map(names.__getitem__, ids), np.int64, len(ids))
-    for name in () if set(map(type, names)) <= {str, int} else names:
+        known = defaultdict[Any, int](itertools.count().__next__)
+        codes = np.fromiter(map(known.__getitem__, names), np.int64, len(names))
+    if not set(map(type, known)) <= {str, int}:
+        _require_names(what, names, rows)
+    return codes, len(known)
+
+
+def _require_names(what: str, names: Ids, rows: Iterable[int]) -> None:
+    for row, name in zip(rows, names, strict=True):
         if isinstance(name, bool) or not isinstance(name, str | int | np.integer):
-            row = int((codes == list(names).index(name)).argmax())
             raise ValueError(f"{what} id: {name!r} in row {row}; every row needs a str or an int")
-    return codes, len(names)
 
 
-def _all_differ(ids: Ids) -> bool:
-    """Tell whether no id comes twice: each rollout has one row where it is not cut into samples."""
-    first = ids[:256]
-    return len(set(first)) == len(first) and len(set(ids)) == len(ids)
+def _all_differ(names: Ids) -> bool:
+    """Tell whether no name comes twice: each rollout has one row where it is not cut into samples."""
+    probed = names[:PROBED]
+    return len(set(probed)) == len(probed) and len(set(names)) == len(names)
 
 
-def _once(what: str, values: NDArray[Any], rollout: Ints, size: int, ids: Ids) -> NDArray[Any]:
-    """Return the one value of each rollout; raise ValueError where its rows disagree."""
-    table = np.zeros(size, values.dtype)
+def _once(what: str, values: NDArray[Any], rollout: Ints, table: NDArray[Any], ids: Ids) -> NDArray[Any]:
+    """Fill the table with the one value of each rollout, and return it; raise ValueError where its rows disagree."""
     table[rollout] = values
     differ = table[rollout] != values
     if differ.any():

@@ -188,8 +188,8 @@ def value_samples(
     return replace(batch, returns=returns)
 
 
-def _no_tokens(segment: Segment, turns: tuple[Turn, ...]) -> Floats:
-    return np.zeros(turns[-1].stop - turns[0].start, np.float32)
+def _no_tokens(segment: Segment) -> Floats:
+    return np.zeros(len(segment.token_ids), np.float32)
 
 
 def _trained(rollout: Rollout, *, branches: bool = False) -> list[Segment]:
@@ -215,10 +215,9 @@ def _of_segment(rollout: Rollout, segment: Segment, advantages: Mapping[tuple[st
     return values
 
 
-def _within(by_segment: Mapping[int, Floats], segment: Segment, turns: tuple[Turn, ...]) -> Floats:
-    """Return the advantages of the tokens of a sample with these turns; 0 for a token that nobody sampled."""
-    part = slice(turns[0].start, turns[-1].stop)
-    return np.where(segment.sampled[part], by_segment[segment.index][part], np.float32(0))
+def _within(by_segment: Mapping[int, Floats], segment: Segment) -> Floats:
+    """Return the advantages of the tokens of a segment; 0 for a token that nobody sampled."""
+    return np.where(segment.sampled, by_segment[segment.index], np.float32(0))
 
 
 def _batch(
@@ -302,17 +301,22 @@ def _demonstration(rollout: Rollout, segment: Segment, context_weight: float) ->
 
 def _cut(
     rollout: Rollout,
-    advantages_of: Callable[[Segment, tuple[Turn, ...]], Floats],
+    advantages_of: Callable[[Segment], Floats],
     *,
     merged: bool,
     branches: bool = False,
 ) -> Iterator[Sample]:
-    """Yield the samples of one rollout, in the order of its segments and turns."""
+    """Yield the samples of one rollout, in the order of its segments and turns.
+
+    `advantages_of` gives one for each token of a segment; those of tokens that nobody sampled are not read.
+    """
     segments = _trained(rollout, branches=branches)
     total = _tokens(segments)
     for segment in segments:
+        advantages = advantages_of(segment)
         for step, turns in _spans(segment.turns, merged=merged):
             start, stop = turns[0].start, turns[-1].stop
+            sampled, values = segment.sampled[start:stop], advantages[start:stop]
             yield Sample(
                 group_id=rollout.group_id,
                 rollout_id=rollout.rollout_id,
@@ -320,10 +324,10 @@ def _cut(
                 step=step,
                 prompt_ids=segment.token_ids[:start],
                 response_ids=segment.token_ids[start:stop],
-                loss_mask=segment.sampled[start:stop],
+                loss_mask=sampled,
                 logprobs=segment.logprobs[start:stop],
-                advantages=advantages_of(segment, turns),
-                weight=sum(turn.stop - turn.start for turn in turns) / total,
+                advantages=values if len(turns) == 1 else np.where(sampled, values, np.float32(0)),
+                weight=sum([turn.stop - turn.start for turn in turns]) / total,
             )
 
 

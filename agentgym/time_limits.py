@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from types import TracebackType, coroutine
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 class TimeLimit:
     """`asyncio.timeout(seconds)`, but for the time that its task and the tasks started in it spend `off_the_clock`.
 
-    `await limit.bound(work)` limits a coroutine. For a block, `with limit:` makes it known to the code inside, and
-    `async with limit.running():` inside of that starts the clock.
+    `await limit.bound(work)` limits a coroutine, and a next one to the time that has left. For a block, `with limit:`
+    makes it known to the code inside, and `async with limit.running():` inside of that starts the clock.
     """
 
     __slots__ = ("_left", "_loop", "_pauses", "_running", "_timeout", "_token")
@@ -41,18 +41,11 @@ class TimeLimit:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the clock in this block; TimeoutError where the time runs out."""
-        self._loop = asyncio.get_running_loop()
-        for held in _host_work.get(self._loop, ()):
-            self._pauses += 1
-            held.append(self)
-        async with asyncio.timeout(None if self._pauses else self._left) as self._timeout:
-            self._running = True
-            _running.add(self)
-            try:
+        try:
+            async with self._start(asyncio.get_running_loop()):
                 yield
-            finally:
-                self._running = False
-                _running.discard(self)
+        finally:
+            self._end()
 
     async def bound(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the work's result; TimeoutError where it takes longer. Work that waits for nothing sets no timer."""
@@ -66,11 +59,33 @@ class TimeLimit:
             except StopIteration as done:
                 result: T = done.value
                 return result
-            self._left -= loop.time() - began
-            async with self.running():
-                return await _Begun(work, waits_for)
+            finally:
+                self._left -= loop.time() - began
+            try:
+                async with self._start(loop):
+                    return await _rest(work, waits_for)
+            finally:
+                self._end()
         finally:
             _limits.reset(token)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Timeout:
+        """The timer of its clock, which the caller enters at once; it stands still where somebody holds the limit."""
+        self._loop, self._running = loop, True
+        _running.add(self)
+        for held in _host_work.get(loop, ()):
+            self._pauses += 1
+            held.append(self)
+        self._timeout = asyncio.timeout(None if self._pauses else self._left)
+        return self._timeout
+
+    def _end(self) -> None:
+        """Stop the clock for good, unless it is started again with the time that is left."""
+        assert self._timeout is not None
+        if (when := self._timeout.when()) is not None:
+            self._left = when - self._loop.time()
+        self._running = False
+        _running.discard(self)
 
     def expired(self) -> bool:
         """Whether the time has run out."""
@@ -102,25 +117,22 @@ class TimeLimit:
         return self._running and not self.expired()
 
 
-class _Begun(Generic[T]):
-    """A coroutine that was run to its first wait; awaiting it runs the rest."""
-
-    def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
-        self.work, self.waits_for = work, waits_for
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        work, waits_for = self.work, self.waits_for
+@coroutine
+def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
+    """Run a coroutine to its end that was run to its first wait; `waits_for` is what it waits for there."""
+    while True:
         try:
-            while True:
-                try:
-                    sent = yield waits_for
-                except BaseException as error:
-                    waits_for = work.throw(error)
-                else:
-                    waits_for = work.send(sent)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+            yield waits_for
+        except BaseException as error:
+            try:
+                waits_for = work.throw(error)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+        else:
+            # What is sent to a task's coroutine is always None, with which this goes on.
+            rest: T = yield from work
+            return rest
 
 
 _running: set[TimeLimit] = set()
@@ -133,29 +145,17 @@ _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 class HeldTime:
     """Counts the seconds that were spent off the clock."""
 
-    __slots__ = ("seconds",)
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds = 0.0
 
 
 _counted: ContextVar[HeldTime | None] = ContextVar("counted", default=None)
 
 
-class held_time:
-    """Count the seconds that this block and its tasks spend `off_the_clock`; one within it counts apart."""
-
-    __slots__ = ("_token",)
-
-    def __enter__(self) -> HeldTime:
-        held = HeldTime()
-        self._token = _counted.set(held)
-        return held
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _counted.reset(self._token)
+def count_held_time() -> HeldTime:
+    """Count what this task and those it starts spend `off_the_clock` from now on, until the next call counts apart."""
+    held = HeldTime()
+    _counted.set(held)
+    return held
 
 
 @contextmanager

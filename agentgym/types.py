@@ -129,15 +129,14 @@ class Segment:
         require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
         require((self.parent is None) == (self.kind == "root"), "parent: None for the root, and only for it")
         require(self.kind != "branch" or self.branch is not None, "branch: None in a segment that begins a branch")
-        spans, end = list[bytes](), 0
+        union, end = bytearray(n), 0
         for turn in self.turns:
             if turn.start < end or turn.stop > n:
                 raise ValueError(f"turns: {turn.start}..{turn.stop} overlaps or passes {n}")
-            spans += (bytes(turn.start - end), b"\1" * (turn.stop - turn.start))
+            union[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
             end = turn.stop
-        union = b"".join((*spans, bytes(n - end)))
         require(union == self.sampled.tobytes(), "sampled: must be exactly the union of the turns' spans")
-        require(not self.logprobs[~self.sampled].any(), "logprobs: must be 0.0 where nothing was sampled")
+        require(not np.count_nonzero(self.logprobs[~self.sampled]), "logprobs: must be 0.0 where nothing was sampled")
         require(not (self.model and self.trained), f"trained: the policy is not trained on what {self.model!r} sampled")
 
     def __repr__(self) -> str:
@@ -182,14 +181,20 @@ class Rollout:
             require(bool(getattr(self, name)), f"{name}: empty")
         require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
         require(self.reward is None or math.isfinite(self.reward), f"reward: {self.reward} is not finite")
-        ends: dict[int | None, Rollout | RolloutBranch] = {None: self, **dict(enumerate(self.branches))}
-        for place, end in ends.items():
-            name = "role_rewards" if place is None else f"branches[{place}].role_rewards"
-            mine = (s for s in self.segments if s.branch == place and s.trained and s.turns and end.reward is not None)
-            require_roles({s.role for s in mine}, end.role_rewards, name)
-        require(all(s.branch is None or 0 <= s.branch < len(self.branches) for s in self.segments), "branch: of none")
-        in_order = all(s.index == i and (s.parent is None or s.parent < i) for i, s in enumerate(self.segments))
-        require(in_order, "segments: indices must count from 0 and a parent must come first")
+        self._require_roles(self, None, "role_rewards")
+        for place, end in enumerate(self.branches):
+            self._require_roles(end, place, f"branches[{place}].role_rewards")
+        for i, segment in enumerate(self.segments):
+            require(segment.branch is None or 0 <= segment.branch < len(self.branches), "branch: of none")
+            in_order = segment.index == i and (segment.parent is None or segment.parent < i)
+            require(in_order, "segments: indices must count from 0 and a parent must come first")
+
+    def _require_roles(self, end: "Rollout | RolloutBranch", branch: int | None, name: str) -> None:
+        """Require the reward of each role that has turns to train in what came to this end, unless it failed."""
+        played = set[str]()
+        if end.reward is not None:
+            played = {s.role for s in self.segments if s.branch == branch and s.trained and s.turns}
+        require_roles(played, end.role_rewards, name)
 
     def __repr__(self) -> str:
         return f"<Rollout {self._head()}>"
@@ -309,8 +314,14 @@ class Sample:
     """The sample's share of its rollout's trained tokens."""
 
     def __post_init__(self) -> None:
-        set_vectors(self, prompt_ids=np.int64, response_ids=np.int64, loss_mask=np.bool_)
-        set_vectors(self, logprobs=np.float32, advantages=np.float32)
+        set_vectors(
+            self,
+            prompt_ids=np.int64,
+            response_ids=np.int64,
+            loss_mask=np.bool_,
+            logprobs=np.float32,
+            advantages=np.float32,
+        )
         n = len(self.response_ids)
         require(len(self.prompt_ids) > 0, "prompt_ids: empty; the first response token needs a context")
         require(n > 0, "response_ids: empty")

@@ -4,7 +4,7 @@
 float32, entropies included. Each row is a process of its own, ours and trl's in turns, the least of the rounds; memory
 is what it took above weights and states, the gradients it left included. `known` is ours where what comes back to each
 log-probability is known in forward, as it is in training. trl is measured where it is installed
-(`pip install agentgym[bench]`); without it goals are not measured.
+(`make setup`); without it goals are not measured.
 """
 
 import importlib.util

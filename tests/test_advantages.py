@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.advantages import Estimator, advantages, turn_advantages
+from agentgym.advantages import PROBED, Estimator, advantages, turn_advantages
 from agentgym.samples import build_samples
 
 
@@ -151,6 +151,29 @@ def test_the_order_of_rows_means_nothing(fan_out: list[int], random: Any) -> Non
     first = dict(zip((r[1] for r in rows), advantages(*zip(*rows, strict=True)).tolist(), strict=True))
     again = dict(zip((r[1] for r in mixed), advantages(*zip(*mixed, strict=True)).tolist(), strict=True))
     assert first == pytest.approx(again, abs=1e-12)
+
+
+@pytest.mark.parametrize("before", [0, 2, PROBED + 1])
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_names_are_found_side_by_side_and_far_apart(before: int, drawn: list[int]) -> None:
+    rollouts = [*range(100, 100 + before), *drawn]
+    groups = [number % 3 for number in rollouts]
+    rewards = [float(number % 5) for number in rollouts]
+    named = advantages(rewards, [f"r{number}" for number in rollouts], [f"g{number}" for number in groups])
+    np.testing.assert_allclose(named, advantages(rewards, np.array(rollouts), np.array(groups)), atol=1e-12)
+
+
+@pytest.mark.parametrize("ids", [["a", "a", None, "b", None], ["a", "b", None, "a"], ["a", "b", None], ["a", "a", 1.5]])
+def test_what_is_no_id_is_named_with_its_first_row(ids: list[Any]) -> None:
+    with pytest.raises(ValueError, match=f"^rollout id: {ids[2]} in row 2; every row needs a str or an int$"):
+        advantages([1.0] * len(ids), ids, [0] * len(ids))
+
+
+def test_the_rewards_that_are_given_are_not_changed() -> None:
+    rewards = np.array([6.0, 3, 9, 12])
+    advantages(rewards, np.arange(4), np.array([0, 0, 1, 1]), estimator="grpo")
+    assert rewards.tolist() == [6, 3, 9, 12]
 
 
 def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, overload
 
@@ -86,18 +86,26 @@ class NamedModels:
         """The models that were made so far, by name."""
         return dict(self._models)
 
+    def sessions(self) -> list[tuple[Engine, str]]:
+        """Every session that was opened, with its engine."""
+        return [(model.engine, session) for model in self._models.values() for session in model.sessions]
+
     async def release(self) -> None:
         """Release every session, also where that fails for one of them."""
-        failed: BaseException | None = None
-        for model in self._models.values():
-            for session in model.sessions:
-                try:
-                    with boundary(EngineError, "release"):
-                        await model.engine.release(session)
-                except (EngineError, asyncio.CancelledError) as error:
-                    failed = failed if isinstance(failed, asyncio.CancelledError) else error
-        if failed is not None:
-            raise failed
+        await release_each(self.sessions())
+
+
+async def release_each(sessions: Iterable[tuple[Engine, str]]) -> None:
+    """Release every session of an engine, also where that fails for one of them; EngineError or the cancellation."""
+    failed: BaseException | None = None
+    for engine, session in sessions:
+        try:
+            with boundary(EngineError, "release"):
+                await engine.release(session)
+        except (EngineError, asyncio.CancelledError) as error:
+            failed = failed if isinstance(failed, asyncio.CancelledError) else error
+    if failed is not None:
+        raise failed
 
 
 def kept(messages: Sequence[Message]) -> list[Message]:

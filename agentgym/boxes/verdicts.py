@@ -1,7 +1,6 @@
 """The verdicts of one rollout: each that a box gives is noted for whoever asked for them."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from itertools import islice
 
@@ -13,15 +12,18 @@ KEPT_NAME = 300
 _noted: ContextVar[dict[str, str] | None] = ContextVar("_noted", default=None)
 
 
-@contextmanager
-def noting_failed_cases() -> Iterator[dict[str, str]]:
-    """Yield the cases that verdicts of this block found failed, with the reasons; one that passes later leaves it."""
-    failed: dict[str, str] = {}
-    before = _noted.set(failed)
-    try:
-        yield failed
-    finally:
-        _noted.reset(before)
+class noting_failed_cases:
+    """Give the cases that verdicts of this block found failed, with the reasons; one that passes later leaves it."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> dict[str, str]:
+        failed: dict[str, str] = {}
+        self._before = _noted.set(failed)
+        return failed
+
+    def __exit__(self, *_: object) -> None:
+        _noted.reset(self._before)
 
 
 def note(verdict: Verdict) -> Verdict:

@@ -11,6 +11,7 @@ the caller opens a new segment. Special tokens in contents are encoded as letter
 conversation that the template refuses is shown in another form (`agentgym.chat.fitting`).
 """
 
+from array import array
 from collections.abc import Hashable, Sequence
 from copy import copy
 from functools import partial
@@ -18,8 +19,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentgym.chat.fitting import check_messages, first_rendered, fits, history_forms, is_malformed, readable
-from agentgym.chat.template import Template
-from agentgym.chat.template_deltas import TemplateDeltaCache, after_nth, ids_behind
+from agentgym.chat.template import Opening, Template
+from agentgym.chat.template_deltas import after_nth, ids_behind
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.messages import Message
 
@@ -32,10 +33,7 @@ class Chat:
         self.messages = list(messages)
         self._shown = list(messages)
         """The messages in the form that the template takes."""
-        self._template = _template_of(tokenizer)
-        self._deltas = _deltas.get(tokenizer) or _deltas.setdefault(
-            tokenizer, TemplateDeltaCache(self._template.passes)
-        )
+        self._template = template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a role and a word that the template looks for, which stood in a message of that role."""
         self.reasoned = self.reasons = self.called = False
@@ -53,20 +51,21 @@ class Chat:
             self._shown, self._text = first_rendered(self._rendered, forms)
         return self._text
 
-    def prompt_ids(self) -> list[int]:
+    def prompt_ids(self) -> "array[int]":
         """Return the ids of the whole chat, up to the open assistant's turn."""
         if len(self.messages) > self._opened:
-            return self.tokenizer.encode(self.text)
+            return self._encoded(self.text)
         check_messages(self.messages)
-        known = _openings.setdefault(self.tokenizer, {})
-        opening = repr((self.messages, self.tools))
-        if opening not in known:
-            if len(known) >= _OPENINGS:
-                known.clear()
-            known[opening] = (self.text, self._shown, self.tokenizer.encode(self.text))
-        self._text, shown, ids = known[opening]
-        self._shown = list(shown)
-        return list(ids)
+        key = _opening_key(self.messages, self.tools)
+        known = self._template.openings.get(key)
+        if known is None:
+            known = Opening(self.text, self._shown, self._encoded(self.text))
+            self._template.remember(key, known)
+        self._text, self._shown = known.text, list(known.shown)
+        return known.ids[:]
+
+    def _encoded(self, text: str) -> "array[int]":
+        return self._template.encode(self.tokenizer, text)
 
     def branch(self) -> "Chat":
         """Return a copy that goes on from here by itself."""
@@ -93,7 +92,7 @@ class Chat:
         room: int | None = None,
         *,
         stopped: bool = True,
-    ) -> list[int] | None:
+    ) -> "array[int] | None":
         """Return the ids behind a finished turn: those of the `new` messages and of the next turn's opening.
 
         `token_ids` is the turn as sampled; `stopped` says that the last id is its stop token, and otherwise what the
@@ -121,24 +120,22 @@ class Chat:
         self._append(written, told, new)
         if added is None:
             return None
-        if not stopped:
-            return self.tokenizer.encode(added)
-        if self._template.alone and (room is None or len(added) <= 16 * room):
-            return self.tokenizer.encode(added)
-        return ids_behind(self.tokenizer.encode, end, added, token_ids[-1], room)
+        if not stopped or (self._template.alone and (room is None or len(added) <= 16 * room)):
+            return self._encoded(added)
+        return ids_behind(self._encoded, end, added, token_ids[-1], room)
 
     def _recalled(self, end: str, body: str, written: Message, new: Sequence[Message]) -> str | None:
         """The cached text behind turns like this one; None where the whole chat must be rendered."""
         if not self._is_regular(end, body, new):
             return None
         short = partial(self._tried, [_QUESTION], [], end, written)
-        return self._deltas.recall(self._shape(end, written, new), new, short)
+        return self._template.deltas.recall(self._shape(end, written, new), new, short)
 
     def _learn(self, end: str, body: str, written: Message, new: Sequence[Message], added: str | None) -> None:
         if self._is_regular(end, body, new):
             short = partial(self._tried, [_QUESTION], [], end, written)
             whole = partial(self._tried, self._shown, self.tools, end, written)
-            self._deltas.learn(self._shape(end, written, new), new, added, whole, short)
+            self._template.deltas.learn(self._shape(end, written, new), new, added, whole, short)
 
     def _is_regular(self, end: str, body: str, new: Sequence[Message]) -> bool:
         """Whether the template adds the same text for all turns of this shape."""
@@ -224,16 +221,17 @@ class Chat:
         return None if at is None else whole[at:]
 
 
+def _opening_key(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Hashable:
+    """All that a first prompt depends on; contents as they are, for a text knows its hash once it was asked for it."""
+    others = [{name: value for name, value in message.items() if name != "content"} for message in messages]
+    return (repr((others, tools)), *[message["content"] for message in messages])
+
+
 _QUESTION = Message(role="user", content="?")
-_OPENINGS = 64
-"""First prompts that are remembered for each tokenizer."""
-_openings: "WeakKeyDictionary[ChatTokenizer, dict[str, tuple[str, list[Message], list[int]]]]" = WeakKeyDictionary()
-"""First prompts, rendered and encoded: the rollouts of a group begin with the same one."""
-_deltas: "WeakKeyDictionary[ChatTokenizer, TemplateDeltaCache]" = WeakKeyDictionary()
 _templates: "WeakKeyDictionary[ChatTokenizer, Template]" = WeakKeyDictionary()
 
 
-def _template_of(tokenizer: ChatTokenizer) -> Template:
+def template_of(tokenizer: ChatTokenizer) -> Template:
     """The facts about the tokenizer's template, kept for its lifetime."""
     known = _templates.get(tokenizer)
     if known is None:

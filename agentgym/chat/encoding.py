@@ -4,10 +4,11 @@ A tokenizer cuts a text at its special tokens first, so each part between two of
 """
 
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentgym.chat.word_cache import BYTE_OF_CHAR, WordCache
+from agentgym.chat.word_cache import BYTE_OF_CHAR, WordCache, raw_ids
 
 _SHORT = 16
 """Characters of the longest piece that is remembered: longer ones seldom come twice."""
@@ -28,54 +29,56 @@ class SpecialTokenSplitter:
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
-        self.ids: dict[str, list[int]] = {}
         self.pattern: re.Pattern[str] | None = None
         self.words: WordCache | None = None
         added = backend.get_added_tokens_decoder()
         marks = {
-            token.content: [number]
+            token.content: raw_ids([number])
             for number, token in added.items()
             if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
         }
-        if marks:
-            longest_first = sorted(marks, key=len, reverse=True)
+        longest_first = sorted(marks, key=len, reverse=True)
+        if marks and _stands_alone(backend, longest_first[0]):
             self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-            self.ids = marks if self._stand_alone(longest_first[0]) else {}
-            self.pattern = self.pattern if self.ids else None
-        if self.pattern is not None and len(marks) == len(added):  # no mark is left in what lies between them
-            self.words = WordCache.of(backend)
+            if len(marks) == len(added):  # no mark is left in what lies between them
+                self.words = WordCache.of(backend)
+        self._pieces = _Pieces(backend, self.words, marks)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> "array[int]":
         """Return the ids of the text."""
         if self.pattern is None:
-            return self._whole(text)
-        ids: list[int] = []
-        for piece in self.pattern.split(text):
-            if piece:
-                known = self.ids.get(piece)
-                ids += known if known is not None else self._new(piece)
-        return ids
+            return array("q", _whole(self.backend, text))
+        return array("q", b"".join(map(self._pieces.__getitem__, self.pattern.split(text))))
 
-    def _new(self, piece: str) -> list[int]:
+
+class _Pieces(dict[str, bytes]):
+    """The raw ids of special tokens and of what stands between them; those of a new piece are made when looked up."""
+
+    def __init__(self, backend: Any, words: WordCache | None, marks: Mapping[str, bytes]) -> None:
+        super().__init__({"": b"", **marks})
+        self.backend, self.words = backend, words
+
+    def __missing__(self, piece: str) -> bytes:
         ids = self.words.encode(piece) if self.words is not None else None
         if ids is None:
-            ids = self._whole(piece)
-        if len(piece) <= _SHORT and len(self.ids) < _KNOWN:
-            self.ids[piece] = ids
+            ids = _whole(self.backend, piece)
+        if len(piece) <= _SHORT and len(self) < _KNOWN:
+            self[piece] = ids
         return ids
 
-    def _whole(self, text: str) -> list[int]:
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
-        return ids
 
-    def _stand_alone(self, mark: str) -> bool:
-        """Whether texts on both sides of a special token have the ids that they have alone."""
-        middle = self._whole(mark)
-        return all(
-            self._whole(before + mark + behind) == self._whole(before) + middle + self._whole(behind)
-            for before in ("", *_PROBES)
-            for behind in ("", *_PROBES)
-        )
+def _whole(backend: Any, text: str) -> bytes:
+    return raw_ids(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _stands_alone(backend: Any, mark: str) -> bool:
+    """Whether texts on both sides of a special token have the ids that they have alone."""
+    middle = _whole(backend, mark)
+    return all(
+        _whole(backend, before + mark + behind) == _whole(backend, before) + middle + _whole(backend, behind)
+        for before in ("", *_PROBES)
+        for behind in ("", *_PROBES)
+    )
 
 
 class Decoder:

@@ -2,23 +2,30 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from agentgym.chat.fitting import wants_calls
 from agentgym.chat.marks import Marks
-from agentgym.chat.template_deltas import after_nth
+from agentgym.chat.template_deltas import TemplateDeltaCache, after_nth
 from agentgym.messages import Message
 
 _LOG = logging.getLogger(__name__)
 _ASK = Message(role="user", content="?")
+_OPENINGS = 64
+"""First prompts that are remembered for each tokenizer."""
 _SHOWN = "Qzx0xzQ"
 """A content that no template holds itself."""
 
 
 class Renders(Protocol):
     """The part of a ChatTokenizer that a Template uses."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a rendered text."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of the ids."""
@@ -29,8 +36,19 @@ class Renders(Protocol):
         ...
 
 
+class Opening(NamedTuple):
+    """A first prompt: its text, the messages in the form that the template took, and its ids."""
+
+    text: str
+    shown: Sequence[Message]
+    ids: "array[int]"
+
+
 class Template:
-    """Facts about one tokenizer's template; each is found by rendering a made-up chat, once."""
+    """Facts about one tokenizer's template, and what was learned of it; facts are found by rendering made-up chats.
+
+    It is kept for as long as its tokenizer, so it must not refer to that.
+    """
 
     def __init__(self, tokenizer: Renders) -> None:
         self.sought: re.Pattern[str] | None = any_of(getattr(tokenizer, "sought", ()))
@@ -42,9 +60,26 @@ class Template:
         self._marks: Marks | None = None if literals is None else getattr(tokenizer, "marks", None)
         self.asked = "\0"
         """The render of one question; a character that starts no render until it is known."""
+        self.deltas = TemplateDeltaCache(self.passes)
+        self.openings: dict[Hashable, Opening] = {}
+        """First prompts, by all that they are made of: the rollouts of a group begin with the same one."""
+        self._makes_arrays = hasattr(tokenizer, "id_array")
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
         self._texts: dict[int, str] = {}
+
+    def encode(self, tokenizer: Renders, text: str) -> "array[int]":
+        """Return the ids of a rendered text; a tokenizer that has `id_array` makes them without a list."""
+        if self._makes_arrays:
+            made: array[int] = tokenizer.id_array(text)  # type: ignore[attr-defined]
+            return made
+        return array("q", [*tokenizer.encode(text)])
+
+    def remember(self, key: Hashable, opening: Opening) -> None:
+        """Keep a first prompt; of too many, all are forgotten."""
+        if len(self.openings) >= _OPENINGS:
+            self.openings.clear()
+        self.openings[key] = opening
 
     def passes(self, message: Message) -> bool:
         """Whether a content holds neither a mark nor a text that the template itself is written with.

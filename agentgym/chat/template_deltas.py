@@ -16,6 +16,7 @@ they are what the engine was given and what it sampled. A wrong entry could only
 """
 
 import re
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -168,8 +169,8 @@ def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
 
 
 def ids_behind(
-    encode: Callable[[str], list[int]], end: str, added: str, last: int, room: int | None = None
-) -> list[int]:
+    encode: "Callable[[str], array[int]]", end: str, added: str, last: int, room: int | None = None
+) -> "array[int]":
     """Return the ids of the text behind a turn's end, as they are behind it; `last` is the id of the end.
 
     Only as much of a long text is encoded as fills the room, and some more: the rest would be dropped.

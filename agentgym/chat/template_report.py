@@ -106,7 +106,7 @@ def _exact(tokenizer: ChatTokenizer) -> str:
     """Check that the opening, the sampled turn and the appended ids are the ids of the whole conversation."""
     body, end = _turn(tokenizer, [_SAID, _AGAIN], [])
     chat = Chat(tokenizer, [], [_ASK])
-    opened = chat.prompt_ids()
+    opened = chat.prompt_ids().tolist()
     with_body = tokenizer.encode(chat.text + body)
     if with_body[: len(opened)] != opened:
         return "the beginning of a turn is encoded otherwise behind its opening than in the whole conversation"

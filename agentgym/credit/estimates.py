@@ -20,10 +20,10 @@ counts among the samples behind a turn. It is one of them, and costs nothing. It
 off: V(s_k) knows nothing of what was sampled from s_k on. So the expectation of grad log p(turn) V(s_k) is 0, and that
 of grad log p(turn) A is the turn's part of the gradient of the expected reward.
 
-This holds where a state was chosen by what was sampled before it. To choose the state before a turn by how that turn
-came out, such as by its entropy, would make V(s_k) depend on the turn, and the estimate biased. A branch that failed
-is no sample; where failing depends on what a branch was worth, the values are biased by that, as a group's mean is by
-failed rollouts.
+This holds where a state was chosen by what was sampled before it, in earlier batches too, or by a draw. To choose the
+state before a turn by how that turn came out, such as by its entropy, would make V(s_k) depend on the turn, and the
+estimate biased. A branch that failed is no sample; where failing depends on what a branch was worth, the values are
+biased by that, as a group's mean is by failed rollouts.
 
 The turns of the rollout itself, alone, have the gradient of the expected reward as their expectation. So has each set
 of branches, for the turns behind its state: late turns are sampled more often than early ones. `share` makes up for

@@ -1,4 +1,4 @@
-"""The advantages of rollouts by their ids, on each level, and those of a sample's tokens."""
+"""The advantages of rollouts by their ids, on each level, and those of a segment's tokens."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -7,7 +7,7 @@ import numpy as np
 
 from agentgym.advantages import Estimator, advantages, roles_of, turn_advantages, turns_of
 from agentgym.credit.branches import branch_advantages
-from agentgym.types import Floats, Rollout, Segment, Turn
+from agentgym.types import Floats, Rollout, Segment
 
 AdvantageLevel: TypeAlias = Literal["outcome", "turn", "branches", "value"]
 Advantages: TypeAlias = dict[str | int | tuple[int, int], float]
@@ -70,34 +70,29 @@ def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str
     return by_id
 
 
-def _turn_tokens(given: Advantages, segment: Segment, turns: tuple[Turn, ...]) -> Floats:
-    """Return the advantage of its turn for each response token of a sample; 0 for a token that nobody sampled."""
-    return _spread(turns, [given[turn.number] for turn in turns])
+def _turn_tokens(given: Advantages, segment: Segment) -> Floats:
+    """Return the advantage of its turn for each token of a segment; 0 for a token that nobody sampled."""
+    return _spread(segment, [given[turn.number] for turn in segment.turns])
 
 
-def placed_tokens(given: Advantages, segment: Segment, turns: tuple[Turn, ...]) -> Floats:
-    """Return the advantage of its turn for each response token of a sample; 0 for a token that nobody sampled."""
-    return _spread(turns, [given[segment.index, turn.number] for turn in turns])
+def placed_tokens(given: Advantages, segment: Segment) -> Floats:
+    """Return the advantage of its turn for each token of a segment; 0 for a token that nobody sampled."""
+    return _spread(segment, [given[segment.index, turn.number] for turn in segment.turns])
 
 
-def _spread(turns: tuple[Turn, ...], advantages: Sequence[float]) -> Floats:
-    """Return one number for each token from the first of these turns to the last: its turn's, or 0 between them."""
-    start, stop = turns[0].start, turns[-1].stop
-    values = np.zeros(stop - start, np.float32)
-    for turn, advantage in zip(turns, advantages, strict=True):
-        values[turn.start - start : turn.stop - start] = advantage
+def _spread(segment: Segment, advantages: Sequence[float]) -> Floats:
+    """Return one number for each token of a segment: its turn's, or 0 outside of the turns."""
+    values = np.zeros(len(segment.token_ids), np.float32)
+    for turn, advantage in zip(segment.turns, advantages, strict=True):
+        values[turn.start : turn.stop] = advantage
+    values.setflags(write=False)
     return values
 
 
-def _role_tokens(given: Advantages, segment: Segment, turns: tuple[Turn, ...]) -> Floats:
-    """Return the advantage of its role for each response token of a sample; 0 for a token that nobody sampled."""
-    start, stop = turns[0].start, turns[-1].stop
-    advantage = np.float32(given[segment.role])
-    sampled = segment.sampled[start:stop]
-    if len(turns) == 1 or sampled.all():
-        # One float, however long the turn: `np.broadcast_to` at a fifth of its cost.
-        return np.ndarray(stop - start, np.float32, advantage.tobytes(), strides=(0,))
-    return np.where(sampled, advantage, np.float32(0))
+def _role_tokens(given: Advantages, segment: Segment) -> Floats:
+    """Return the advantage of its role for each token of a segment, sampled or not."""
+    # One float, however long the segment: `np.broadcast_to` at a fifth of its cost.
+    return np.ndarray(len(segment.token_ids), np.float32, np.float32(given[segment.role]).tobytes(), strides=(0,))
 
 
 LEVELS = {
@@ -105,4 +100,4 @@ LEVELS = {
     "turn": (turn_levels, _turn_tokens),
     "branches": (branch_levels, placed_tokens),
 }
-"""For each level without a critic, what finds the advantages of rollouts, and what gives each token its own."""
+"""For each level without a critic, what finds the advantages of rollouts, and what gives each sampled token its own."""

@@ -33,8 +33,9 @@ class Engine(Protocol):
 
         `token_ids` is any sequence of integers, and the engine must not change it. A rollout gives a read-only
         `memoryview` of format "q", eight bytes an id: it costs no copy, numpy and torch read it as it is, and what it
-        shows never changes, so it may be kept; while it is kept, the rollout goes on in a copy. `list(token_ids)`
-        where a list is needed, as by JSON, by pickle and in comparisons with lists.
+        shows never changes, so it may be kept; while it is kept, the rollout goes on in a copy. The array behind it
+        (`token_ids.obj`) only grows. `list(token_ids)` where a list is needed, as by JSON, by pickle and in comparisons
+        with lists.
 
         A session is one growing context: what an earlier call of it already computed is kept. The ids drawn
         depend on `token_ids`, `sampling`, `seed` and the weights, not on what else is being generated.

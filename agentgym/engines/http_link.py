@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 from agentgym.errors import WireError
@@ -10,12 +11,16 @@ from agentgym.errors import WireError
 _HEAD_LIMIT = 1 << 16
 """Bytes of an answer's status line and headers at most, of one chunk's size line, and of one trailer."""
 _JOINED = 1 << 20
-"""Bytes of a body up to which it is copied behind its head, for one write is cheaper than two."""
+"""Bytes of a request up to which its parts are joined, for one write is cheaper than several."""
+_LINES = 256
+"""Lines of heads that are remembered: a server sends the same few with every answer."""
 
 _VERSIONS = ("HTTP/1.1", "HTTP/1.0")
 _BEGIN = b"HTTP/1."
 _ONCE = ("content-length", "transfer-encoding")
 """Fields that say how long a body is: two values of one would say two lengths."""
+_CODINGS = ("transfer-encoding", "content-encoding")
+"""Fields that say how a body is written."""
 _DIGITS = {10: frozenset("0123456789"), 16: frozenset("0123456789abcdefABCDEF")}
 
 
@@ -49,6 +54,8 @@ class HttpLink(asyncio.Protocol):
         """The chunks so far."""
         self._status, self._length, self._keep = 0, 0, False
         self._spoiled = False
+        self.idle_since = 0.0
+        """When its owner put it aside, by `time.monotonic`."""
 
     # ------------------------------------------------------------------------------------------ the client's side
 
@@ -57,18 +64,18 @@ class HttpLink(asyncio.Protocol):
         """Whether a request may be sent."""
         return not (self._spoiled or self._transport.is_closing())
 
-    def ask(self, head: bytes, body: bytes) -> asyncio.Future[RawAnswer]:
-        """Send a request; its answer."""
+    def ask(self, *parts: bytes | bytearray) -> asyncio.Future[RawAnswer]:
+        """Send a request, which is its parts together; its answer. The parts may be changed afterwards."""
         answer = self._loop.create_future()
         if not self.usable:
             answer.set_exception(ConnectionResetError("the server hung up before it was asked"))
             return answer
         self._answer = answer
-        if len(body) <= _JOINED:
-            self._transport.write(head + body)
+        if sum(map(len, parts)) <= _JOINED:
+            self._transport.write(b"".join(parts))
         else:
-            self._transport.write(head)
-            self._transport.write(memoryview(body))
+            for part in parts:
+                self._transport.write(memoryview(bytes(part)))
         return answer
 
     def abort(self) -> None:
@@ -198,24 +205,47 @@ class HttpLink(asyncio.Protocol):
 def _parsed(head: bytearray) -> tuple[int, bool, Mapping[str, str]]:
     """The status, whether the connection stays open, and the fields; WireError for what is none."""
     first, *lines = head.decode("latin-1").split("\r\n")
-    version, status = first[:8], first[9:12]
-    framed = version in _VERSIONS and first[8:9] == " " and first[12:13] in ("", " ")
-    if not (framed and len(status) == 3 and _DIGITS[10].issuperset(status)):
-        raise WireError(f"the server's answer is no HTTP/1: {first[:80]!r}")
+    status, stays_open = _status(first)
     fields: dict[str, str] = {}
     for line in lines:
-        name, colon, value = line.partition(":")
-        name, value = name.strip().lower(), value.strip()
-        if not colon or "\r" in line or "\n" in line or (name in _ONCE and fields.get(name, value) != value):
-            raise WireError(f"the server's answer has the header {line[:80]!r}")
+        name, value = _field(line)
+        if name in _ONCE and fields.get(name, value) != value:
+            raise _wrong_field(line)
         fields[name] = value
-    said = fields.get("connection", "").lower()
-    return int(status), "close" not in said if version == "HTTP/1.1" else "keep-alive" in said, fields
+    if "connection" in fields:
+        said = fields["connection"].lower()
+        return status, "close" not in said if stays_open else "keep-alive" in said, fields
+    return status, stays_open, fields
+
+
+@lru_cache(_LINES)
+def _status(line: str) -> tuple[int, bool]:
+    """The status of an answer's first line, and whether its version of HTTP keeps connections open by itself."""
+    version, status = line[:8], line[9:12]
+    framed = version in _VERSIONS and line[8:9] == " " and line[12:13] in ("", " ")
+    if not (framed and len(status) == 3 and _DIGITS[10].issuperset(status)):
+        raise WireError(f"the server's answer is no HTTP/1: {line[:80]!r}")
+    return int(status), version == "HTTP/1.1"
+
+
+@lru_cache(_LINES)
+def _field(line: str) -> tuple[str, str]:
+    """The name of a header in small letters, and its value."""
+    name, colon, value = line.partition(":")
+    if not colon or "\r" in line or "\n" in line:
+        raise _wrong_field(line)
+    return name.strip().lower(), value.strip()
+
+
+def _wrong_field(line: str) -> WireError:
+    return WireError(f"the server's answer has the header {line[:80]!r}")
 
 
 def _is_chunked(fields: Mapping[str, str]) -> bool:
     """Whether the body comes in chunks; WireError for what this client did not ask for and cannot read."""
-    for name in ("transfer-encoding", "content-encoding"):
+    if fields.keys().isdisjoint(_CODINGS):
+        return False
+    for name in _CODINGS:
         coding = fields.get(name, "identity").lower()
         if coding not in ("identity", "chunked" if name == "transfer-encoding" else ""):
             raise WireError(f"the server's answer has the {name} {coding[:40]!r}, which nobody asked for")

@@ -87,9 +87,10 @@ class ToolEnv(Env[TaskT]):
         """
         messages: list[Message] = []
         if len(calls) == 1:  # It is the usual case, and needs nothing around it.
-            result = await self._dispatched(calls[0], allowed_tools)
-            self._count(calls[0], result)
-            return [_tool_message(calls[0], result)], result.stop
+            (call,) = calls
+            result = await self._dispatched(call, allowed_tools)
+            self._count(call, result)
+            return [_tool_message(call, result)], result.stop
         for neighbours in self._neighbours(calls):
             work = [self._dispatched(call, allowed_tools) for call in neighbours]
             async with started(work, most=self.limits.parallel_calls) as results:

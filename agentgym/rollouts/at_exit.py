@@ -1,22 +1,50 @@
 """Work at the end of a rollout, whose failure never hides an earlier one."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any
 
-from agentgym.errors import AgentGymError, boundary
+from agentgym.boxes import Box, Boxes, Sandbox
+from agentgym.environments.task_boxes import lease_for
+from agentgym.errors import AgentGymError, SandboxError, boundary
 
 
-def at_exit(stack: AsyncExitStack, kind: type[AgentGymError], where: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do this when the stack is left; where it fails after another failure, that one stays, with this as a note."""
+class at_exit:
+    """Do this when the block is left; where it fails after another failure, that one stays, with this as a note."""
 
-    async def leave(_: object, error: BaseException | None, __: object) -> bool:
+    __slots__ = ("_edge", "_work")
+
+    def __init__(self, kind: type[AgentGymError], where: str, work: Callable[[], Awaitable[None]]) -> None:
+        self._edge, self._work = boundary(kind, where), work
+
+    async def __aenter__(self) -> None:
+        """Nothing to open."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            with boundary(kind, where):
-                await work()
+            with self._edge:
+                await self._work()
         except AgentGymError as failure:
             if not isinstance(error, AgentGymError):
                 raise
             error.add_note(str(failure))
-        return False
 
-    stack.push_async_exit(leave)
+
+class leased:
+    """Lease a box until the block is left; SandboxError where it cannot be had, or not be given back."""
+
+    __slots__ = ("_boxes", "_lease", "_sandbox")
+
+    def __init__(self, boxes: Boxes, sandbox: Sandbox) -> None:
+        self._boxes, self._sandbox = boxes, sandbox
+
+    async def __aenter__(self) -> Box:
+        with boundary(SandboxError, "lease"):
+            self._lease = lease_for(self._boxes, self._sandbox)
+            return await self._lease.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        with boundary(SandboxError, "the return of the box"):
+            await self._lease.__aexit__(*error)

@@ -4,17 +4,17 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from agentgym.agents.env import AgentEnv
-from agentgym.boxes import Box, Boxes, Sandbox
+from agentgym.boxes import Boxes
 from agentgym.boxes.verdicts import kept_cases, noting_failed_cases
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.resources import share_resources
 from agentgym.environments.rewards import total
-from agentgym.environments.task_boxes import lease_for, sandbox_of
+from agentgym.environments.task_boxes import sandbox_of
 from agentgym.errors import (
     AgentGymError,
     BoxKilledError,
@@ -26,7 +26,7 @@ from agentgym.errors import (
     boundary,
 )
 from agentgym.messages import Message
-from agentgym.rollouts.at_exit import at_exit
+from agentgym.rollouts.at_exit import at_exit, leased
 from agentgym.rollouts.conversation import Conversation, open_root
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.prompted import PromptedPolicy
@@ -109,9 +109,7 @@ class Attempt:
         self.running, self.cancellations = running, running.cancelling()
         try:
             with noting_failed_cases() as self.failed_cases:
-                async with AsyncExitStack() as stack:
-                    env = await self._open(stack, boxes)
-                    self.stop_reason = await self._play_and_score(env)
+                self.stop_reason = await self._opened(boxes)
         except AgentGymError as error:
             if running.cancelling() > self.cancellations:
                 raise asyncio.CancelledError from error  # what failed on the way out must not keep it in
@@ -157,22 +155,25 @@ class Attempt:
         self.touched |= isinstance(self.env, AgentEnv) and self.state.answers > 0
         self.may_be_retried = not self.touched and isinstance(error, EngineError | SandboxError)
 
-    async def _open(self, stack: AsyncExitStack, boxes: Boxes | None) -> Env[Any]:
-        """Make the env and lease its box; what is opened here is closed when the stack is left."""
-        state = self.state
-        at_exit(stack, EngineError, "release", state.models.release)
-        at_exit(stack, EngineError, "release", lambda: state.release(f"{state.rollout_id}/"))
+    async def _opened(self, boxes: Boxes | None) -> str:
+        """Make the env and lease its box, play, and close what was opened, whatever happens; the stop reason."""
+        async with at_exit(EngineError, "release", self.state.release_all):
+            env = self._made()
+            async with at_exit(EnvError, f"{self.name}.close", self._close):
+                sandbox = sandbox_of(self.cls, self.task)
+                if sandbox is None or boxes is None:
+                    return await self._play_and_score(env)
+                async with leased(boxes, sandbox) as env.box:
+                    self.digest = env.box.digest
+                    # Once more, for it is called once: before the box goes back.
+                    async with at_exit(EnvError, f"{self.name}.close", self._close):
+                        return await self._play_and_score(env)
+
+    def _made(self) -> Env[Any]:
         with boundary(EnvError, f"{self.name}(task)"):
             self.env = env = self.cls(self.task)
             share_resources(env)
-            env._models = state.models
-        at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
-        sandbox = sandbox_of(self.cls, self.task)
-        if sandbox is not None and boxes is not None:
-            env.box = await self._lease(stack, boxes, sandbox)
-            self.digest = env.box.digest
-            # Once more, for it is called once: before the box goes back.
-            at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
+            env._models = self.state.models
         return env
 
     async def _play_and_score(self, env: Env[Any]) -> str:
@@ -251,8 +252,11 @@ class Attempt:
     async def _act(self, env: Env[Any], message: Message) -> Step:
         """The env's answer to one message of the model, read and checked."""
         self.touched = True
-        with self._step:
+        try:
             answer = await env.step(message)
+        except BaseException as error:
+            self._step.cross(error)
+            raise
         return read_step(answer, self._step.where)
 
     async def _observe(self, conversation: Conversation, step: Step, deadline: TimeLimit) -> Ending | None:
@@ -266,14 +270,10 @@ class Attempt:
             return Ending(StopReason.TURNS)
         if deadline.expired():  # a tool has swallowed it, by a bare `except`
             return Ending(StopReason.SECONDS)
-        self._raise_if_cancelled()
+        if self.running is not None and self.running.cancelling() > self.cancellations:  # a tool has swallowed it
+            raise asyncio.CancelledError
         ended = await conversation.answer(step.messages)
         return None if ended is None else Ending(ended)
-
-    def _raise_if_cancelled(self) -> None:
-        """Raise the cancellation that a tool has swallowed."""
-        if self.running is not None and self.running.cancelling() > self.cancellations:
-            raise asyncio.CancelledError
 
     def _credit(self, reward: float, rewards: dict[str, float]) -> None:
         """Add a reward, and what it is made of by name."""
@@ -283,25 +283,16 @@ class Attempt:
         for name, value in rewards.items():
             self.rewards[name] = self.rewards.get(name, 0.0) + value
 
-    async def _lease(self, stack: AsyncExitStack, boxes: Boxes, sandbox: Sandbox) -> Box:
-        """Lease a box until the stack is left."""
-        with boundary(SandboxError, "lease"):
-            lease = lease_for(boxes, sandbox)
-            box = await lease.__aenter__()
-
-        async def give_back(*error: Any) -> bool | None:
-            with boundary(SandboxError, "the return of the box"):
-                return await lease.__aexit__(*error)
-
-        stack.push_async_exit(give_back)
-        return box
-
-    async def _close(self, env: Env[Any]) -> None:
-        if not self.closed:
-            self.closed = True
-            try:
-                await threads_ended(env)
-            finally:
+    async def _close(self) -> None:
+        """Close the env once, when its threads have ended."""
+        env = self.env
+        if self.closed or env is None:
+            return
+        self.closed = True
+        try:
+            await threads_ended(env)
+        finally:
+            if getattr(env.close, "__func__", None) is not Env.close:  # That one does nothing.
                 with suppress(BoxKilledError):  # It has been counted where it mattered.
                     await self._within(f"{self.name}.close", env.close)
 

@@ -8,8 +8,9 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+from agentgym.chat.chat import Chat
 from agentgym.chat.message_chat import MessageChat
 from agentgym.engines.message_turns import AnyChat, counted, open_chat
 from agentgym.engines.messages import MessageEngine
@@ -21,11 +22,15 @@ from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import POLICY, OpenSegment, Speaker, id_array, is_due
 from agentgym.rollouts.step_result import read_messages
-from agentgym.time_limits import held_time
+from agentgym.time_limits import count_held_time
 from agentgym.types import Completion, SegmentKind, StopReason
 
 SUMMARY_SHARE = 0.1
 """The share of the context that is kept free for the next summary; a turn's own limit where that is less."""
+
+
+_Sampled: TypeAlias = tuple[Completion, "array[int]", Message]
+"""What an engine sampled: the completion, its ids, and its message."""
 
 
 class Reply(NamedTuple):
@@ -88,7 +93,7 @@ class Conversation:
         The turn counts from when it is asked for, and a cancelled one does not count: so the limits hold for all
         conversations of a rollout, also for those that play at once.
         """
-        state, segment = self.state, self.segment
+        state, segment, chat = self.state, self.segment, self.chat
         room = segment.room
         out = state.out_of(room)
         if out is not None:
@@ -96,11 +101,14 @@ class Conversation:
         self._count(counts)
         start, sampled = time.perf_counter(), False
         try:
-            budget = await state.take(room if max_tokens is None else min(room, max_tokens))
+            budget = state.budget(room if max_tokens is None else min(room, max_tokens))
+            if state.limits.tokens is not None:
+                budget = await state.take(budget)
             if not budget:
                 return StopReason.TOKENS
-            with held_time() as held:
-                completion, ids, message = await self._ask(budget, stop)
+            held = count_held_time()
+            ask = self._reply(chat, budget) if isinstance(chat, MessageChat) else self._generate(chat, budget, stop)
+            completion, ids, message = await ask
             sampled = True
         finally:
             if not sampled:
@@ -126,37 +134,24 @@ class Conversation:
         if self.turns_left is not None:
             self.turns_left -= turns
 
-    async def _ask(self, budget: int, stop: tuple[str, ...]) -> tuple[Completion, "array[int]", Message]:
-        """Ask the engine for a turn; the completion, its ids, and its message."""
-        if isinstance(self.chat, MessageChat):
-            return await self._reply(self.chat, budget)
-        completion = await self._generate(budget, stop)
-        ids = _ids_of(completion)
-        return completion, ids, self.chat.parse(ids, stopped=completion.finish_reason == "stop")
-
-    async def _generate(self, budget: int, stop: tuple[str, ...]) -> Completion:
-        """Ask the engine with ids."""
+    async def _generate(self, chat: Chat, budget: int, stop: tuple[str, ...]) -> _Sampled:
+        """Ask the engine with ids for a turn."""
         state, segment, used = self.state, self.segment, 0
         sampling = replace(state.sampling, stop=(*state.sampling.stop, *stop)) if stop else state.sampling
         try:
-            with _GENERATE:
-                completion = await self.engine.generate(
-                    segment.shown(),
-                    session=segment.session,
-                    max_tokens=budget,
-                    sampling=sampling,
-                    seed=self._seed(),
-                )
-                if not isinstance(completion, Completion):
-                    raise EngineError(f"the engine must answer with an ag.Completion, got {completion!r:.80}")
-                if len(completion.token_ids) > budget or completion.finish_reason == "abort":
-                    raise _refused(completion, budget)
-            used = len(completion.token_ids)
+            completion = await self.engine.generate(
+                segment.shown(), session=segment.session, max_tokens=budget, sampling=sampling, seed=self._seed()
+            )
+            ids = _ids_of(completion, budget)
+            used = len(ids)
+        except BaseException as error:
+            _GENERATE.cross(error)
+            raise
         finally:
             state.give_back(budget, used)
-        return completion
+        return completion, ids, chat.parse(ids, stopped=completion.finish_reason == "stop")
 
-    async def _reply(self, chat: MessageChat, budget: int) -> tuple[Completion, "array[int]", Message]:
+    async def _reply(self, chat: MessageChat, budget: int) -> _Sampled:
         """Ask the engine with messages; from then on the segment holds as many ids as it counted in the prompt."""
         state, segment, used = self.state, self.segment, 0
         assert isinstance(self.engine, MessageEngine)
@@ -178,7 +173,7 @@ class Conversation:
         if reply.usage.prompt_tokens:
             segment.recount(reply.usage.prompt_tokens)
         completion = counted(reply)
-        return completion, _ids_of(completion), reply.message
+        return completion, array("q", completion.token_ids.tobytes()), reply.message
 
     def out_of_turns(self) -> bool:
         """Whether the rollout has had all its turns, or this conversation has."""
@@ -189,11 +184,13 @@ class Conversation:
 
         What does not fit the context is cut, and `query` says so.
         """
-        policy, chat, reply = self.state.context, self.chat, self.reply
-        if policy is not None:
-            chat = chat.branch()
+        policy = self.state.context
+        if policy is None:
+            self._append(self._move(new, "the messages of step"))
+            return None
+        chat, reply = self.chat.branch(), self.reply
         delta = self._move(new, "the messages of step")
-        if policy is None or not is_due(policy, self.segment, self._length(delta), self._summary_room):
+        if not is_due(policy, self.segment, self._length(delta), self._summary_room):
             self._append(delta)
         elif isinstance(policy, Window):
             self._slide(policy, delta)
@@ -202,14 +199,14 @@ class Conversation:
             return await self._compact(policy, new)
         return None
 
-    def _append(self, delta: list[int] | None) -> None:
+    def _append(self, delta: Sequence[int] | None) -> None:
         """Append what the template puts behind the turn, in this segment or, if it rewrote that, in a new one."""
         if delta is None:
             self.rerender()
         else:
             self.segment.extend(delta)
 
-    def _length(self, delta: list[int] | None) -> int:
+    def _length(self, delta: Sequence[int] | None) -> int:
         """The number of ids in the context once `delta` is appended to it."""
         return len(self.chat.prompt_ids()) if delta is None else len(self.segment.token_ids) + len(delta)
 
@@ -228,11 +225,14 @@ class Conversation:
             delta = chat.extend(self.reply.ids, self.reply.message, new, stopped=self.reply.stopped)
         return chat, chat.prompt_ids() if delta is None else self.segment.token_ids + id_array(delta)
 
-    def _move(self, new: Sequence[Message], what: str) -> list[int] | None:
+    def _move(self, new: Sequence[Message], what: str) -> Sequence[int] | None:
         assert self.reply is not None
         reply, self.reply = self.reply, None
-        with boundary(EnvError, f"{self.state.name}: {what}"):
+        try:
             return self.chat.extend(reply.ids, reply.message, new, room=self.segment.room, stopped=reply.stopped)
+        except BaseException as error:
+            boundary(EnvError, f"{self.state.name}: {what}").cross(error)
+            raise
 
     def rerender(self) -> None:
         """Go on from the conversation as the template has rewritten it; keep of the segment what still holds."""
@@ -277,7 +277,7 @@ class Conversation:
         self._restart("compaction", [*read_messages(kept, f"{self.state.name}: keep"), *carried])
         return None
 
-    def _slide(self, policy: Window, delta: list[int] | None) -> None:
+    def _slide(self, policy: Window, delta: Sequence[int] | None) -> None:
         """Go on from the first prompt and the last turns; in this segment where it holds nothing else."""
         since = self.chat.messages[len(self.first) :]
         last = last_turns(since, policy.keep)
@@ -319,12 +319,12 @@ def open_root(state: RolloutState, env: Env[Any], first: Sequence[Message]) -> C
 _GENERATE = boundary(EngineError, "generate")
 
 
-def _refused(completion: Completion, budget: int) -> EngineError:
-    """The error of a turn that was aborted or is longer than was asked for."""
+def _ids_of(completion: Any, budget: int) -> "array[int]":
+    """The ids of an engine's answer; EngineError for a turn that was aborted or is longer than was asked for."""
+    if not isinstance(completion, Completion):
+        raise EngineError(f"the engine must answer with an ag.Completion, got {completion!r:.80}")
     if completion.finish_reason == "abort":
-        return EngineError("the engine aborted the turn")
-    return EngineError(f"the engine sampled {len(completion.token_ids)} ids where {budget} were asked for")
-
-
-def _ids_of(completion: Completion) -> "array[int]":
+        raise EngineError("the engine aborted the turn")
+    if len(completion.token_ids) > budget:
+        raise EngineError(f"the engine sampled {len(completion.token_ids)} ids where {budget} were asked for")
     return array("q", completion.token_ids.tobytes())

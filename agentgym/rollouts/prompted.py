@@ -204,7 +204,7 @@ class _refusing:
             raise RefusedError(f"messages: the model's chat template refuses them: {describe(error)}", field="messages")
 
 
-def _rendered(chat: Chat) -> list[int]:
+def _rendered(chat: Chat) -> Sequence[int]:
     with _refusing():
         return chat.prompt_ids()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from itertools import count
 
 from agentgym.asking.named import check_models
 from agentgym.boxes import Boxes
@@ -54,23 +55,34 @@ async def rollout(
     task = as_task(cls, task)
     cls = member_of(cls, task)
     check_branching(cls, branching)
-    async with AsyncExitStack() as stack:
-        if boxes is None and declares_boxes(cls):
-            boxes = await stack.enter_async_context(open_boxes(cls, 1))
-        if opens_resources(cls):
+
+    def new() -> Attempt:
+        return Attempt(cls, task, engine, named, sampling or _BY_DEFAULT, seed, rollout_id or f"{task.id}/0")
+
+    own_boxes = boxes is None and declares_boxes(cls)
+    if not own_boxes and not opens_resources(cls):
+        played = await _played(new, boxes, branching)
+    else:
+        async with AsyncExitStack() as stack:
+            if own_boxes:
+                boxes = await stack.enter_async_context(open_boxes(cls, 1))
             await stack.enter_async_context(open_resources(cls))
-        for retry in range(cls.limits.retries + 1):
-            # Nothing of a failed attempt goes into the next: not its env, its box, its ids or its counts.
-            attempt = Attempt(cls, task, engine, named, sampling or _BY_DEFAULT, seed, rollout_id or f"{task.id}/0")
-            attempt.retries = retry
-            branches = None if branching is None else Branches(attempt, branching)
-            attempt.at_state = None if branches is None else branches.play
-            await attempt.run(boxes)
-            if not attempt.may_be_retried:
-                break
-    played = attempt.rollout()
-    if branches is not None:
-        played = branches.added(played)
+            played = await _played(new, boxes, branching)
     for observe in observers:
         observe(played)
     return played
+
+
+async def _played(new: Callable[[], Attempt], boxes: Boxes | None, branching: Branching | None) -> Rollout:
+    """Play new attempts until one is not to be tried again; the rollout of that one."""
+    for retry in count():
+        # Nothing of a failed attempt goes into the next: not its env, its box, its ids or its counts.
+        attempt = new()
+        attempt.retries = retry
+        branches = None if branching is None else Branches(attempt, branching)
+        attempt.at_state = None if branches is None else branches.play
+        await attempt.run(boxes)
+        if not attempt.may_be_retried or retry == attempt.cls.limits.retries:
+            break
+    played = attempt.rollout()
+    return played if branches is None else branches.added(played)

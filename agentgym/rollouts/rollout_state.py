@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agentgym.asking.named import NamedModels
+from agentgym.asking.named import NamedModels, release_each
 from agentgym.engines.base import Engine
 from agentgym.environments.context_policies import Compact, Window
 from agentgym.environments.limits import Limits
-from agentgym.errors import EngineError, boundary
 from agentgym.rollouts.segment import OpenSegment
 from agentgym.types import Sampling, StopReason
 
@@ -38,7 +37,7 @@ class RolloutState:
     tokens: int = 0
     """Sampled ids so far."""
     asked: int = 0
-    """Ids that the turns in flight may still sample."""
+    """Ids of `limits.tokens` that the turns in flight may still sample."""
     began: float = 0.0
     """When the rollout began, by `time.perf_counter`; 0 before."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -65,25 +64,26 @@ class RolloutState:
         budget = min(self.limits.turn_tokens, room)
         return budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
 
-    async def take(self, room: int) -> int:
-        """Reserve ids for a turn that is asked for now, until `give_back`; 0 where none are left.
+    async def take(self, budget: int) -> int:
+        """Reserve ids of `limits.tokens` for a turn that is asked for now, until `give_back`; 0 where none are left.
 
-        Conversations that run at once share `limits.tokens`: where too few are left beside the turns in flight, this
-        waits for what those do not use.
+        Conversations that run at once share them: where too few are left beside the turns in flight, this waits for
+        what those do not use.
         """
-        budget = self.budget(room)
-        if self.limits.tokens is not None:
-            while self.asked and self.limits.tokens - self.tokens - self.asked < budget:
-                self._waiting.append(asyncio.get_running_loop().create_future())
-                await self._waiting[-1]
-            budget = min(budget, self.limits.tokens - self.tokens)
+        assert self.limits.tokens is not None
+        while self.asked and self.limits.tokens - self.tokens - self.asked < budget:
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            await self._waiting[-1]
+        budget = min(budget, self.limits.tokens - self.tokens)
         self.asked += budget
         return budget
 
     def give_back(self, budget: int, used: int) -> None:
-        """End the reservation of `budget` ids: their turn has sampled `used` of them."""
-        self.asked -= budget
+        """End a turn that could have sampled `budget` ids, and has sampled `used` of them."""
         self.tokens += used
+        if self.limits.tokens is None:  # Nothing was reserved.
+            return
+        self.asked -= budget
         while self._waiting:
             future = self._waiting.pop(0)
             if not future.done():
@@ -102,14 +102,16 @@ class RolloutState:
         self.metrics[what] = self.metrics.get(what, 0.0) + 1
 
     async def release(self, sessions: str) -> None:
-        """Release every session of the engine whose name begins so, also where that fails for one of them."""
-        failed: BaseException | None = None
-        for segment in self.segments:
-            if segment.session.startswith(sessions):
-                try:
-                    with boundary(EngineError, "release"):
-                        await self.engine_of(segment.speaker.model).release(segment.session)
-                except (EngineError, asyncio.CancelledError) as error:
-                    failed = failed if isinstance(failed, asyncio.CancelledError) else error
-        if failed is not None:
-            raise failed
+        """Release the session of every segment whose name begins so, also where that fails for one of them."""
+        await release_each(self._sessions(sessions))
+
+    async def release_all(self) -> None:
+        """Release every session of the rollout, those of models that the env asked too."""
+        await release_each([*self._sessions(f"{self.rollout_id}/"), *self.models.sessions()])
+
+    def _sessions(self, begin: str) -> list[tuple[Engine, str]]:
+        return [
+            (self.engine_of(segment.speaker.model), segment.session)
+            for segment in self.segments
+            if segment.session.startswith(begin)
+        ]

@@ -29,34 +29,25 @@ POLICY = Speaker()
 """The policy, trained on the rollout's reward."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class OpenTurn:
-    """A turn of a segment that still grows; its answer comes later."""
+    """A turn of a segment that still grows; its answer comes later. The fields are those of `Turn`."""
 
-    finish_reason: FinishReason
-    scores: bytes
-    """The log-probabilities of the ids that were sampled, four bytes each: a copy, for an engine may reuse its own."""
     start: int
     stop: int
+    finish_reason: FinishReason
     versions: tuple[Version, ...]
     message: Message
     seconds: float
     waited: float
     asked_at: float
     number: int
-    sampled_at: float
-    """When it was appended, by `time.perf_counter`."""
     env_messages: Sequence[Message] = ()
     env_seconds: float = 0.0
     reward: float = 0.0
 
-    @property
-    def logprobs(self) -> Floats:
-        """The log-probabilities of its ids."""
-        return np.frombuffer(self.scores, np.float32, self.stop - self.start)
-
     def close(self) -> Turn:
-        """The finished turn, laws checked."""
+        """The finished turn, laws checked; this one may go on."""
         return Turn(
             start=self.start,
             stop=self.stop,
@@ -93,6 +84,10 @@ class OpenSegment:
     token_ids: "array[int]" = field(default_factory=lambda: array("q"))
     """The ids so far, eight bytes each; it is read by others as `shown`, and is not written to in place."""
     turns: list[OpenTurn] = field(default_factory=list)
+    scores: list[bytes] = field(default_factory=list)
+    """The log-probabilities of the ids of each turn, four bytes each: copies, for an engine may reuse its own."""
+    sampled_at: float = 0.0
+    """When the last turn was appended, by `time.perf_counter`."""
     speaker: Speaker = POLICY
     turns_before: int = 0
     """The turns of the segment that a branch goes on from, which count for the context policy."""
@@ -113,11 +108,12 @@ class OpenSegment:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append ids that were not sampled; what does not fit the context is cut."""
-        room = self.room
-        self._put(token_ids if len(token_ids) <= room else token_ids[: max(room, 0)])
+        room = self.context_tokens - len(self.token_ids)
+        if len(token_ids) > room:
+            token_ids = token_ids[: max(room, 0)]
+        self._put(token_ids if type(token_ids) is array else id_array(token_ids))
 
-    def _put(self, token_ids: Sequence[int]) -> None:
-        ids = token_ids if type(token_ids) is array else id_array(token_ids)
+    def _put(self, ids: "array[int]") -> None:
         try:
             self.token_ids += ids
         except BufferError:  # Somebody keeps a view of them, which stays as it is.
@@ -145,20 +141,11 @@ class OpenSegment:
         self._put(ids)
         if self.turns and self.turns[-1].versions == versions:
             versions = self.turns[-1].versions  # One object for all turns: most have the same.
-        turn = OpenTurn(
-            finish_reason=completion.finish_reason,
-            scores=completion.logprobs.tobytes(),
-            start=start,
-            stop=len(self.token_ids),
-            versions=versions,
-            message=message,
-            seconds=seconds,
-            waited=waited,
-            asked_at=asked_at,
-            number=number,
-            sampled_at=time.perf_counter(),
-        )
+        span = start, len(self.token_ids)
+        turn = OpenTurn(*span, completion.finish_reason, versions, message, seconds, waited, asked_at, number)
         self.turns.append(turn)
+        self.scores.append(completion.logprobs.tobytes())
+        self.sampled_at = time.perf_counter()
 
     def answer(self, messages: Sequence[Message], *, reward: float = 0.0) -> None:
         """Note what answered the last turn, how long that took, and what the env gave for the turn.
@@ -167,12 +154,17 @@ class OpenSegment:
         """
         last = self.turns[-1]
         last.env_messages = [*last.env_messages, *messages]
-        last.env_seconds = time.perf_counter() - last.sampled_at
+        last.env_seconds = time.perf_counter() - self.sampled_at
         last.reward += reward
 
     def set_answer(self, turn: int, messages: Sequence[Message]) -> None:
         """Note other messages behind a turn than the env answered with: those that its context went on with."""
         self.turns[turn].env_messages = messages
+
+    def logprobs(self, turn: int) -> Floats:
+        """The log-probabilities of the ids of a turn."""
+        ids = self.turns[turn].stop - self.turns[turn].start
+        return np.frombuffer(self.scores[turn], np.float32, ids)
 
     def realign(self, at: int, token_ids: Sequence[int]) -> None:
         """Take `token_ids` for what stands from `at` on; the last turn keeps what it sampled before.
@@ -193,21 +185,19 @@ class OpenSegment:
 
     def close(self) -> Segment:
         """The finished segment, laws checked."""
-        sampled, logprobs = list[bytes](), list[bytes]()
-        end = 0
-        for turn in self.turns:
-            sampled += (bytes(turn.start - end), b"\1" * (turn.stop - turn.start))
-            logprobs += (bytes(4 * (turn.start - end)), turn.scores[: 4 * (turn.stop - turn.start)])
-            end = turn.stop
-        rest = len(self.token_ids) - end
+        ids = len(self.token_ids)
+        sampled, logprobs = bytearray(ids), bytearray(4 * ids)
+        for turn, scores in zip(self.turns, self.scores, strict=True):
+            sampled[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
+            logprobs[4 * turn.start : 4 * turn.stop] = scores[: 4 * (turn.stop - turn.start)]
         # Bytes cannot change, so numpy makes read-only vectors of them without a copy.
         return Segment(
             index=self.index,
             parent=self.parent,
             kind=self.kind,
             token_ids=np.frombuffer(self.token_ids.tobytes(), np.int64),
-            sampled=np.frombuffer(b"".join((*sampled, bytes(rest))), np.bool_),
-            logprobs=np.frombuffer(b"".join((*logprobs, bytes(4 * rest))), np.float32),
+            sampled=np.frombuffer(bytes(sampled), np.bool_),
+            logprobs=np.frombuffer(bytes(logprobs), np.float32),
             turns=tuple([turn.close() for turn in self.turns]),
             prompt_messages=tuple(self.prompt_messages),
             tools=tuple(self.tools),

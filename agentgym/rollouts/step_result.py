@@ -60,13 +60,10 @@ def read_messages(given: Any, where: str) -> list[Message]:
     """Read a list of messages, whose contents are text or parts; an engine that reads text alone refuses images."""
     if not isinstance(given, _SEQUENCE) or isinstance(given, (str, bytes)):
         raise EnvError(f"{where}: messages must be a list of messages, got {type(given).__name__}")
-    read: list[Any] = [
-        message
-        if type(message) is dict and message.get("role") in ROLES and type(message.get("content")) is str
-        else _message(message, f"{where}: messages[{i}]")
-        for i, message in enumerate(given)
-    ]
-    return read
+    for message in given:
+        if not (type(message) is dict and message.get("role") in ROLES and type(message.get("content")) is str):
+            return [_message(each, f"{where}: messages[{i}]") for i, each in enumerate(given)]
+    return list(given)  # The usual case: none of them has to be looked at more closely.
 
 
 def _message(message: Any, where: str) -> Message:

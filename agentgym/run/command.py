@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import copy
 import errno
-import importlib
 import inspect
 import json
 import os
@@ -33,6 +32,7 @@ from agentgym.run.resume import CHECKPOINTS
 from agentgym.run.settings import SETTINGS, begun_steps
 from agentgym.run.tasks.envs import member_name, read_env_arguments
 from agentgym.run.tasks.parameter_help import with_parameters
+from agentgym.scheduling.garbage import import_for_good
 from agentgym.train.checkpoint import last_step
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def _run(recipe: type[RunConfig], arguments: Sequence[str], stop: "Stop", prog: 
         run = replace(run, out=new_folder(run.recipe))
     stop.folder = run.resume or run.out
     with needs_extra():
-        importlib.import_module("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
+        import_for_good("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
     try:
         return asyncio.run(stop.cancels(train_policy(run)))
     except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way

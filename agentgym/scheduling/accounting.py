@@ -1,12 +1,14 @@
 """Finished groups, and an account of everything that was started for them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, overload
 
 import numpy as np
 
+from agentgym.credit.learned_turns import joined_rows
+from agentgym.credit.turn_noise import Rows
 from agentgym.errors import AgentGymError, SandboxError
 from agentgym.types import Group, Rollout
 
@@ -72,6 +74,8 @@ class BatchStats:
     """Sum over the returned groups of the policy version less that of the oldest token."""
     stalest: int = 0
     """The largest of the differences that `staleness` sums."""
+    turns_seen: Mapping[str, Rows] = field(default_factory=dict, compare=False)
+    """What the rollouts say of the turns behind which branches pay, by env (`agentgym.credit.turn_noise`)."""
 
     def __add__(self, other: "BatchStats") -> "BatchStats":
         return BatchStats(
@@ -80,6 +84,7 @@ class BatchStats:
             requests=self.requests + other.requests,
             **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
             stalest=max(self.stalest, other.stalest),
+            turns_seen=joined_rows(self.turns_seen, other.turns_seen),
         )
 
     def metrics(self) -> dict[str, float]:

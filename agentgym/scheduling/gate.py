@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from agentgym.adapter import Adapter
@@ -112,12 +111,31 @@ class EngineGate:
         usage = current_usage.get()
         if usage.dropped or not self._open.is_set():
             await self._pass(usage)
-        with _Request(self, usage) as request:
+        self._begin(usage)
+        try:
             done = await self.engine.generate(
                 token_ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed
             )
-            request.tokens, request.failed = len(done.token_ids), done.finish_reason == "abort"
+            tokens, outcome = len(done.token_ids), "failed" if done.finish_reason == "abort" else "finished"
+        except BaseException as error:
+            self._end(usage, _outcome(error))
+            raise
+        self._end(usage, outcome, tokens)
         return done
+
+    def _begin(self, usage: RolloutUsage) -> None:
+        """Count a request that is let through."""
+        if usage.oldest is None:
+            usage.oldest = self.engine.version
+        self._seen["started"] += 1
+        usage.running += 1
+
+    def _end(self, usage: RolloutUsage, outcome: str, tokens: int = 0) -> None:
+        """Count what has become of a request; those of a dropped rollout were counted when it was dropped."""
+        usage.running -= 1
+        usage.tokens += tokens
+        if not usage.dropped:
+            self._seen[outcome] += 1
 
     async def _pass(self, usage: RolloutUsage) -> None:
         """Wait until the gate is open; EngineError where the rollout is dropped."""
@@ -140,33 +158,6 @@ class EngineGate:
         return await self.engine.score(token_ids, sampling=sampling)
 
 
-class _Request:
-    """Counts a request that the gate has let through, and what becomes of it; its block holds the request."""
-
-    __slots__ = ("failed", "gate", "tokens", "usage")
-
-    def __init__(self, gate: EngineGate, usage: RolloutUsage) -> None:
-        self.gate, self.usage, self.tokens, self.failed = gate, usage, 0, False
-
-    def __enter__(self) -> "_Request":
-        if self.usage.oldest is None:
-            self.usage.oldest = self.gate.engine.version
-        self.gate._seen["started"] += 1
-        self.usage.running += 1
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.usage.running -= 1
-        if not self.usage.dropped:
-            dropped = isinstance(error, asyncio.CancelledError)
-            outcome = "dropped" if dropped else "failed" if self.failed or error is not None else "finished"
-            self.gate._seen[outcome] += 1
-        if error is None:
-            self.usage.tokens += self.tokens
-
-
 class MessageGate(EngineGate):
     """An `EngineGate` in front of an engine that is asked with messages, and a `MessageEngine` itself."""
 
@@ -185,12 +176,22 @@ class MessageGate(EngineGate):
         usage = current_usage.get()
         if usage.dropped or not self._open.is_set():
             await self._pass(usage)
-        with _Request(self, usage) as request:
+        self._begin(usage)
+        try:
             done = await self.engine.generate_message(
                 messages, tools, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed
             )
-            request.tokens = done.usage.completion_tokens
+            tokens = done.usage.completion_tokens
+        except BaseException as error:
+            self._end(usage, _outcome(error))
+            raise
+        self._end(usage, "finished", tokens)
         return done
+
+
+def _outcome(error: BaseException) -> str:
+    """What has become of a request that raised."""
+    return "dropped" if isinstance(error, asyncio.CancelledError) else "failed"
 
 
 def gate_of(engine: Engine, seen: Mapping[str, int] | None = None) -> EngineGate:

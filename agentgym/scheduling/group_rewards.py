@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Generic
 
@@ -39,8 +38,7 @@ class GroupRewards(Generic[TaskT]):
         session = f"{task.id}/{NAME}"
         models = NamedModels(self._models, cls.stand_ins, owner=where, session=session, seed=seed, metrics=metrics)
         try:
-            async with AsyncExitStack() as stack:
-                at_exit(stack, EngineError, "release", models.release)
+            async with at_exit(EngineError, "release", models.release):
                 with boundary(EnvError, where):
                     values = await _asked(cls, task, rollouts, models)
                 rewards = _read(values, len(rollouts), where)

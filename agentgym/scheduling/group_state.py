@@ -7,6 +7,7 @@ from typing import Generic
 
 from agentgym.advantages import has_signal
 from agentgym.branching.settings import Branching
+from agentgym.credit.turn_noise import Rows
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
 from agentgym.field_checks import require_instance
@@ -52,12 +53,24 @@ class GroupSettings:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.branching is not None:
             require_instance("branching", self.branching, Branching)
+        if self.n == 1 and self.branching is not None and self.branching.after == "learned_turn":
+            raise ValueError("n: learned_turn learns from how the rollouts of a group differ; play at least 2")
 
 
 class GroupState(Generic[TaskT]):
     """The rollouts of one task; complete with `n` scored ones, or when all have ended."""
 
-    def __init__(self, task: TaskT, *, n: int, seed: int, number: int, order: str = "", by_turn: bool = False) -> None:
+    def __init__(
+        self,
+        task: TaskT,
+        *,
+        n: int,
+        seed: int,
+        number: int,
+        order: str = "",
+        by_turn: bool = False,
+        branching: Branching | None = None,
+    ) -> None:
         self.task, self.n, self.seed = task, n, seed
         self.by_turn = by_turn
         """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
@@ -65,6 +78,10 @@ class GroupState(Generic[TaskT]):
         """The number of its task in the run's order of tasks."""
         self.order = order
         """The name of that order; "" where it is of this call alone."""
+        self.branching = branching
+        """The branches of its rollouts, as they were planned when it was started."""
+        self.seen: Rows | None = None
+        """What its rollouts say of the turns behind which branches pay; None where nothing is learned of it."""
         self.usages: list[RolloutUsage] = []
         """What each rollout used, by index."""
         self.ended: dict[int, Rollout] = {}

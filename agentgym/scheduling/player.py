@@ -104,5 +104,5 @@ class Player(Generic[TaskT]):
                 seed=group.seed,
                 rollout_id=group.name(index),
                 models=self.models,
-                branching=self._settings.branching,
+                branching=group.branching,
             )

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from agentgym.credit.turn_noise import COLUMNS
 from agentgym.scheduling.accounting import LifecycleCounts
 
 VERSION = 1
@@ -75,16 +76,28 @@ class SamplerState:
     """How often each resting task of this process is still to be passed over, by its id."""
     in_play: InPlay
     """What this process has in play."""
+    learned_turns: dict[str, list[list[float]]] = field(default_factory=dict)
+    """What the run knows of the turns behind which branches pay, by env, the same on every process."""
 
     def __post_init__(self) -> None:
         if self.rank >= self.world:
             raise ValueError(f"rank: must be below world ({self.world}), got {self.rank}")
         if list(self.unplayed) != sorted(set(self.unplayed)) or any(n >= self.drawn for n in self.unplayed):
             raise ValueError(f"unplayed: must be ascending numbers below drawn ({self.drawn}), got {self.unplayed}")
+        if any(len(row) != COLUMNS for rows in self.learned_turns.values() for row in rows):
+            raise ValueError(f"learned_turns: each row must have {COLUMNS} numbers")
 
     def played(self, number: int) -> bool:
         """Whether the task of this number, one of this process, has been played."""
         return number < self.drawn and number not in self.unplayed
+
+    def refuse_another(self, number: int, task_id: str) -> None:
+        """Raise ValueError where the task of this number is the last one drawn, and was another one then."""
+        if self.drawn == number + 1 and self.last_id != task_id:
+            raise ValueError(
+                f"tasks: number {number} is {task_id!r}, and was {self.last_id!r} in the run that is "
+                f"resumed; resume with the same env, prompts and seed"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The state as plain JSON values."""

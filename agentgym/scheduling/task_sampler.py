@@ -184,6 +184,8 @@ class TaskSampler(Generic[TaskT]):
         """Batches returned so far, before a stop too."""
         self.lost = InPlay()
         """What the stopped run had in play; this process counts it as dropped in its first batch."""
+        self.learned_turns: Mapping[str, Sequence[Sequence[float]]] = {}
+        """What the stopped run knew of the turns behind which branches pay, by env."""
 
     @classmethod
     def for_training(cls, env: str | type[Env[TaskT]], sharding: Sharding, *, seed: int, rest_rounds: int = 0) -> Self:
@@ -297,7 +299,7 @@ class TaskSampler(Generic[TaskT]):
                     f"sampler.{name}: the state has {was}, and this run {now}; resume with the same settings"
                 )
         self._go_on(saved)
-        self.batches = max(state.batches for state in saved)
+        self.batches, self.learned_turns = max(state.batches for state in saved), saved[0].learned_turns
         found = {name: left for state in saved for name, left in state.resting.items()}
         self._resting = {name: left for name, left in found.items() if self._sharding.owns_id(name)}
         if alone:
@@ -310,7 +312,8 @@ class TaskSampler(Generic[TaskT]):
         before = replace(self._sharding, world=len(saved))
         end = max(state.drawn for state in saved)
         for sampled in islice(self._stream, end):
-            _refuse_other_tasks(sampled, saved)
+            for state in saved:
+                state.refuse_another(sampled.number, sampled.task.id)
             if not saved[before.owner(sampled)].played(sampled.number) and self._sharding.owns(sampled):
                 self._waiting.append(sampled)
             self._drawn, self._last_id = sampled.number + 1, sampled.task.id
@@ -339,12 +342,3 @@ def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> Non
             f"of the {len(tasks)} training tasks belong to it: with staleness, rest_rounds, or "
             "oversample.extra_groups, carry or replace each belongs to one; use more tasks, fewer prompts or processes"
         )
-
-
-def _refuse_other_tasks(sampled: SampledTask[Any], saved: Sequence[SamplerState]) -> None:
-    for state in saved:
-        if state.drawn == sampled.number + 1 and state.last_id != sampled.task.id:
-            raise ValueError(
-                f"tasks: number {sampled.number} is {sampled.task.id!r}, and was {state.last_id!r} in the run that is "
-                f"resumed; resume with the same env, prompts and seed"
-            )

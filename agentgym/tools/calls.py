@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +63,10 @@ async def dispatch(
     """
     start = time.perf_counter()
     made = offered(owner).get(name)
-    bound = _bound(owner, made, name, arguments, allowed_tools)
-    if isinstance(bound, ToolResult):
-        result = bound
-    else:
+    result = _bound(owner, made, name, arguments, allowed_tools)
+    if not isinstance(result, ToolResult):
         assert made is not None
-        result = await _outcome(owner, made, made.function_of(owner), bound)
+        result = await _outcome(owner, made, made.function_of(owner), result)
     result.seconds = time.perf_counter() - start
     return result
 
@@ -117,9 +115,15 @@ async def _outcome(owner: object, made: AnyTool, function: Callable[..., Any], a
     """Call the tool within its time limit."""
     limit, said = TimeLimit(made.timeout_s), list[str]()
     try:
-        return _read(await limit.bound(_returned(owner, made, function, arguments, said)))
-    except BaseException as error:  # A tool that calls sys.exit() must not end the training.
+        returned = await limit.bound(_called(owner, made, function, arguments, said))
+        if type(returned) is not str and inspect.isasyncgen(returned):
+            returned = await limit.bound(joined(returned, said, _shown(owner, made)))
+        return _read(returned)
+    except BaseException as raised:  # A tool that calls sys.exit() must not end the training.
+        error = alone(raised)
         result = _error(owner, made, function, error, limit)
+        if result is None and error is not raised:
+            raise error from error.__cause__
         if result is None:
             raise
     if said:
@@ -149,33 +153,25 @@ def _error(
     return _failed(owner, made, function, error)
 
 
-async def _returned(
+def _called(
     owner: object, made: AnyTool, function: Callable[..., Any], arguments: dict[str, Any], said: list[str]
-) -> Any:
-    """What the tool returns; an async generator's texts in one. What a group of errors is about is raised alone."""
+) -> Coroutine[Any, Any, Any]:
+    """The call of a tool, which begins when it is awaited; what it returns may be an async generator."""
     code = getattr(function, "__code__", None)
-    try:
-        if code is not None and code.co_flags & inspect.CO_COROUTINE:  # The usual case, which needs no more.
-            returned = await function(**arguments)
-            return returned if type(returned) is str else await _whole(owner, made, returned, said)
-        if code is not None and code.co_flags & inspect.CO_ASYNC_GENERATOR:
-            return await _whole(owner, made, function(**arguments), said)
-        threads = getattr(owner, "_threads", None)
-        returned = await call_method(function, arguments, name=f"agentgym-tool {made.name}", threads=threads)
-        return await _whole(owner, made, returned, said)
-    except BaseExceptionGroup as group:
-        error = alone(group)
-        if error is group:
-            raise
-        raise error from error.__cause__
+    flags = 0 if code is None else code.co_flags
+    if flags & inspect.CO_COROUTINE:  # The usual case, which needs nothing around it.
+        work: Coroutine[Any, Any, Any] = function(**arguments)
+        return work
+    if flags & inspect.CO_ASYNC_GENERATOR:
+        return joined(function(**arguments), said, _shown(owner, made))
+    threads = getattr(owner, "_threads", None)
+    return call_method(function, arguments, name=f"agentgym-tool {made.name}", threads=threads)
 
 
-async def _whole(owner: object, made: AnyTool, returned: Any, said: list[str]) -> Any:
-    """What a tool has returned; an async generator's texts in one."""
-    if not inspect.isasyncgen(returned):
-        return returned
+def _shown(owner: object, made: AnyTool) -> str:
+    """What is said of a tool where its texts are shown."""
     task = getattr(getattr(owner, "task", None), "id", None)
-    return await joined(returned, said, _named(owner, made) + (f", task {task}" if task else ""))
+    return _named(owner, made) + (f", task {task}" if task else "")
 
 
 def _failed(owner: object, made: AnyTool, function: Callable[..., Any], error: BaseException) -> ToolResult:

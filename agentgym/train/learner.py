@@ -34,6 +34,7 @@ from agentgym.train.policy.model import PolicyModel
 from agentgym.train.policy.settings_warnings import warn_of_settings
 from agentgym.train.snapshot import Snapshot, copied_part, restore_part
 from agentgym.train.state import (
+    new_optimizer,
     policy_settings,
     random_state,
     refuse_other_policy,
@@ -63,9 +64,7 @@ class Learner:
         self.optimizer_steps = 0
         """Number of optimizer steps so far; skipped ones do not count."""
         self._weights = [weight for weight in self.policy.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-        )
+        self._optimizer = new_optimizer(self._weights, config, ranks.device)
         self._limits, self._once = ModelLimits.of(self.policy.causal), TrainedOnce()
         self._kept: KeptLogprobs | None = None
         self._cost = cost_of(config.balance, self.policy.causal.config.get_text_config().hidden_size)

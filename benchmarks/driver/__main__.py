@@ -9,7 +9,7 @@ answer put into the template and encoded, the rollout scored. There are three wa
 
 - one after the other: the engine answers at once, so nothing waits, and one rollout is alive at a time;
 - `alive`: the engine yields to the event loop before each answer, and all 384 rollouts are alive at once;
-- `unseen`: as the first, but the tool answers with a text that nobody has seen before, a traceback of about 275 ids.
+- `unseen`: as the first, but the tool answers with a text that nobody has seen before, a traceback of about 250 ids.
 
 The floors do only what nobody can leave out: `text` asks, reads the call's JSON and calls; `token` also encodes each
 answer by the tokenizer's own backend and extends the ids. All of them take turns. `alive` has more rollouts alive,

@@ -27,7 +27,10 @@ WAYS: dict[str, tuple[bool, Layout]] = {
 def one_batch(rows: Sequence[Sample], layout: Layout, pad_id: int) -> list[Batch]:
     """All samples in one batch, and under `tree` those of each group, as micro-batches that hold a group are."""
     if layout != "tree":
-        return [collate(rows, pad_id=pad_id, layout=layout)]
+        batch = collate(rows, pad_id=pad_id, layout=layout)
+        if isinstance(batch.inputs, PaddedInputs):
+            _ = batch.inputs.attention_BT  # made when a forward asks for it; the other kit's seconds have it
+        return [batch]
     groups = groupby(rows, lambda row: row.group_id)
     return [collate(list(members), pad_id=pad_id, layout=layout) for _, members in groups]
 

@@ -4,8 +4,8 @@
 
 16 completions of 128 tokens a step, in groups of 8; a Qwen3 with random weights; an adapter of rank 16 on every linear
 layer; one thread. Ours is the loop of a run: rollouts through the embedded engine, samples, the trainer, the adapter
-back into the engine and proved there. TRL trains the same adapter, and in a second run, for comparison, all parameters,
-which spares it the adapter's modules in generation. Each run is a process of its own: peak memory is the process's,
+back into the engine and proved there. TRL trains the same adapter, and in a second run, for comparison, all parameters.
+Each run is a process of its own: peak memory is the process's,
 interpreter included.
 TRL is in an environment of its own, which `make bench-peers` makes; without it the goals are not measured: they are
 against TRL's run with the same model, the same adapter and as many tokens, and against nothing else. A run whose

@@ -77,12 +77,12 @@ def written(tokenizer: ChatTokenizer, chat: Chat, reply: Message) -> list[int]:
 def play(tokenizer: ChatTokenizer, tools: list[dict[str, Any]], turns: Sequence[tuple[Message, Message]]) -> list[int]:
     """Ids of a chat in which the model writes each reply and is answered."""
     chat = Chat(tokenizer, tools, [user("Go.")])
-    ids = chat.prompt_ids()
+    ids = chat.prompt_ids().tolist()
     for reply, answer in turns:
         sampled = written(tokenizer, chat, reply)
         delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [answer])
         assert delta is not None
-        ids += sampled + delta
+        ids += [*sampled, *delta]
     assert chat.messages[::2][1:] == [answer for _, answer in turns]
     return ids
 
@@ -162,7 +162,8 @@ def test_a_turn_whose_thinking_is_stripped_at_once_keeps_its_ids_and_is_extended
     chat = Chat(tokenizer, [], [user("Go.")])
     sampled = tokenizer.encode("<think>hm</think>look<|im_end|>")
     delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [user("And?")])
-    assert delta == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
+    assert delta is not None
+    assert delta.tolist() == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_literal_end_mark_in_thinking_that_is_stripped_does_not_hide_the_next_message() -> None:
@@ -170,7 +171,8 @@ def test_a_literal_end_mark_in_thinking_that_is_stripped_does_not_hide_the_next_
     sampled = tokenizer.encode("<think>the <|im_") + tokenizer.encode("end|> mark</think>look<|im_end|>")
     chat = Chat(tokenizer, [], [user("Go.")])
     delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [user("And?")])
-    assert delta == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
+    assert delta is not None
+    assert delta.tolist() == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
 
 
 @both
@@ -183,6 +185,34 @@ def test_every_call_gets_an_id_of_its_own_in_the_chat(tokenizer: ChatTokenizer) 
         seen += [made["id"] for made in reply["tool_calls"]]
         chat.extend(sampled, reply, [tool("")])
     assert len(set(seen)) == 4
+
+
+def look(*properties: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {name: {"type": "string"} for name in properties}}
+    return {"type": "function", "function": {"name": "look", "parameters": parameters}}
+
+
+def test_first_prompts_that_differ_in_anything_are_not_taken_for_each_other() -> None:
+    told = [
+        ([], [user("a"), user("b")]),
+        ([], [user("ab"), user("")]),
+        ([], [user("a"), tool("b")]),
+        ([], [user("a"), tool("b") | Message(role="tool", content="", name="other")]),
+        ([look("x", "y")], [user("a")]),
+        ([look("y", "x")], [user("a")]),
+        ([look("x"), look("y")], [user("a")]),
+    ]
+    for tools, messages in told * 2:
+        whole = REAL.encode(REAL.render(messages, tools, generation=True))
+        assert Chat(REAL, tools, messages).prompt_ids().tolist() == whole
+
+
+def test_what_a_segment_does_to_its_first_prompt_does_not_reach_the_next_one() -> None:
+    first = Chat(REAL, TOOLS, [user("Go.")]).prompt_ids()
+    whole = first.tolist()
+    first.extend([1, 2])
+    first[0] = 7
+    assert Chat(REAL, TOOLS, [user("Go.")]).prompt_ids().tolist() == whole
 
 
 ONE = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'

@@ -1,6 +1,7 @@
 """What a template refuses, or writes otherwise than for other turns, loses no rollout and no message."""
 
 import asyncio
+from array import array
 from typing import Any
 
 import pytest
@@ -200,25 +201,24 @@ def test_a_fork_does_not_take_the_other_branchs_reply_for_its_own() -> None:
     chat.parse(ids, stopped=True)
     other = chat.branch()
     odd = [*b"<|im_end|> in letters", ByteTokenizer.END]
-    assert other.extend(odd, say("<|im_end|> in letters"), [user("x")]) == made.encode(
-        f"\n<|im_start|>user\nx{END}\n<|im_start|>assistant\n"
-    )
+    behind = array("q", made.encode(f"\n<|im_start|>user\nx{END}\n<|im_start|>assistant\n"))
+    assert other.extend(odd, say("<|im_end|> in letters"), [user("x")]) == behind
 
 
 def test_a_text_of_megabytes_is_encoded_only_as_far_as_there_is_room() -> None:
     made = tokenizer(PLAIN.replace("SHOWN", "{{ m.content }}"))
     long = "lorem ipsum 123\n" * (1 << 14)
     encoded = 0
-    encode = made.encode
+    encode = made.id_array
 
-    def counting(text: str) -> list[int]:
+    def counting(text: str) -> "array[int]":
         nonlocal encoded
         encoded += len(text)
         return encode(text)
 
-    ids = encode(f"ok{END}")
+    ids = made.encode(f"ok{END}")
     whole = Chat(made, [], [user("Go.")]).extend(ids, say("ok"), [tool(long)])
-    made.encode = counting  # type: ignore[method-assign]
+    made.id_array = counting  # type: ignore[method-assign]
     cut = Chat(made, [], [user("Go.")]).extend(ids, say("ok"), [tool(long)], room=1000)
     assert whole is not None
     assert cut is not None

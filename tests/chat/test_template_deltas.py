@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agentgym.chat.chat import Chat, _deltas
+from agentgym.chat.chat import Chat, template_of
 from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
 from agentgym.chat.parsing import plain_hermes
 from agentgym.chat.template_deltas import KnownTemplate, MessageTemplate, TemplateDeltaCache
@@ -102,7 +102,7 @@ def test_a_remembered_turn_is_a_whole_render(
 ) -> None:
     offered: list[dict[str, Any]] = [{"type": "function", "function": {"name": "look"}}] if tools else []
     quick, slow = tokenizer(template), tokenizer(template)
-    _deltas[slow] = Forgetful()
+    template_of(slow).deltas = Forgetful()
     for _ in range(2):  # the second time what was learned is used
         first = [Message(role="user", content="Go.")]
         mine, theirs = Chat(quick, offered, first), Chat(slow, offered, first)
@@ -139,7 +139,7 @@ def test_a_shape_is_rendered_whole_only_to_prove_it(form: str) -> None:
 @pytest.mark.parametrize("template", ["looking_by_a_name", "replacing", "escaping"])
 def test_text_that_a_template_may_look_for_or_escape_is_never_filled_in(template: str) -> None:
     quick, slow = tokenizer(template), tokenizer(template)
-    _deltas[slow] = Forgetful()
+    template_of(slow).deltas = Forgetful()
     texts = ['plain "quotes" {1}'] * 5 + ["with <x> in it"] + ['plain "quotes" {1}'] * 5
     first = [Message(role="user", content="Go.")]
     assert extended(Chat(quick, [], first), texts) == extended(Chat(slow, [], first), texts)
@@ -208,8 +208,8 @@ def test_pieces_are_encoded_as_the_whole_text_is(mark: dict[str, bool], text: st
     core = CORES.setdefault(str(mark), trained(**mark))
     pieces = SpecialTokenSplitter(core)
     whole = core.encode(text, add_special_tokens=False).ids
-    assert pieces.encode(text) == whole
-    assert pieces.encode(text) == whole
+    assert pieces.encode(text).tolist() == whole
+    assert pieces.encode(text).tolist() == whole
 
 
 CORES: dict[str, Tokenizer] = {}
@@ -219,7 +219,7 @@ def test_a_tokenizer_that_treats_the_beginning_of_a_text_in_its_own_way_encodes_
     core = trained()
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     text = f"a{END}b"
-    assert SpecialTokenSplitter(core).encode(text) == core.encode(text, add_special_tokens=False).ids
+    assert SpecialTokenSplitter(core).encode(text).tolist() == core.encode(text, add_special_tokens=False).ids
 
 
 @settings(deadline=None)

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
 import agentgym as ag
+from agentgym.cluster.collector import ClusterScheduler
 from agentgym.cluster.worker import Played, RolloutWorker, Schedule
 from agentgym.run.distributed_rollouts import joined
 from agentgym.run.peers import Share
@@ -42,6 +44,29 @@ async def test_two_workers_play_the_groups_of_one_in_the_same_order() -> None:
         assert [group.place for group in one] == [group.place for group in two]
         assert ids(one) == ids(two)
     await asyncio.gather(*(worker.close() for worker in (alone, *pair)))
+
+
+class Beside:
+    """The workers of this process, asked as those of a cluster are."""
+
+    def __init__(self, handles: Sequence[RolloutWorker]) -> None:
+        self.handles = handles
+
+    async def ask_all(self, method: str, *values: Any) -> list[Any]:
+        return [await getattr(worker, method)(*values) for worker in self.handles]
+
+
+async def test_each_worker_learns_from_the_shares_of_all_where_branches_pay() -> None:
+    pair = await opened(2)
+    asked = replace(ASKED, branching=ag.Branching(per_state=1, after="learned_turn", tokens=200))
+    scheduler = ClusterScheduler(cast("Any", Beside(pair)), asked, pair.__len__, None)
+    await scheduler.begin([])
+    groups = await scheduler.collect()
+    assert scheduler.states == await scheduler.sampler_states()
+    first, second = (state["learned_turns"] for state in scheduler.states)
+    assert first == second
+    assert first[""][0][0] == sum(len(group.rollouts) for group in groups) == 8
+    await asyncio.gather(*(worker.close() for worker in pair))
 
 
 async def test_a_worker_in_the_place_of_a_lost_one_plays_what_that_would_have_played() -> None:

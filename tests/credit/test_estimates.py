@@ -100,6 +100,19 @@ def test_without_other_rollouts_the_first_turns_have_no_baseline_and_no_advantag
     assert estimate(3.0, [], [State(1, [1.0])]).stretches == [0.0, 2.0]
 
 
+def test_a_state_may_be_chosen_by_an_earlier_batch_and_by_a_draw() -> None:
+    found = dict.fromkeys(LOGITS, 0.0)
+    for past, drawn in product(("aa", "ab", "ba", "bb"), (True, False)):
+        for likely, way, played, other in ways(1):
+            likely *= reached(past) * (0.2 if drawn else 0.8)
+            states = [State(1, [REWARDS[played[0]]])] if drawn or REWARDS[past] > 0.3 else []
+            given = estimate(REWARDS[way], [REWARDS[other]], states)
+            for place in range(2):
+                for name, slope in gradient(way[:place], way[place]).items():
+                    found[name] += likely * slope * given.stretches[place if states else 0]
+    assert found == pytest.approx(exact(("", "a", "b")))
+
+
 @pytest.mark.parametrize(("turn", "is_unbiased"), [(0, True), (1, False)])
 def test_a_state_may_be_chosen_by_the_turn_before_it_and_not_by_the_one_behind_it(turn: int, is_unbiased: bool) -> None:
     found = dict.fromkeys(LOGITS, 0.0)

@@ -242,6 +242,31 @@ async def test_a_lost_connection_takes_no_request() -> None:
         await link.ask(b"", b"")
 
 
+async def test_a_head_that_was_refused_is_refused_again_and_one_that_was_taken_is_read_anew() -> None:
+    for _ in range(2):
+        for head in (b"HTTP/1.1 2OO OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nno field\r\n\r\n"):
+            link, _ = await linked()
+            asked = link.ask(b"")
+            link.data_received(head)
+            with pytest.raises(WireError):
+                await asked
+    link, wire = await linked()
+    for status, length in ((200, 3), (404, 3), (200, 12), (200, 3)):
+        asked = link.ask(b"HEAD", b"BODY")
+        link.data_received(b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n" % (status, length) + b"x" * length)
+        assert await asked == RawAnswer(status, bytearray(b"x" * length), keep=True)
+    assert wire.written == b"HEADBODY" * 4
+
+
+@pytest.mark.parametrize("length", [0, 1 << 16, 1 << 20, (1 << 20) + 1])
+async def test_the_parts_of_a_request_are_sent_as_they_were_when_it_was_asked(length: int) -> None:
+    link, wire = await linked()
+    part = bytearray(b"x" * length)
+    link.ask(b"HEAD", b"[", part, b"]")
+    part += b"later"
+    assert wire.written == b"HEAD[" + b"x" * length + b"]"
+
+
 async def test_a_large_body_arrives_whole_and_so_does_a_large_answer() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:

@@ -335,6 +335,22 @@ def test_a_limit_counts_the_time_before_its_work_first_waits() -> None:
     assert run_in_virtual_time(play()) == pytest.approx(10.0)
 
 
+def test_a_limit_gives_the_next_work_only_what_those_before_have_left() -> None:
+    async def compute() -> None:
+        asyncio.get_running_loop().advance(3.0)  # type: ignore[attr-defined]
+
+    async def play() -> float:
+        limit = TimeLimit(10.0)
+        await limit.bound(compute())
+        await limit.bound(asyncio.sleep(4.0))
+        with suppress(TimeoutError):
+            await limit.bound(asyncio.sleep(1000.0))
+        assert limit.expired()
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(10.0)
+
+
 def test_what_outlives_a_limit_cannot_start_it_again() -> None:
     async def hold() -> None:
         with off_the_clock():

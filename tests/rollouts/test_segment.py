@@ -357,7 +357,7 @@ def test_the_seconds_of_an_answer_are_counted_from_the_end_of_its_turn() -> None
     segment = begun()
     segment.answer([user("on")])
     (turn,) = segment.turns
-    assert 0 <= turn.env_seconds <= time.perf_counter() - turn.sampled_at
+    assert 0 <= turn.env_seconds <= time.perf_counter() - segment.sampled_at
     assert turn.reward == 0.0
 
 

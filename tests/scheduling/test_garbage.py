@@ -1,14 +1,16 @@
 """The garbage collector while a scheduler plays."""
 
 import gc
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 from weakref import ref
 
 import pytest
 
 import agentgym as ag
-from agentgym.scheduling.garbage import SETTINGS, collect_old, collecting_between_batches
+from agentgym.scheduling.garbage import SETTINGS, collect_old, collecting_between_batches, import_for_good
 from agentgym.testing import Scripted, say
 
 
@@ -116,3 +118,41 @@ async def test_a_scheduler_collects_what_is_old_before_each_batch() -> None:
         garbage = old_garbage()
         await scheduler.collect(1)
         assert garbage() is None
+
+
+@pytest.fixture
+def new_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module that is imported for the first time; it holds a list, and whether the collector was on."""
+    (tmp_path / "imported_for_good.py").write_text("import gc\nheld, collects = [[]], gc.isenabled()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "imported_for_good"
+    sys.modules.pop("imported_for_good", None)
+    gc.unfreeze()
+
+
+def test_what_is_imported_for_good_is_looked_at_no_more_and_what_comes_later_is(new_module: str) -> None:
+    import_for_good(new_module)
+    made = sys.modules[new_module]
+    assert not made.collects
+    assert gc.isenabled()
+    assert all(made.held is not tracked for tracked in gc.get_objects())
+    later = [made]
+    assert any(later is tracked for tracked in gc.get_objects())
+
+
+def test_a_module_that_is_there_freezes_nothing(new_module: str) -> None:
+    import_for_good(new_module)
+    gc.unfreeze()
+    import_for_good(new_module)
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_failed_import_for_good_leaves_the_collector_as_it_was(is_on: bool) -> None:
+    (gc.enable if is_on else gc.disable)()
+    try:
+        with pytest.raises(ImportError):
+            import_for_good("no_such_module")
+        assert gc.isenabled() == is_on
+    finally:
+        gc.enable()

@@ -11,6 +11,7 @@ import pytest
 import agentgym as ag
 from agentgym.testing import Scripted, call, calls, say
 from agentgym.tools.calls import dispatch
+from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
@@ -125,6 +126,27 @@ async def test_what_it_said_before_it_failed_is_read_behind_the_error() -> None:
     assert late.content == "error: tool 'late' timed out after 0.05 s\nIt had said before:\nbegun"
     assert refused.content == "error: no more parts\nIt had said before:\nbegun"
     assert (late.failed, refused.failed, shop.closed) == (True, False, 1)
+
+
+def test_a_stream_that_a_tool_returns_has_the_time_that_the_tool_has_left() -> None:
+    class Slow(Shop):
+        @ag.tool(timeout_s=10)
+        async def soon(self) -> AsyncIterator[str]:
+            """Return a stream, after a while."""
+            await asyncio.sleep(4)
+            return self.words()
+
+        async def words(self) -> AsyncIterator[str]:
+            yield "begun"
+            await asyncio.sleep(1000)
+
+    async def play() -> tuple[float, Any]:
+        result = await dispatch(Slow(TASK), "soon", {})
+        return asyncio.get_running_loop().time(), result.content
+
+    seconds, content = run_in_virtual_time(play())
+    assert seconds == pytest.approx(10)
+    assert content == "error: tool 'soon' timed out after 10 s\nIt had said before:\nbegun"
 
 
 async def test_only_text_is_yielded() -> None:

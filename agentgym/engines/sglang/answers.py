@@ -3,6 +3,7 @@
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -80,7 +81,7 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
             token_ids=np.frombuffer(array("q", ids).tobytes(), np.int64),
             logprobs=np.frombuffer(values.tobytes(), np.float32),
             finish_reason=cast("FinishReason", reason),
-            versions=_versions(meta, version, ours) if named else (Version(0, version),),
+            versions=_versions(meta, version, ours) if named else _all_of(version),
         )
     except _BROKEN as error:
         raise EngineError(f"the server's answer: {describe(error)}") from error
@@ -96,15 +97,26 @@ def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[
     A server whose base weights are pushed in flight reports `[{"version": "7", "start": 0, "end": 3}, ..]`.
     """
     spans: Sequence[Any] = meta.get("weight_versions") or ()
-    if len(spans) == 1 and spans[0]["version"] == ours:
-        return (Version(0, version),)
+    if len(spans) == 1 and (spans[0]["version"] == ours or _is_unnumbered(spans[0])):
+        return _all_of(version)
     spans = [span for span in spans if span["end"] > span["start"]]
     named = [
         Version(int(s["start"]), int(s["version"]) if s["version"].isdecimal() and s["version"] != ours else version)
         for s in spans
     ]
     changes = [now for i, now in enumerate(named) if i == 0 or named[i - 1].version != now.version]
-    return tuple(changes) or (Version(0, version),)
+    return tuple(changes) or _all_of(version)
+
+
+def _is_unnumbered(span: Mapping[str, Any]) -> bool:
+    """Whether a span is of a whole answer, under weights that have no number for a name."""
+    return not span["version"].isdecimal() and span["start"] == 0
+
+
+@lru_cache
+def _all_of(version: int) -> tuple[Version, ...]:
+    """The versions of an answer that is all of one; the same object each time."""
+    return (Version(0, version),)
 
 
 def field_of(body: Any, *path: str, default: Any = None) -> Any:

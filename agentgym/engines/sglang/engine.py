@@ -66,6 +66,7 @@ class SGLangEngine:
         self._fleet = Fleet([], self._config, Path())
         self._facts: ModelFacts | None = None
         self._served: tuple[ServerFacts, ...] = ()
+        self._context_tokens = self._config.context_tokens  # the least limit that is known
         self._prompts = Prompts(0)
         self._turns = Turns(self._fleet, self._opened)
 
@@ -104,6 +105,8 @@ class SGLangEngine:
             )
             merged = self._config.adapters == "merged"
             self._served = tuple([await facts_of(server, merged=merged) for server in servers])
+            limits = [facts.context_tokens for facts in self._served]
+            self._context_tokens = min([*limits, *filter(None, [self._config.context_tokens])])
             model = self._model or self._served[0].model
             self._facts = await asyncio.to_thread(model_facts, model, self._tokenizer)
             for facts in self._served:
@@ -134,14 +137,11 @@ class SGLangEngine:
     @property
     def context_tokens(self) -> int:
         """The most ids, prompt and completion together, that one request may hold on every server."""
-        limits = [facts.context_tokens for facts in self._served]
-        if self._config.context_tokens is not None:
-            limits.append(self._config.context_tokens)
-        if not limits:
+        if self._context_tokens is None:
             raise EngineError(
                 "context_tokens: known once the engine is open; set SGLangConfig.context_tokens to choose it"
             )
-        return min(limits)
+        return self._context_tokens
 
     @property
     def dtype(self) -> str:

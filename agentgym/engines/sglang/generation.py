@@ -41,9 +41,8 @@ class Generation:
     max_tokens: int
     sampling: Sampling
     seed: int
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[Version] = field(default_factory=list)
+    sampled: tuple[Completion, ...] = ()
+    """What the requests before the one in flight sampled, none of them empty."""
     piece: Piece | None = None
     overtaken: bool = False
     """Whether the request in flight was ended for other weights; the turn goes on."""
@@ -60,31 +59,40 @@ class Generation:
     @property
     def context(self) -> Prompt:
         """The prompt of the next request."""
-        return self.prompt.then(self.ids)
+        if not self.sampled:
+            return self.prompt
+        return self.prompt.then([token_id for part in self.sampled for token_id in part.token_ids.tolist()])
 
     @property
     def room(self) -> int:
         """Ids that the turn may still sample."""
-        return self.max_tokens - len(self.ids)
+        return self.max_tokens - sum([len(part.token_ids) for part in self.sampled])
 
     def take(self, piece: Completion) -> None:
-        """Append the ids that a request sampled; a version that goes on is listed once."""
-        for start, version in piece.versions if len(piece.token_ids) else ():
-            if not self.versions or self.versions[-1].version != version:
-                self.versions.append(Version(start + len(self.ids), version))
-        self.ids += piece.token_ids.tolist()
-        self.logprobs += piece.logprobs.tolist()
+        """Append the ids that a request sampled."""
+        if len(piece.token_ids):
+            self.sampled += (piece,)
 
     def completion(self, finish_reason: FinishReason, version: int) -> Completion:
         """Return all sampled ids, or none where they are dropped; `version` is that of an empty completion."""
-        if self.ending == "drop" or not self.ids:
+        if self.ending == "drop" or not self.sampled:
             return empty(version)
         return Completion(
-            token_ids=np.array(self.ids, np.int64),
-            logprobs=np.array(self.logprobs, np.float32),
+            token_ids=np.concatenate([part.token_ids for part in self.sampled]),
+            logprobs=np.concatenate([part.logprobs for part in self.sampled]),
             finish_reason=finish_reason,
-            versions=tuple(self.versions),
+            versions=self._versions(),
         )
+
+    def _versions(self) -> tuple[Version, ...]:
+        """The versions of all that was sampled; one that goes on is listed once."""
+        versions, before = list[Version](), 0
+        for part in self.sampled:
+            for start, version in part.versions:
+                if not versions or versions[-1].version != version:
+                    versions.append(Version(before + start, version))
+            before += len(part.token_ids)
+        return tuple(versions)
 
 
 def empty(version: int) -> Completion:
@@ -108,7 +116,7 @@ class Attempts:
 
     def __init__(self, what: str, servers: Sequence[Server], *, wait_s: float) -> None:
         self._what, self._servers, self._wait_s = what, servers, wait_s
-        self._failures: Counter[Server] = Counter()
+        self._failures = Counter[Server]()
         self._busy: set[Server] = set()
         self._last: Exception | None = None
         self._until: float | None = None

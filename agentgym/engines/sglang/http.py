@@ -8,7 +8,7 @@ import asyncio
 import importlib
 import json
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
@@ -34,11 +34,6 @@ class Answer(NamedTuple):
     body: Any
 
 
-class _Idle(NamedTuple):
-    link: HttpLink
-    since: float
-
-
 class JsonClient:
     """Asks one server; safe to call concurrently from one event loop.
 
@@ -61,12 +56,12 @@ class JsonClient:
         )
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_s = connect_s
-        self._idle: list[_Idle] = []
+        self._idle: list[HttpLink] = []
         self._busy: set[HttpLink] = set()
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Coroutine[Any, Any, Answer]:
         """GET a path under the server's URL."""
-        return self._ask("GET", path, b"", timeout_s)
+        return self._ask("GET", path, (), timeout_s)
 
     def post(self, path: str, payload: Any, *, timeout_s: float | None = None) -> Coroutine[Any, Any, Answer]:
         """POST a payload as JSON, or bytes that are JSON, to a path under the server's URL.
@@ -74,19 +69,25 @@ class JsonClient:
         Without `timeout_s` it may take as long as it takes.
         """
         body = payload if isinstance(payload, bytes) else encoded(payload).encode()
-        return self._ask("POST", path, body, timeout_s)
+        return self._ask("POST", path, (body,), timeout_s)
+
+    def post_parts(self, path: str, *parts: bytes | bytearray) -> Coroutine[Any, Any, Answer]:
+        """POST bytes that are JSON together; they are copied once, when they are sent."""
+        return self._ask("POST", path, parts, None)
 
     def close(self) -> None:
         """Close every connection; calls in flight end with ConnectionError."""
-        for idle in self._idle:
-            idle.link.abort()
+        for link in self._idle:
+            link.abort()
         self._idle.clear()
         for link in self._busy:
             link.abort()
 
-    def _ask(self, method: str, path: str, body: bytes, timeout_s: float | None) -> Coroutine[Any, Any, Answer]:
-        head = f"{method} {self._path}{path}{self._fields}{len(body)}\r\n\r\n".encode()
-        asking = self._exchange(path, head, body)
+    def _ask(
+        self, method: str, path: str, body: Sequence[bytes | bytearray], timeout_s: float | None
+    ) -> Coroutine[Any, Any, Answer]:
+        head = f"{method} {self._path}{path}{self._fields}{sum(map(len, body))}\r\n\r\n".encode()
+        asking = self._exchange(path, head, *body)
         return asking if timeout_s is None else self._within(timeout_s, path, asking)
 
     async def _within(self, timeout_s: float, path: str, asking: Coroutine[Any, Any, Answer]) -> Answer:
@@ -96,36 +97,41 @@ class JsonClient:
         except TimeoutError:
             raise ConnectionError(f"{self.url}{path}: no answer within {timeout_s:g} s") from None
 
-    async def _exchange(self, path: str, head: bytes, body: bytes) -> Answer:
+    async def _exchange(self, path: str, *request: bytes | bytearray) -> Answer:
+        link: HttpLink | None = None
         try:
-            return await self._told(self._fresh() or await self._connected(), head, body)
-        except (OSError, EOFError) as error:
-            why = str(error) or (
-                "the connection timed out" if isinstance(error, TimeoutError) else type(error).__name__
-            )
-            raise ConnectionError(f"{self.url}{path}: {why}") from error
-
-    async def _told(self, link: HttpLink, head: bytes, body: bytes) -> Answer:
-        self._busy.add(link)
-        try:
-            status, content, keep = await link.ask(head, body)
-        except BaseException:
-            link.abort()
+            link = self._fresh() or await self._connected()
+            self._busy.add(link)
+            status, content, keep = await link.ask(*request)
+        except BaseException as error:
+            if link is not None:
+                self._busy.discard(link)
+                link.abort()
+            if isinstance(error, OSError | EOFError):
+                raise self._unreachable(path, error) from error
             raise
-        finally:
-            self._busy.discard(link)
+        self._busy.discard(link)
+        self._put_aside(link, keep=keep)
+        return Answer(status, _decoded(content))
+
+    def _unreachable(self, path: str, error: OSError | EOFError) -> ConnectionError:
+        why = str(error) or ("the connection timed out" if isinstance(error, TimeoutError) else type(error).__name__)
+        return ConnectionError(f"{self.url}{path}: {why}")
+
+    def _put_aside(self, link: HttpLink, *, keep: bool) -> None:
+        """Keep a connection for the next request, where both sides leave it open."""
         if keep and link.usable:
-            self._idle.append(_Idle(link, monotonic()))
+            link.idle_since = monotonic()
+            self._idle.append(link)
         else:
             link.close()
-        return Answer(status, _decoded(content))
 
     def _fresh(self) -> HttpLink | None:
         """The connection that was used last, while it is fresh."""
         oldest = monotonic() - _IDLE_S
         while self._idle:
-            link, since = self._idle.pop()
-            if since >= oldest and link.usable:
+            link = self._idle.pop()
+            if link.idle_since >= oldest and link.usable:
                 return link
             link.abort()
         return None
@@ -155,9 +161,7 @@ def _decoded(body: bytearray) -> Any:
             return _fast(body)
         except ValueError:
             pass  # It is no JSON, or such JSON as only Python's own decoder takes, with NaN in it.
-    if not body.strip():
-        return None
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError):
-        return body.decode(errors="replace")
+        return body.decode(errors="replace") if body.strip() else None

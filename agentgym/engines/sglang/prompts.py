@@ -32,10 +32,12 @@ with suppress(ImportError):  # It is no dependency; where it is installed, it wr
 class Prompt:
     """Ids of the vocabulary, and their text inside a JSON array; both only grow."""
 
-    __slots__ = ("_blocks", "raw", "text")
+    __slots__ = ("_blocks", "grows", "raw", "text")
 
     def __init__(self, raw: bytes | bytearray = b"", text: bytes | bytearray = b"") -> None:
         self.raw, self.text = bytearray(raw), bytearray(text)
+        self.grows: array[int] | None = None
+        """The array that the ids were read from, where it only grows."""
         self._blocks: list[int] = []
 
     def __len__(self) -> int:
@@ -89,10 +91,11 @@ class Prompts:
         if not is_buffer(token_ids):
             token_ids = memoryview(array("q", checked(token_ids, self.vocabulary)))
         last = self._last.get(session)
-        if last is None or last.raw != token_ids[: len(last)]:  # in this order the bytes are compared at once
+        if last is None or not _begins_with(token_ids, last):
             last = self._last[session] = self._opened(token_ids)
         elif len(token_ids) > len(last):
             self._grow(last, token_ids)
+        last.grows = _growing(token_ids)
         return last
 
     def _opened(self, token_ids: memoryview) -> Prompt:
@@ -117,6 +120,21 @@ class Prompts:
     def release(self, session: str) -> None:
         """Forget a session; unknown ones are forgotten already."""
         self._last.pop(session, None)
+
+
+def _begins_with(token_ids: memoryview, prompt: Prompt) -> bool:
+    """Whether the ids begin with those of the prompt; of a rollout's array that grew only their end is compared."""
+    known = len(prompt)
+    array_grew = prompt.grows is not None and _growing(token_ids) is prompt.grows and len(token_ids) >= known
+    first = max(known - BLOCK, 0) if array_grew else 0
+    # In this order the bytes are compared at once.
+    return prompt.raw[first * _ID :] == token_ids[first:known] if first else prompt.raw == token_ids[:known]
+
+
+def _growing(token_ids: memoryview) -> "array[int] | None":
+    """The array that a read-only view shows all of: such an array only grows, as `Engine.generate` says."""
+    shown = token_ids.obj
+    return shown if token_ids.readonly and type(shown) is array and len(shown) == len(token_ids) else None
 
 
 def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> list[int]:

@@ -48,15 +48,15 @@ class Ask(NamedTuple):
     stop_ids: tuple[int, ...]
     policy: PolicyVersion
 
-    def body(self) -> bytes:
-        """The body of POST /generate; all settings that change the distribution are in it."""
+    def body(self) -> tuple[bytes | bytearray, ...]:
+        """The parts of the body of POST /generate; all settings that change the distribution are in it."""
         lora = "null" if self.policy.lora is None else f'"{self.policy.lora}"'
         settings = (
             f'],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
             f'"sampling_params":{{{_written(self.sampling, self.stop_ids)},'
             f'"max_new_tokens":{self.max_tokens},"sampling_seed":{self.seed % (1 << 63)}}}}}'
         )
-        return b"".join((b'{"input_ids":[', self.prompt.text, settings.encode()))
+        return b'{"input_ids":[', self.prompt.text, settings.encode()
 
 
 class Unavailable(EngineError):
@@ -150,7 +150,7 @@ class Server:
     async def generate(self, ask: Ask) -> Completion:
         """Return the ids that the server sampled; those of an aborted request up to its abort."""
         try:
-            answer = await self.client.post("/generate", ask.body())
+            answer = await self.client.post_parts("/generate", *ask.body())
         except WireError as error:
             raise EngineError(f"{self}: {error}") from error
         body = answer.body if answer.status == 200 else self._checked("/generate", answer)

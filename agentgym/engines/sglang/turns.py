@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from agentgym.engines.sglang.answers import require_possible
 from agentgym.engines.sglang.fleet import Fleet
-from agentgym.engines.sglang.generation import Generation, Piece, empty
+from agentgym.engines.sglang.generation import Attempts, Generation, Piece, empty
 from agentgym.engines.sglang.model_info import ModelFacts
 from agentgym.engines.sglang.policies.parcels import PolicyVersion
 from agentgym.engines.sglang.server import Ask, NoServer, Server, Unavailable
@@ -45,7 +45,7 @@ class Turns:
                 policy, turn.overtaken = self._fleet.policy, False
                 piece = await self._piece(turn, policy)
                 overtaken = piece.finish_reason == "abort" and (turn.overtaken or policy is not self._fleet.policy)
-                if not (overtaken or turn.ids or turn.ending):
+                if not (overtaken or turn.sampled or turn.ending):
                     return piece
                 turn.take(piece)
                 if turn.ending or not overtaken:
@@ -93,22 +93,24 @@ class Turns:
 
     async def _piece(self, turn: Generation, policy: PolicyVersion) -> Completion:
         """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
-        attempts = self._fleet.attempts("generate")
+        attempts: Attempts | None = None  # until one fails
         while turn.ending is None and policy is self._fleet.policy:
             facts = self._opened()
             if not self._fleet.open.is_set():
                 await _first(self._fleet.open, turn.ended)
                 continue
             try:
-                server = self._fleet.place(turn.session, turn.prompt, avoid=attempts.avoid)
+                server = self._fleet.place(turn.session, turn.prompt, avoid=attempts.avoid if attempts else ())
                 completion = await server.generate(self._begun(turn, policy, server, facts))
             except (ConnectionError, Unavailable) as error:
                 self._over(turn)
+                attempts = attempts or self._fleet.attempts("generate")
                 attempts.failed(server, error)
                 self._fleet.counts.retried += 1
                 self._opened()
                 await self._fleet.check(server)
             except NoServer as nobody:
+                attempts = attempts or self._fleet.attempts("generate")
                 await attempts.wait(nobody, turn.ended)
             except asyncio.CancelledError:
                 if turn.piece is not None:

@@ -1,7 +1,8 @@
 """Continuous batching: the choice of the rows that the next forward computes, and the reuse of KV.
 
 A session keeps its slot between turns, with the KV of the ids that its new prompt still begins with. A new session
-copies the KV of a prefix that it shares with another slot, or waits while another slot computes it.
+copies the KV of a prefix that it shares with another slot, or waits while another slot computes it. Rows that decode
+together read the KV of a prefix that they share once.
 """
 
 import random
@@ -198,7 +199,8 @@ class Batcher:
         start = slots.filled[rows]
         columns = start[:, None] + np.arange(int(width.max()))
         ids = slots.ids[rows[:, None], np.minimum(columns, self.policy.context - 1)]
-        hidden = self.policy.forward(rows, ids, start, width)
+        groups = slots.groups(rows) if ids.shape[1] == 1 else None
+        hidden = self.policy.forward(rows, ids, start, width, groups)
         slots.filled[rows] += width
         decoded = int((start >= slots.prompt[rows]).sum())
         self._count(int(width.sum()), decoded, narrow=ids.shape[1] == 1, seconds=perf_counter() - began)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agentgym.engines.transformers.shared_prefix import Prefix
+
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 """Model types; beyond these nothing is assumed, and whoever uses this checks it against the model's own logits."""
 
@@ -40,13 +42,15 @@ class Dense:
         # The halves of a rotated vector change places, and one changes its sign: here the sine's.
         self._turns = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], -1)], 1)
 
-    def __call__(self, ids: Tensor, mask: Tensor, positions: Tensor, update: Update) -> Tensor:
+    def __call__(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, update: Update, prefix: Prefix | None = None
+    ) -> Tensor:
         hidden = functional.embedding(ids, self._embedding)
         turns = self._turns[positions].unsqueeze(3)
         cos, sin = turns[:, :, 0], turns[:, :, 1]
         added = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, -torch.inf)  # once, not in each layer
         for layer in self._layers:
-            hidden = layer(hidden, added, cos, sin, update)
+            hidden = layer(hidden, added, cos, sin, update, prefix)
         return self._norm(hidden)
 
 
@@ -82,7 +86,9 @@ class _Layer:
             self._qk_norm = torch.cat([norm.weight.expand(heads, -1) for norm, heads in sides])
             self._eps = attention.q_norm.variance_epsilon
 
-    def __call__(self, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, update: Update, prefix: Prefix | None
+    ) -> Tensor:
         rows, width, _ = hidden.shape
         qkv = functional.linear(self._before(hidden), *self._qkv).view(rows, width, -1, self._dim)
         both = self._heads + self._kv_heads
@@ -91,8 +97,13 @@ class _Layer:
             qk = functional.rms_norm(qk, (self._dim,), eps=self._eps) * self._qk_norm
         qk = torch.addcmul(qk * cos, qk.roll(self._dim // 2, -1), sin).transpose(1, 2)
         keys, values = update(qk[:, self._heads :], values.transpose(1, 2), self._number)
-        attend = self._attend if width > 1 else self._attend_one
-        seen = attend(qk[:, : self._heads], keys, values, mask)
+        query = qk[:, : self._heads]
+        if prefix is not None:
+            seen = self._attend_shared(query, keys, values, mask, prefix)
+        elif width == 1:
+            seen = self._attend_one(query, keys, values, mask)
+        else:
+            seen = self._attend(query, keys, values, mask)
         hidden = hidden + functional.linear(seen, *self._out)
         gate, up = functional.linear(self._between(hidden), *self._gate_up).chunk(2, -1)
         return hidden + functional.linear(functional.silu(gate).mul_(up), *self._down)
@@ -107,12 +118,26 @@ class _Layer:
 
     def _attend_one(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """The same of one query a row, by two products: the fused kernel is made for many, and slower for one."""
-        rows, reach, dim = len(query), keys.shape[2], self._dim
-        query = query.reshape(rows * self._kv_heads, -1, dim)  # the heads that share a key are its queries
-        mask = mask.expand(-1, self._kv_heads, -1, -1).reshape(-1, 1, reach)
-        keys, values = (x.flatten(0, 1) for x in (keys, values))
-        scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self._scale)
-        return torch.bmm(scores.softmax(-1), values).view(rows, 1, -1)
+        scores = self._scores(query, keys, mask)
+        return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(len(query), 1, -1)
+
+    def _attend_shared(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, prefix: Prefix) -> Tensor:
+        """The same, where what rows begin with alike is read once for the queries of all of them."""
+        length, rows, heads = prefix.length, len(query), self._kv_heads
+        own = self._scores(query, keys[:, :, length:], mask[..., length:])
+        alike = torch.bmm(
+            prefix.gather(query.reshape(rows, heads, -1, self._dim)), prefix.read(keys).transpose(1, 2) * self._scale
+        )
+        weights = torch.cat([prefix.spread(alike, heads).flatten(0, 1), own], -1).softmax(-1)
+        seen = torch.bmm(weights[..., length:], values[:, :, length:].flatten(0, 1))
+        shared = torch.bmm(prefix.gather(weights[..., :length].view(rows, heads, -1, length)), prefix.read(values))
+        return (seen.view(rows, heads, -1, self._dim) + prefix.spread(shared, heads)).view(rows, 1, -1)
+
+    def _scores(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """[rows x key heads, queries, reach] of one query a row; the heads that share a key are its queries."""
+        query = query.reshape(len(query) * self._kv_heads, -1, self._dim)
+        mask = mask.expand(-1, self._kv_heads, -1, -1).reshape(-1, 1, keys.shape[2])
+        return torch.baddbmm(mask, query, keys.flatten(0, 1).transpose(1, 2), alpha=self._scale)
 
 
 def joined(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agentgym.engines.transformers.shared_prefix import Groups, groups
 from agentgym.types import Floats, Ints, Sampling
 
 ALL = 1 << 40
@@ -42,6 +43,8 @@ class Slots:
         self._weights = 0
         self._weights_of = np.full(slots, -1, np.int64)
         self._begun = 0
+        self._grouped: tuple[int, bytes] = (0, b"")
+        self._groups: Groups | None = None
 
     def swap(self) -> None:
         """Note that the weights have changed: earlier KV is neither kept nor copied."""
@@ -72,6 +75,16 @@ class Slots:
         planned[slot] = 0
         has, will_have = int(ready.argmax()), int(planned.argmax())
         return Donor(has, int(ready[has])), Donor(will_have, int(planned[will_have]))
+
+    def groups(self, rows: Ints) -> Groups | None:
+        """Return these decoding rows by the prefix of their prompts that they share, where there are such."""
+        grouped = self._begun, rows.tobytes()
+        if grouped != self._grouped:
+            # A prompt's last id may be computed in this very step.
+            limit = int(self.prompt[rows].min()) - 1
+            self._groups = groups(self.ids[rows, :limit], self._weights_of[rows])
+            self._grouped = grouped
+        return self._groups
 
     def sample_by(self, slot: int, sampling: Sampling) -> None:
         """Take over the settings that a row's ids are drawn by."""

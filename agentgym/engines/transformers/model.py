@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from agentgym.engines.transformers.fast_decoder import dense
+from agentgym.engines.transformers.shared_prefix import Groups, Prefix
 from agentgym.extras import needs_extra
 from agentgym.models import gpu_number, loading
 from agentgym.types import Floats, Ints
@@ -165,7 +166,7 @@ class InferenceModel:
             self._dense = dense(self.model, self.context)
 
     @torch.inference_mode()
-    def forward(self, rows: Ints, ids: Ints, start: Ints, width: Ints) -> torch.Tensor:
+    def forward(self, rows: Ints, ids: Ints, start: Ints, width: Ints, groups: Groups | None = None) -> torch.Tensor:
         """Last hidden state [rows, hidden] of each row after `width` more ids from column `start`.
 
         ::
@@ -173,7 +174,7 @@ class InferenceModel:
             rows 2  ids a b c  width 3
              5      d e .        2      . is padding: its KV lies past the row's end, where the next ids' will be
 
-        `rows` rise; `ids` is [rows, max width].
+        `rows` rise; `ids` is [rows, max width]. `groups` of rows begin alike, where each has one id to compute.
         """
         column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
         position = np.minimum(column, self.context - 1)
@@ -189,18 +190,28 @@ class InferenceModel:
             at = np.arange(len(rows))
             where = index = self._tensor(rows)
         reach = int((start + width).max())
-        hidden = self._hidden(where, index, ids, position, column, reach)
+        prefix = None
+        if groups is not None and self._dense is not None:
+            prefix = Prefix(groups, at, len(ids), self._device)
+        hidden = self._hidden(where, index, ids, position, column, reach, prefix)
         return hidden[self._tensor(at), self._tensor(width - 1)]
 
     def _hidden(
-        self, where: slice | torch.Tensor, index: torch.Tensor, ids: Ints, position: Ints, column: Ints, reach: int
+        self,
+        where: slice | torch.Tensor,
+        index: torch.Tensor,
+        ids: Ints,
+        position: Ints,
+        column: Ints,
+        reach: int,
+        prefix: Prefix | None,
     ) -> torch.Tensor:
         positions = self._tensor(position)
         self._cache.aim(where, index, self._tensor(column), reach)
         # Already four-dimensional, so the model takes the mask as it is.
         mask = self._positions[:reach] <= positions[:, None, :, None]
         if self._dense is not None:
-            return self._dense(self._tensor(ids), mask, positions, self._cache.update)
+            return self._dense(self._tensor(ids), mask, positions, self._cache.update, prefix)
         out = self._decoder(
             input_ids=self._tensor(ids),
             attention_mask=mask,

@@ -17,7 +17,7 @@ from typing import Any
 from agentgym.agents.env import AgentEnv
 from agentgym.boxes import Boxes
 from agentgym.branching.ends import RolloutBranch
-from agentgym.branching.settings import Branching
+from agentgym.branching.settings import Branching, PlannedBranching
 from agentgym.environments.env import Env, has_group_reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, SandboxError, alone, boundary
@@ -58,7 +58,7 @@ class Branches:
         self.played: list[BranchAttempt] = []
         self.waited = 0.0
         """The seconds that the rollout waited for them."""
-        self._chooser = StateChooser(settings)
+        self._chooser = StateChooser(settings, f"{root.state.seed} {root.state.rollout_id} branches")
 
     async def play(self, conversation: Conversation, deadline: TimeLimit) -> None:
         """Play the branches of this state to their ends, where it is chosen; the rollout's own time stands still.
@@ -100,6 +100,8 @@ class Branches:
             "branch_seconds": self.waited,
             "seconds": played.metrics["seconds"] - self.waited,
         }
+        if isinstance(plan := self.settings, PlannedBranching):
+            counts |= {"branch_turn": float(plan.turn), "branch_signal": plan.signal}
         return replace(played, segments=tuple(segments), branches=ends, metrics={**played.metrics, **counts})
 
 
@@ -148,24 +150,23 @@ class BranchAttempt(Attempt):
                 opened.parent = (opened.parent or 0) + first
         return [opened.close() for opened in self.state.segments]
 
-    async def _open(self, stack: AsyncExitStack, boxes: Boxes | None) -> Env[Any]:
-        """Copy the env and fork its box; what is opened here is closed when the stack is left."""
-        state, origin = self.state, self.root.env
+    async def _opened(self, boxes: Boxes | None) -> str:
+        """Copy the env and fork its box, play, and close what was opened, whatever happens; the stop reason."""
+        origin = self.root.env
         assert origin is not None
-        at_exit(stack, EngineError, "release", state.models.release)
-        at_exit(stack, EngineError, "release", lambda: state.release(f"{state.rollout_id}/"))
-        memo = self._memo(origin)
-        if origin._box is not None:
-            with boundary(SandboxError, "the branch of the box"):
-                memo[id(origin.box)] = await stack.enter_async_context(await origin.box.fork())
-        box = memo.get(id(origin._box))
-        self.env = env = await self._copied(origin, memo)
-        env._box, env._models, env._forks, env._threads = box, state.models, None, Threads(env)
-        # A shallow copy of an env's own making shares them.
-        env.metrics, env.tool_failures = dict(env.metrics), Counter(env.tool_failures)
-        env.role_rewards = dict(env.role_rewards)
-        at_exit(stack, EnvError, f"{self.name}.close", lambda: self._close(env))
-        return env
+        async with at_exit(EngineError, "release", self.state.release_all), AsyncExitStack() as stack:
+            memo = self._memo(origin)
+            if origin._box is not None:
+                with boundary(SandboxError, "the branch of the box"):
+                    memo[id(origin.box)] = await stack.enter_async_context(await origin.box.fork())
+            self.env = env = await self._copied(origin, memo)
+            env._box = memo.get(id(origin._box))
+            env._models, env._forks, env._threads = self.state.models, None, Threads(env)
+            # A shallow copy of an env's own making shares them.
+            env.metrics, env.tool_failures = dict(env.metrics), Counter(env.tool_failures)
+            env.role_rewards = dict(env.role_rewards)
+            async with at_exit(EnvError, f"{self.name}.close", self._close):
+                return await self._play_and_score(env)
 
     def _memo(self, origin: Env[Any]) -> dict[int, Any]:
         """What stands in the place of what a copy of the env may not copy, by its id."""

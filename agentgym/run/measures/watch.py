@@ -55,7 +55,8 @@ class Watch:
         return said
 
     def _no_branch(self, figures: Mapping[str, float]) -> dict[str, str]:
-        self._unbranched = self._unbranched + 1 if figures.get("rollout/branches") == 0 else 0
+        none = figures.get("rollout/branches") == 0 and "rollout/branch_turn" not in figures  # that one may choose none
+        self._unbranched = self._unbranched + 1 if none else 0
         if self._unbranched < NO_SIGNAL:
             return {}
         return {

@@ -64,9 +64,7 @@ def collate(
     if not samples:
         raise ValueError("samples: none to collate; give at least one")
     for sample in samples:
-        named = f"samples: rollout {sample.rollout_id!r}, segment {sample.segment}, step {sample.step}"
-        require_ids(f"{named}: prompt_ids", sample.prompt_ids)
-        require_ids(f"{named}: response_ids", sample.response_ids)
+        _require_ids(sample)
     shape = (len(samples), max(len(sample.response_ids) for sample in samples))
     mask_BR = np.zeros(shape, np.bool_)
     logprobs_BR = np.zeros(shape, np.float32)
@@ -83,3 +81,12 @@ def collate(
         advantages_BR=torch.from_numpy(advantages_BR),
         weight_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
     )
+
+
+def _require_ids(sample: Sample) -> None:
+    try:
+        require_ids("prompt_ids", sample.prompt_ids)
+        require_ids("response_ids", sample.response_ids)
+    except ValueError as error:
+        where = f"rollout {sample.rollout_id!r}, segment {sample.segment}, step {sample.step}"
+        raise ValueError(f"samples: {where}: {error}") from None

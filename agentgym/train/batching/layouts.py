@@ -51,6 +51,8 @@ class PaddedInputs:
 
         input_ids_BT      0  0  P  P  a  a          P P | a a            R = 3
                           P  P  P  e  e  a          P P P | e e a        T = 6
+        start_B           2                         attention_BT and positions_BT are made of it,
+                          0                         where the block is
         attention_BT      0  0  1  1  1  1
                           1  1  1  1  1  1
         positions_BT      0  0  0  1  2  3
@@ -61,16 +63,24 @@ class PaddedInputs:
 
     input_ids_BT: Tensor
     """int32: the token ids, and the padding id on padding."""
-    attention_BT: Tensor
-    """bool: true where there is a token."""
+    start_B: Tensor
+    """int64: the column of each row's first token."""
     trained: TargetIndex
     tokens: int
     """Number of tokens without the padding."""
 
     @property
+    def attention_BT(self) -> Tensor:
+        """bool: true where there is a token."""
+        return self._columns_T() >= self.start_B[:, None]
+
+    @property
     def positions_BT(self) -> Tensor:
         """int64: position of each token in its sample, from 0; 0 on padding."""
-        return (self.attention_BT.cumsum(-1) - 1).clamp(min=0)
+        return (self._columns_T() - self.start_B[:, None]).clamp_(min=0)
+
+    def _columns_T(self) -> Tensor:
+        return torch.arange(self.input_ids_BT.shape[1], device=self.start_B.device)
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the decoder."""
@@ -85,7 +95,7 @@ class PaddedInputs:
         return replace(
             self,
             input_ids_BT=self.input_ids_BT.to(device, non_blocking=True),
-            attention_BT=self.attention_BT.to(device, non_blocking=True),
+            start_B=self.start_B.to(device, non_blocking=True),
             trained=self.trained.on(device),
         )
 
@@ -147,7 +157,6 @@ def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: b
 
 def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs:
     length_B = np.array([len(sample) for sample in samples])
-    response_B = np.array([len(sample.response_ids) for sample in samples])
     count, width = len(samples), int(length_B.max())
     # Half of int64, for nothing: `collate` refuses what is no id.
     ids_BT = np.empty((count, width), np.int32)
@@ -157,30 +166,41 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
         ids_T[:prompt] = pad_id
         ids_T[prompt:response] = sample.prompt_ids
         ids_T[response:] = sample.response_ids
-    # From a response token's number among all response tokens to its index in the flattened block: each row's
-    # response ends where the row does.
-    ends_B = np.arange(1, count + 1) * width - response_B.cumsum()
-    token_M = np.flatnonzero(mask)
-    stops_B = np.searchsorted(token_M, response_B.cumsum())
-    token_M += ends_B.repeat(np.diff(stops_B, prepend=0))
+    token_M = _trained_tokens(samples, mask, width)
+    target_M = ids_BT.reshape(-1)[token_M].astype(np.int64)
+    token_M -= 1  # In place: from here on it is the token before, which predicts the target.
     return PaddedInputs(
         input_ids_BT=torch.from_numpy(ids_BT),
-        attention_BT=torch.from_numpy(np.arange(width) >= (width - length_B)[:, None]),
-        trained=_target_index(token_M - 1, ids_BT.reshape(-1)[token_M].astype(np.int64), np.arange(len(token_M))),
+        start_B=torch.from_numpy(width - length_B),
+        trained=_target_index(token_M, target_M, np.arange(len(token_M))),
         tokens=int(length_B.sum()),
     )
 
 
+def _trained_tokens(samples: Sequence[Sample], mask: Bools, width: int) -> Ints:
+    """Return the index of each trained token in the flattened block, in which responses end where their rows do."""
+    response_B = np.array([len(sample.response_ids) for sample in samples])
+    stop_B = response_B.cumsum()
+    row_stop_B = np.arange(1, len(samples) + 1) * width
+    token_M = np.flatnonzero(mask)
+    trained_B = token_M.searchsorted(stop_B) - token_M.searchsorted(stop_B - response_B)
+    token_M += (row_stop_B - stop_B).repeat(trained_B)
+    return token_M
+
+
 def _packed(tree: PrefixTree, mask: Bools) -> PackedInputs:
     node_M = tree.responses[mask]
-    trained_T = np.zeros(len(tree), np.bool_)
-    trained_T[node_M] = True
-    node_N = np.flatnonzero(trained_T)
+    if (node_M[1:] > node_M[:-1]).all():  # none is shared
+        node_N, index_M = node_M, np.arange(len(node_M))
+    else:
+        trained_T = np.zeros(len(tree), np.bool_)
+        trained_T[node_M] = True
+        node_N, index_M = np.flatnonzero(trained_T), (trained_T.cumsum() - 1)[node_M]
     return PackedInputs(
         input_ids_BT=torch.from_numpy(tree.token_ids_T)[None],
         positions_BT=torch.from_numpy(tree.depth_T)[None],
         end_T=tree.end_T,
-        trained=_target_index(tree.parent_T[node_N], tree.token_ids_T[node_N], (trained_T.cumsum() - 1)[node_M]),
+        trained=_target_index(tree.parent_T[node_N], tree.token_ids_T[node_N], index_M),
         tokens=len(tree),
     )
 

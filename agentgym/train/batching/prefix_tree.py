@@ -126,19 +126,24 @@ def pack(samples: Sequence[Sample]) -> PrefixTree:
     if not samples:
         raise ValueError("samples: none to lay out; give at least one")
     length_B = np.array([len(sample) for sample in samples])
+    response_B = np.array([len(sample.response_ids) for sample in samples])
     stop_B = length_B.cumsum()
-    start_T = (stop_B - length_B).repeat(length_B)
-    node_T = np.arange(stop_B[-1])
-    parent_T = node_T - 1
-    parent_T[stop_B - length_B] = -1
-    prompt_B = np.array([len(sample.prompt_ids) for sample in samples])
+    start_B = stop_B - length_B
+    parent_T = np.arange(-1, stop_B[-1] - 1)
+    parent_T[start_B] = -1
     return PrefixTree(
         token_ids_T=np.concatenate([ids for sample in samples for ids in (sample.prompt_ids, sample.response_ids)]),
-        depth_T=node_T - start_T,
+        depth_T=_ranges(np.zeros_like(start_B), length_B),
         parent_T=parent_T,
         end_T=stop_B.repeat(length_B),
-        responses=node_T[node_T - start_T >= prompt_B.repeat(length_B)],
+        responses=_ranges(stop_B - response_B, response_B),
     )
+
+
+def _ranges(start_B: Ints, length_B: Ints) -> Ints:
+    """Return the numbers from each start on, as many as its length says, one range after the other."""
+    offset_B: Ints = start_B + length_B - length_B.cumsum()
+    return np.arange(length_B.sum()) + offset_B.repeat(length_B)
 
 
 class _Path:

@@ -74,6 +74,26 @@ def test_a_prompt_keeps_no_view_of_a_rollouts_ids() -> None:
     assert asked.take("s", memoryview(ids)).ids == [5, 6, 7]
 
 
+@pytest.mark.parametrize("length", [1, 40, 200])
+@pytest.mark.parametrize("begin", [0, 1, 90])
+def test_a_view_of_an_array_that_was_asked_with_before_may_begin_elsewhere(begin: int, length: int) -> None:
+    asked, ids = Prompts(300), array("q", [0] * 40 + [*range(250)])
+    for view in (memoryview(ids)[:length], memoryview(ids), memoryview(ids)[begin : begin + length], memoryview(ids)):
+        assert asked.take("s", view.toreadonly()).ids == view.tolist()
+
+
+def test_an_array_of_a_rollout_that_grew_is_read_from_where_it_ended() -> None:
+    asked, ids = Prompts(300), array("q", range(100))
+    for more in ([], [1, 2], [], [3]):
+        ids.extend(more)
+        prompt = asked.take("s", memoryview(ids).toreadonly())
+        assert prompt.ids == ids.tolist()
+    ids[-1] = 7  # which no rollout does
+    assert asked.take("s", memoryview(ids).toreadonly()).ids == ids.tolist()
+    other = array("q", [5, *ids[1:]])  # as long as the other one, and of the same end
+    assert asked.take("s", memoryview(other).toreadonly()).ids == other.tolist()
+
+
 @pytest.mark.parametrize("ids", [[0], [1, 2, 151935], list(range(100))])
 def test_ids_are_written_alike_with_and_without_orjson(ids: list[int]) -> None:
     assert prompts._plainly(ids) == prompts._written(ids) == json.dumps(ids, separators=(",", ":")).encode()

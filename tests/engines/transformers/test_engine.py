@@ -19,6 +19,7 @@ from tokenizers.models import WordLevel
 
 from agentgym.adapter import Adapter
 from agentgym.engines.base import Engine
+from agentgym.engines.transformers import shared_prefix
 from agentgym.engines.transformers.batcher import Batcher, Request
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.engines.transformers.lora import _adding, _Delta, _merged
@@ -153,9 +154,12 @@ def lora_over(model: Any, seed: int = 0, **changes: Any) -> tuple[Any, Adapter]:
     return wrapped, Adapter(config=config.to_dict(), tensors=peft.get_peft_model_state_dict(wrapped))
 
 
-@pytest.mark.parametrize("prefill_tokens", [16, 96, 1024])
-async def test_engine_logprobs_equal_a_plain_forward(model: Any, origin: Any, prefill_tokens: int) -> None:
-    """Three turns of 18 rollouts in 6 groups over 5 slots: kept, copied, chunked, padded, evicted and refilled."""
+@pytest.mark.parametrize(("prefill_tokens", "worth"), [(16, 1), (96, 2048), (1024, 1)])
+async def test_engine_logprobs_equal_a_plain_forward(
+    model: Any, origin: Any, prefill_tokens: int, worth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three turns of 18 rollouts in 6 groups over 5 slots: kept, copied, shared, chunked, padded, evicted, refilled."""
+    monkeypatch.setattr(shared_prefix, "_WORTH", worth)
     system = ids_of(24, seed=1)
 
     async def rollout(engine: LocalEngine, i: int) -> None:
@@ -208,6 +212,30 @@ def test_the_prefix_of_a_wave_is_computed_once(model: Any, origin: Any) -> None:
     # The last id of a prompt is computed by every row: it is what the first sample is drawn from.
     assert client.batcher.stats.prefill_tokens == 20 + 2 * 20 + 4 * 1
     assert client.batcher.stats.copied_tokens == 20 + 4 * 39
+
+
+def test_a_prompt_of_several_rollouts_is_read_once_a_step(
+    model: Any, origin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a swap of the weights, too: the KV of the prompts is that of the weights before it."""
+    monkeypatch.setattr(shared_prefix, "_WORTH", 1)
+    client = Client(batcher_over(model))
+    forward, shared = client.batcher.policy.forward, list[int]()
+
+    def watched(rows: Any, ids: Any, start: Any, width: Any, groups: Any) -> Any:
+        shared.append(groups.length if groups else 0)
+        return forward(rows, ids, start, width, groups)
+
+    monkeypatch.setattr(client.batcher.policy, "forward", watched)
+    prompt = ids_of(30)
+    for i in range(4):
+        client.ask(f"{i}", prompt, max_tokens=6, seed=i)
+    while shared[-3:] != [29, 29, 29]:
+        client.batcher.step()
+    client.batcher.load_adapter(None, 1)
+    for answer in client.run().values():
+        assert_plain(origin, prompt, answer)
+    assert set(shared[-2:]) == {29}
 
 
 def test_new_sessions_take_over_what_a_released_one_left(model: Any, origin: Any) -> None:

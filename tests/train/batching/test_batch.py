@@ -50,6 +50,16 @@ def test_rows_are_one_left_padded_block() -> None:
     assert block(batch).positions_BT.tolist() == [[0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
 
 
+def test_the_mask_and_the_positions_of_a_block_are_made_of_its_rows_starts() -> None:
+    inputs = block(collate([row(2, 1), row(4, 2), row(1, 5)], pad_id=0))
+    assert inputs.start_B.tolist() == [3, 0, 0]
+    arguments = inputs.arguments()
+    assert arguments["attention_mask"].dtype == torch.bool
+    assert torch.equal(arguments["attention_mask"], inputs.attention_BT)
+    assert arguments["position_ids"].dtype == torch.int64
+    assert arguments["position_ids"].tolist() == [[0, 0, 0, 0, 1, 2], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
+
+
 def test_ids_are_narrow_in_the_block_and_wide_for_the_model() -> None:
     inputs = block(collate([row([1, 2**31 - 1], [3])], pad_id=0))
     assert inputs.input_ids_BT.dtype == torch.int32

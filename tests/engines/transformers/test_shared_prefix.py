@@ -1,0 +1,96 @@
+"""What rows begin with alike is read once for all of them, and changes nothing of what they compute."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentgym.engines.transformers import shared_prefix
+from agentgym.engines.transformers.kv_slots import Slots
+from agentgym.engines.transformers.model import InferenceModel
+from agentgym.engines.transformers.shared_prefix import groups
+from tests.engines.transformers.test_fast_decoder import CONTEXT, MODELS, build
+
+SAME = np.zeros(6, np.int64)
+"""All rows are computed under the same weights."""
+
+
+@pytest.fixture(autouse=True)
+def worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single column that is spared is worth it."""
+    monkeypatch.setattr(shared_prefix, "_WORTH", 1)
+
+
+def prompts(*texts: str) -> np.ndarray:
+    """A row of ids for each text, a letter an id."""
+    return np.array([[ord(letter) - ord("a") for letter in text] for text in texts])
+
+
+def test_rows_are_grouped_where_most_columns_are_spared() -> None:
+    found = groups(prompts("aaaaaab", "ccccccd", "aaaaaae", "aaaaaaf", "ccccccg", "ahhhhhh"), SAME)
+    assert found is not None
+    # Six ids for each of three groups spare 3 x 6 columns; one id, which four rows share, spares 4.
+    assert found.length == 6
+    together = {frozenset(members) for members in found.members.tolist()}
+    assert together == {frozenset({0, 2, 3}), frozenset({1, 4}), frozenset({5})}
+    assert found.members.ravel()[found.places].tolist() == list(range(6))
+    assert all(leader in members for leader, members in zip(found.leaders, found.members, strict=True))
+
+
+def test_a_beginning_that_all_rows_share_is_one_group() -> None:
+    found = groups(prompts("aaaab", "aaaac", "aaaad", "aaaae", "aaaaf", "aaaag"), SAME)
+    assert found is not None
+    assert found.length == 4
+    assert found.members.tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_rows_that_share_nothing_are_no_groups() -> None:
+    assert groups(prompts("ab", "bb", "cb", "db", "eb", "fb"), SAME) is None
+
+
+def test_one_row_shares_with_nobody() -> None:
+    assert groups(prompts("aaaa"), SAME[:1]) is None
+
+
+def test_rows_of_different_weights_share_nothing() -> None:
+    found = groups(prompts(*["aaaa"] * 6), np.array([1, 2, 1, 2, 1, 2]))
+    assert found is not None
+    assert {frozenset(members) for members in found.members.tolist()} == {frozenset({0, 2, 4}), frozenset({1, 3, 5})}
+    assert groups(prompts(*["aaaa"] * 6), np.arange(6)) is None
+
+
+def test_what_is_sampled_is_never_shared() -> None:
+    slots = Slots(3, 16)
+    rows = np.arange(3)
+    for row in rows:
+        slots.begin(int(row), prompts("aaaaa")[0])
+    slots.filled[rows] = 4
+    found = slots.groups(rows)
+    assert found is not None
+    assert found.length == 4
+    slots.append(rows, np.array([7, 7, 7]), np.zeros(3, np.float32))
+    assert slots.groups(rows) is found
+    slots.begin(1, prompts("abaaa")[0])
+    changed = slots.groups(rows)
+    assert changed is not None
+    assert sorted(map(set, changed.members.tolist()), key=min) == [{0, 2}, {1}]
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4, 5], [0, 1, 3, 4, 5, 7], [0, 4, 8, 12, 16, 20]], ids=str)
+@pytest.mark.parametrize(("kind", "changes"), MODELS)
+def test_hidden_states_are_those_of_rows_read_alone(kind: str, changes: dict[str, Any], rows: list[int]) -> None:
+    """Beside each other, with idle rows in between, and far apart."""
+    policy = InferenceModel(build(kind, **changes), slots=21, context=CONTEXT, threads=1)
+    at, texts = np.array(rows), prompts("aaaaaab", "ccccccd", "aaaaaae", "aaaaaaf", "ccccccg", "ahhhhhh")
+    policy.forward(at, texts, SAME, SAME + 7)
+    lengths = np.array([3, 1, 2, 1, 1, 2])  # then they go on for different numbers of ids
+    for column in range(3):
+        some = lengths > column
+        policy.forward(at[some], texts[some, :1] + column, SAME[some] + 7 + column, SAME[some] + 1)
+    ids, one = texts[:, :1] + 9, SAME + 1
+    found = groups(texts[:, :6], SAME)
+    assert found is not None
+    assert found.members.shape == (3, 3)
+    alone = policy.forward(at, ids, 7 + lengths, one)
+    torch.testing.assert_close(policy.forward(at, ids, 7 + lengths, one, found), alone, atol=1e-5, rtol=1e-4)

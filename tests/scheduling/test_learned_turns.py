@@ -1,0 +1,180 @@
+"""Batches whose branches are played where earlier batches have taught that they pay."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.branching.settings import Branching
+from agentgym.credit.learned_turns import seen_in
+from agentgym.credit.turn_noise import DECAY
+from agentgym.messages import Message
+from agentgym.run.distributed_rollouts import DistributedScheduler, PlayedShare, joined
+from agentgym.run.peers import Share
+from agentgym.samples import build_samples
+from agentgym.scheduling.accounting import Groups
+from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.scheduler import Scheduler
+from agentgym.scheduling.task_sampler import Sharding, TaskSampler
+from tests.credit.test_played_values import LIKELY, Path3, exact_gradient, slope, within
+from tests.rollouts.test_branches import Delegates, Dice
+
+BRANCHING = Branching(after="learned_turn", per_state=2, tokens=40)
+SETTINGS = GroupSettings(n=4, branching=BRANCHING)
+
+
+def tasks() -> Iterator[ag.Task]:
+    return (ag.Task(id=f"t{i}", prompt=(Message(role="user", content="Go."),)) for i in range(1 << 20))
+
+
+def scheduler(sampler: TaskSampler[ag.Task] | None = None) -> Scheduler[ag.Task]:
+    return Scheduler(Path3, sampler or TaskSampler(tasks()), Dice(likely=LIKELY), SETTINGS)
+
+
+def turns(groups: Groups) -> list[tuple[str, list[int]]]:
+    return [(r.rollout_id, [branch.turn for branch in r.branches]) for r in groups.rollouts]
+
+
+def chosen(groups: Groups) -> set[float]:
+    return {rollout.metrics["branch_turn"] for rollout in groups.rollouts}
+
+
+def gradients(groups: Groups) -> list[float]:
+    batch = build_samples(groups, advantage_level="branches", merge=False)
+    rows = {(r.rollout_id, r.segment, r.step): float(r.advantages[0]) for r in batch}
+    return [
+        sum(
+            slope(str(turn.message["content"])) * rows.get((rollout.rollout_id, place, step), 0.0)
+            for place, segment in enumerate(rollout.segments)
+            for step, turn in enumerate(segment.turns)
+        )
+        for rollout in groups.rollouts
+    ]
+
+
+async def test_the_gradient_stays_unbiased_where_earlier_batches_choose_the_states() -> None:
+    found, plans, known = list[float](), list[set[float]](), set[float]()
+    async with scheduler() as playing:
+        for _ in range(24):
+            groups = await playing.collect(8)
+            plans.append(chosen(groups))
+            known |= plans[-1]
+            found += gradients(groups)
+    assert within(found, exact_gradient()), (np.mean(found), exact_gradient())
+    assert all(len(plan) == 1 for plan in plans)
+    assert plans[0] == {0.0}
+    assert known & {1.0, 2.0}, plans
+
+
+async def test_a_batch_knows_the_batches_before_it_and_each_of_its_rollouts_the_same() -> None:
+    async with scheduler() as playing:
+        before = playing.state_dict()["learned_turns"]
+        first = await playing.collect(8)
+        after = playing.state_dict()["learned_turns"]
+        second = await playing.collect(8)
+        last = playing.state_dict()["learned_turns"]
+    assert before == {}
+    rows, later = (sum((seen_in(g.rollouts) for g in groups), start=np.zeros((3, 6))) for groups in (first, second))
+    assert np.allclose(after[""], rows)
+    assert np.allclose(last[""], DECAY * rows + later)
+    assert first.rollouts[0].metrics["branch_signal"] == 1.0
+    assert len({rollout.metrics["branch_signal"] for rollout in second.rollouts}) == 1
+
+
+async def test_a_new_scheduler_goes_on_with_what_was_learned() -> None:
+    async with scheduler() as playing:
+        for _ in range(3):
+            await playing.collect(8)
+        state = json.loads(json.dumps(playing.state_dict()))
+        wanted = [turns(await playing.collect(8)) for _ in range(2)]
+    sampler: TaskSampler[ag.Task] = TaskSampler(tasks())
+    sampler.load_state_dict([state])
+    async with scheduler(sampler) as playing:
+        assert [turns(await playing.collect(8)) for _ in range(2)] == wanted
+
+
+def test_a_state_without_or_with_a_wrong_table_is_what_it_says() -> None:
+    sampler: TaskSampler[ag.Task] = TaskSampler(tasks())
+    old = {name: value for name, value in sampler.state_dict().items() if name != "learned_turns"}
+    TaskSampler(tasks()).load_state_dict([old])
+    with pytest.raises(ValueError, match=r"learned_turns: each row must have 6 numbers"):
+        TaskSampler(tasks()).load_state_dict([old | {"learned_turns": {"": [[1.0]]}}])
+
+
+async def test_two_processes_choose_what_one_chooses() -> None:
+    shards = [Sharding(prompts=8, rank=rank, world=2) for rank in range(2)]
+    pair = [scheduler(TaskSampler(tasks(), sharding)) for sharding in shards]
+    async with scheduler() as alone, pair[0], pair[1]:
+        for _ in range(5):
+            one = await DistributedScheduler(alone, Share(), wanted=8).collect()
+            shares: list[PlayedShare] = [
+                await DistributedScheduler(each, Share(), wanted=4).play_share() for each in pair
+            ]
+            both = joined(shares)
+            assert both.batch_stats is not None
+            for each in pair:
+                each.learn(both.batch_stats)
+            assert turns(both) == turns(one)
+        known = [each.state_dict()["learned_turns"] for each in (alone, *pair)]
+    assert np.allclose(known[0][""], known[1][""])
+    assert known[1] == known[2]
+
+
+async def test_one_batch_alone_draws_its_states() -> None:
+    groups = await ag.run_groups(Path3, list(_first(16)), Dice(likely=LIKELY), n=4, branching=BRANCHING)
+    assert 0 < sum(bool(rollout.branches) for rollout in groups.rollouts) < 64
+    assert chosen(groups) == {0.0}
+
+
+def _first(count: int) -> Sequence[ag.Task]:
+    given = tasks()
+    return [next(given) for _ in range(count)]
+
+
+async def test_other_branches_learn_nothing() -> None:
+    settings = GroupSettings(n=2, branching=Branching())
+    async with Scheduler(Path3, tasks(), Dice(), settings) as playing:
+        groups = await playing.collect(4)
+        assert playing.state_dict()["learned_turns"] == {}
+    assert groups.batch_stats is not None
+    assert groups.batch_stats.turns_seen == {}
+    assert "branch_turn" not in groups.rollouts[0].metrics
+
+
+async def test_the_members_of_a_mixture_are_learned_apart() -> None:
+    class Member(Path3):
+        @classmethod
+        def tasks(cls, split: ag.Split) -> Sequence[ag.Task]:
+            return list(_first(64))
+
+    env = ag.mix({"one": ag.Member(Member, 1.0), "two": ag.Member(Member, 1.0)})
+    async with Scheduler(env, env.tasks("train"), Dice(likely=LIKELY), SETTINGS) as playing:
+        await playing.collect(8)
+        known = playing.state_dict()["learned_turns"]
+    assert {name: rows[0][0] for name, rows in known.items()} == {"one": 16, "two": 16}
+
+
+async def test_each_sampled_token_is_trained_once_and_a_rollout_counts_once() -> None:
+    async with scheduler() as playing:
+        for _ in range(6):
+            groups = await playing.collect(8)
+            batch = build_samples(groups, advantage_level="branches")
+            with_signal = {sample.rollout_id for sample in batch}
+            sampled = [r.sampled_tokens for r in groups.rollouts if r.rollout_id in with_signal]
+            assert batch.trained_tokens == sum(sampled)
+            for name in with_signal:
+                assert sum(s.weight for s in batch if s.rollout_id == name) == pytest.approx(1)
+
+
+async def test_a_sub_agent_has_no_states_and_a_role_has_a_noise_of_its_own() -> None:
+    task = next(tasks())
+    played = [await ag.rollout(Delegates, task, Dice(), seed=i, rollout_id=f"t0/{i}") for i in range(2)]
+    rows = seen_in(played)
+    aides = [turn.number for s in played[0].segments if s.role == "aide" for turn in s.turns]
+    assert [bool(reached) for reached in rows[:, 0]] == [number not in aides for number in range(len(rows))]
+    own = [(r.reward or 0.0) - (played[1 - i].reward or 0.0) for i, r in enumerate(played)]
+    theirs = [r.role_rewards["aide"] - played[1 - i].role_rewards["aide"] for i, r in enumerate(played)]
+    # Each turn is one letter, as likely as the other: its weight is 1 / 4; the token that ends it is certain.
+    assert rows[0, 2] == pytest.approx(sum(len(aides) / 4 * (a**2 + b**2) for a, b in zip(own, theirs, strict=True)))
