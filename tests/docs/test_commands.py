@@ -18,10 +18,13 @@ import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.cli.envs.train import recipe_of
 from agentgym.run.command import settings
+from agentgym.sandboxes.docker import why_no_docker
 from tests.docs.blocks import ROOT, needs_box, no_box, write_readme_files
 from tests.docs.commands import LANGUAGES, NOT_RUN, PARSED, RUN, Command, commands, fences, rule_of
 
 ALL = commands()
+DOCKER = "check market"
+"""A command that holds it needs Docker: a service beside a box is a container."""
 HEAVY = "--n 64"
 """A command that holds it takes longer, and is run by the slow tests."""
 
@@ -74,6 +77,8 @@ def test_each_rule_has_a_command(rule: str) -> None:
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("command", [one for one in under(RUN) if HEAVY not in one.text], ids=str)
 def test_a_command_does_what_it_says(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if DOCKER in command.text and (why := why_no_docker()):
+        pytest.skip(why)
     assert cli.main(shlex.split(command.text)[1:]) == 0, capsys.readouterr().err
 
 
