@@ -23,7 +23,9 @@ class LearnedTurns:
         self._branching = branching
         self.learns = branching is not None and branching.after == "learned_turn"
         """Whether anything is learned."""
-        self._known = {env: np.array(rows, np.float64) for env, rows in known.items()} if self.learns else {}
+        # Of an env whose rollouts have all failed there are no rows, and no rows have no width of their own.
+        tables = {env: np.array(rows, np.float64).reshape(-1, COLUMNS) for env, rows in known.items()}
+        self._known: dict[str, Rows] = tables if self.learns else {}
         self._plans = dict[str, Branching]()
 
     def branching(self, env: str) -> Branching | None:

@@ -95,6 +95,21 @@ async def test_a_new_scheduler_goes_on_with_what_was_learned() -> None:
         assert [turns(await playing.collect(8)) for _ in range(2)] == wanted
 
 
+async def test_a_run_in_which_nothing_was_scored_so_far_is_resumed() -> None:
+    class Fails(Path3):
+        async def score(self) -> dict[str, float]:
+            raise ValueError("it is broken")
+
+    async with Scheduler(Fails, TaskSampler(tasks()), Dice(likely=LIKELY), SETTINGS) as playing:
+        await playing.collect(2)
+        state = json.loads(json.dumps(playing.state_dict()))
+    sampler: TaskSampler[ag.Task] = TaskSampler(tasks())
+    sampler.load_state_dict([state])
+    async with scheduler(sampler) as playing:
+        groups = await playing.collect(2)
+        assert np.allclose(playing.state_dict()["learned_turns"][""], sum(seen_in(g.rollouts) for g in groups))
+
+
 def test_a_state_without_or_with_a_wrong_table_is_what_it_says() -> None:
     sampler: TaskSampler[ag.Task] = TaskSampler(tasks())
     old = {name: value for name, value in sampler.state_dict().items() if name != "learned_turns"}
