@@ -54,11 +54,15 @@ def joined_rows(one: Mapping[str, Rows], other: Mapping[str, Rows]) -> dict[str,
 
 
 def seen_in(rollouts: Sequence[Rollout]) -> Rows:
-    """Return what the scored rollouts of one group say of their turns; nothing, where one has no other beside it."""
+    """Return what the scored rollouts of one group say of their turns; nothing, where one has no other beside it.
+
+    Nor do they say anything where their rewards are so large that the squares are no numbers.
+    """
     whole = NOTHING
-    for rollout in rollouts if len(rollouts) > 1 else ():
-        whole = added(whole, _seen(rollout, [other for other in rollouts if other is not rollout]))
-    return whole
+    with np.errstate(over="ignore", invalid="ignore"):
+        for rollout in rollouts if len(rollouts) > 1 else ():
+            whole = added(whole, _seen(rollout, [other for other in rollouts if other is not rollout]))
+    return whole if np.isfinite(whole).all() else NOTHING
 
 
 def _seen(rollout: Rollout, others: Sequence[Rollout]) -> Rows:

@@ -1,6 +1,7 @@
 """Batches whose branches are played where earlier batches have taught that they pay."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
-from tests.credit.test_played_values import LIKELY, Path3, exact_gradient, slope, within
+from tests.credit.test_played_values import LIKELY, Path3, exact_gradient, slope, within, worth
 from tests.rollouts.test_branches import Delegates, Dice
 
 BRANCHING = Branching(after="learned_turn", per_state=2, tokens=40)
@@ -95,6 +96,18 @@ async def test_a_new_scheduler_goes_on_with_what_was_learned() -> None:
         assert [turns(await playing.collect(8)) for _ in range(2)] == wanted
 
 
+async def test_rewards_whose_squares_are_no_numbers_teach_nothing_and_end_nothing() -> None:
+    class Huge(Path3):
+        async def score(self) -> dict[str, float]:
+            return {"way": 1e200 * worth(self.way)}
+
+    async with Scheduler(Huge, TaskSampler(tasks()), Dice(likely=LIKELY), SETTINGS) as playing:
+        groups = await playing.collect(8)
+        assert any(len({rollout.reward for rollout in group.scored}) > 1 for group in groups)
+        known = np.array(playing.state_dict()["learned_turns"][""])
+        assert np.isfinite(known).all()
+
+
 async def test_a_run_in_which_nothing_was_scored_so_far_is_resumed() -> None:
     class Fails(Path3):
         async def score(self) -> dict[str, float]:
@@ -116,6 +129,9 @@ def test_a_state_without_or_with_a_wrong_table_is_what_it_says() -> None:
     TaskSampler(tasks()).load_state_dict([old])
     with pytest.raises(ValueError, match=r"learned_turns: each row must have 6 numbers"):
         TaskSampler(tasks()).load_state_dict([old | {"learned_turns": {"": [[1.0]]}}])
+    for number in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"learned_turns: .* finite and at least 0"):
+            TaskSampler(tasks()).load_state_dict([old | {"learned_turns": {"": [[1.0] * 5 + [number]]}}])
 
 
 async def test_two_processes_choose_what_one_chooses() -> None:
