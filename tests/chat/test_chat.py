@@ -271,6 +271,32 @@ def test_half_a_character_is_encoded_as_something_and_never_raises(tokenizer: Ch
     assert tokenizer.decode(tokenizer.encode("a\ud83db"))[::2] == "ab"
 
 
+class Shouting(HuggingFaceTokenizer):
+    """Encodes in its own way what the class above it makes arrays of."""
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode(text.upper())
+
+
+class Handing:
+    """Stands before another tokenizer, and encodes in its own way."""
+
+    def __init__(self, inner: HuggingFaceTokenizer) -> None:
+        self.inner = inner
+
+    def encode(self, text: str) -> list[int]:
+        return self.inner.encode(text.upper())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("tokenizer", [Shouting(REAL.tokenizer), Handing(REAL)], ids=["subclass", "wrapper"])
+def test_a_chat_has_the_ids_of_its_tokenizers_own_encode(tokenizer: ChatTokenizer) -> None:
+    chat = Chat(tokenizer, [], [user("Go.")])
+    assert chat.prompt_ids().tolist() == REAL.encode(chat.text.upper()) != REAL.encode(chat.text)
+
+
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^tokenizer: has no chat_template"):
         HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())))
