@@ -69,11 +69,11 @@ def _seen(rollout: Rollout, others: Sequence[Rollout]) -> Rows:
     own = [segment for segment in rollout.segments if segment.branch is None]
     count = 1 + max((turn.number for segment in own for turn in segment.turns), default=-1)
     tokens, is_state = np.zeros(count), np.zeros(count, bool)
-    conversation = _conversation(own)
+    conversation, summaries = _conversation(own), _summaries(own)
     for segment in own:
         for turn in segment.turns:
             tokens[turn.number] += 0 if segment.model else turn.stop - turn.start
-            is_state[turn.number] = segment.index in conversation
+            is_state[turn.number] = segment.index in conversation and turn.number not in summaries
     roles = sorted({segment.role for segment in own if segment.trained and segment.turns})
     return measured(tokens, is_state, [_part(rollout, others, own, role, count) for role in roles])
 
@@ -85,6 +85,12 @@ def _conversation(own: Sequence[Segment]) -> set[int]:
         if segment.kind == "root" or (segment.kind in ("compaction", "rerender") and segment.parent in found):
             found.add(segment.index)
     return found
+
+
+def _summaries(own: Sequence[Segment]) -> set[int]:
+    """Return the numbers of the turns that are summaries, behind an answer: there the env is not in a state."""
+    turns = {segment.index: segment.turns for segment in own}
+    return {turns[s.parent][-1].number for s in own if s.kind == "compaction" and s.parent is not None}
 
 
 def _part(rollout: Rollout, others: Sequence[Rollout], own: Sequence[Segment], role: str, count: int) -> Part:

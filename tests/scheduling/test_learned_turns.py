@@ -209,3 +209,16 @@ async def test_a_sub_agent_has_no_states_and_a_role_has_a_noise_of_its_own() -> 
     theirs = [r.role_rewards["aide"] - played[1 - i].role_rewards["aide"] for i, r in enumerate(played)]
     # Each turn is one letter, as likely as the other: its weight is 1 / 4; the token that ends it is certain.
     assert rows[0, 2] == pytest.approx(sum(len(aides) / 4 * (a**2 + b**2) for a, b in zip(own, theirs, strict=True)))
+
+
+async def test_no_branches_are_planned_where_a_summary_is_written() -> None:
+    class Compacted(Path3):
+        context = ag.Compact(turns=2)
+
+    always = [
+        await ag.rollout(Compacted, next(tasks()), Dice(), seed=i, branching=Branching(), rollout_id=f"t0/{i}")
+        for i in range(8)
+    ]
+    assert any(segment.kind == "compaction" for rollout in always for segment in rollout.segments)
+    begun = {branch.turn for rollout in always for branch in rollout.branches}
+    assert {int(number) for number in np.flatnonzero(seen_in(always)[:, 0])} == {0} | begun
