@@ -215,6 +215,17 @@ def test_what_a_segment_does_to_its_first_prompt_does_not_reach_the_next_one() -
     assert Chat(REAL, TOOLS, [user("Go.")]).prompt_ids().tolist() == whole
 
 
+@both
+def test_what_an_env_does_to_its_first_message_does_not_reach_the_next_chat(tokenizer: ChatTokenizer) -> None:
+    told = user("Go far.")
+    Chat(tokenizer, [], [told]).prompt_ids()
+    told["content"] = "Stay."
+    chat = Chat(tokenizer, [], [user("Go far.")])
+    chat.prompt_ids()
+    chat.extend(written(tokenizer, chat, say("ok")), say("ok"), [user("<|im_start|>")])
+    assert "Go far." in chat.text
+
+
 ONE = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
 
 
