@@ -59,7 +59,9 @@ class Chat:
         key = _opening_key(self.messages, self.tools)
         known = self._template.openings.get(key)
         if known is None:
-            known = Opening(self.text, self._shown, self._encoded(self.text))
+            text = self.text
+            # Copies: an env may change its own messages later, and others begin with these.
+            known = Opening(text, [message.copy() for message in self._shown], self._encoded(text))
             self._template.remember(key, known)
         self._text, self._shown = known.text, list(known.shown)
         return known.ids[:]

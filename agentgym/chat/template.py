@@ -63,7 +63,7 @@ class Template:
         self.deltas = TemplateDeltaCache(self.passes)
         self.openings: dict[Hashable, Opening] = {}
         """First prompts, by all that they are made of: the rollouts of a group begin with the same one."""
-        self._makes_arrays = hasattr(tokenizer, "id_array")
+        self._makes_arrays = _makes_arrays(type(tokenizer))
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
         self._texts: dict[int, str] = {}
@@ -131,6 +131,12 @@ class Template:
             return True
         at = after_nth(whole, end, len(before), 0)
         return at is not None and _SHOWN not in whole[len(before) : at]
+
+
+def _makes_arrays(kind: type) -> bool:
+    """Whether `id_array` is how a class of tokenizers encodes, and no `encode` of a subclass's own."""
+    own = next((names for each in kind.__mro__ if {"encode", "id_array"} & (names := vars(each).keys())), ())
+    return "id_array" in own
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:

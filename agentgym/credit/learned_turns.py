@@ -23,7 +23,9 @@ class LearnedTurns:
         self._branching = branching
         self.learns = branching is not None and branching.after == "learned_turn"
         """Whether anything is learned."""
-        self._known = {env: np.array(rows, np.float64) for env, rows in known.items()} if self.learns else {}
+        # Of an env whose rollouts have all failed there are no rows, and no rows have no width of their own.
+        tables = {env: np.array(rows, np.float64).reshape(-1, COLUMNS) for env, rows in known.items()}
+        self._known: dict[str, Rows] = tables if self.learns else {}
         self._plans = dict[str, Branching]()
 
     def branching(self, env: str) -> Branching | None:
@@ -52,22 +54,26 @@ def joined_rows(one: Mapping[str, Rows], other: Mapping[str, Rows]) -> dict[str,
 
 
 def seen_in(rollouts: Sequence[Rollout]) -> Rows:
-    """Return what the scored rollouts of one group say of their turns; nothing, where one has no other beside it."""
+    """Return what the scored rollouts of one group say of their turns; nothing, where one has no other beside it.
+
+    Nor do they say anything where their rewards are so large that the squares are no numbers.
+    """
     whole = NOTHING
-    for rollout in rollouts if len(rollouts) > 1 else ():
-        whole = added(whole, _seen(rollout, [other for other in rollouts if other is not rollout]))
-    return whole
+    with np.errstate(over="ignore", invalid="ignore"):
+        for rollout in rollouts if len(rollouts) > 1 else ():
+            whole = added(whole, _seen(rollout, [other for other in rollouts if other is not rollout]))
+    return whole if np.isfinite(whole).all() else NOTHING
 
 
 def _seen(rollout: Rollout, others: Sequence[Rollout]) -> Rows:
     own = [segment for segment in rollout.segments if segment.branch is None]
     count = 1 + max((turn.number for segment in own for turn in segment.turns), default=-1)
     tokens, is_state = np.zeros(count), np.zeros(count, bool)
-    conversation = _conversation(own)
+    conversation, summaries = _conversation(own), _summaries(own)
     for segment in own:
         for turn in segment.turns:
             tokens[turn.number] += 0 if segment.model else turn.stop - turn.start
-            is_state[turn.number] = segment.index in conversation
+            is_state[turn.number] = segment.index in conversation and turn.number not in summaries
     roles = sorted({segment.role for segment in own if segment.trained and segment.turns})
     return measured(tokens, is_state, [_part(rollout, others, own, role, count) for role in roles])
 
@@ -79,6 +85,12 @@ def _conversation(own: Sequence[Segment]) -> set[int]:
         if segment.kind == "root" or (segment.kind in ("compaction", "rerender") and segment.parent in found):
             found.add(segment.index)
     return found
+
+
+def _summaries(own: Sequence[Segment]) -> set[int]:
+    """Return the numbers of the turns that are summaries, behind an answer: there the env is not in a state."""
+    turns = {segment.index: segment.turns for segment in own}
+    return {turns[s.parent][-1].number for s in own if s.kind == "compaction" and s.parent is not None}
 
 
 def _part(rollout: Rollout, others: Sequence[Rollout], own: Sequence[Segment], role: str, count: int) -> Part:

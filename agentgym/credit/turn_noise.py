@@ -59,7 +59,7 @@ def measured(tokens: Rows, is_state: NDArray[np.bool_], parts: Sequence[Part]) -
     rows[:, REACHED], rows[:, TOKENS] = is_state, _behind(tokens) * is_state
     for part in parts:
         behind = _behind(part.weights)
-        rows[:, NOISE] += behind * is_state * part.advantage**2
+        rows[:, NOISE] += behind * is_state * np.square(part.advantage)
         for turn, variance in part.variances.items():
             rows[turn, MEASURED] = 1
             rows[turn, BEFORE] += variance * (behind[0] - behind[turn])

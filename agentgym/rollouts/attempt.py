@@ -116,6 +116,8 @@ class Attempt:
             self._fail(error)
             if isinstance(error, ContextOverflow):
                 warn_of_short_context(self.cls, self.state.engine)
+        if running.cancelling() > self.cancellations:  # the env has swallowed it, in `score` for one
+            raise asyncio.CancelledError
         if self.stop_reason == StopReason.CONTEXT:
             warn_of_short_context(self.cls, self.state.engine)
         if self.failed_cases:

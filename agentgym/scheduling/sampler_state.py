@@ -1,6 +1,7 @@
 """The state of a task sampler between two batches, as plain JSON values."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
@@ -84,8 +85,8 @@ class SamplerState:
             raise ValueError(f"rank: must be below world ({self.world}), got {self.rank}")
         if list(self.unplayed) != sorted(set(self.unplayed)) or any(n >= self.drawn for n in self.unplayed):
             raise ValueError(f"unplayed: must be ascending numbers below drawn ({self.drawn}), got {self.unplayed}")
-        if any(len(row) != COLUMNS for rows in self.learned_turns.values() for row in rows):
-            raise ValueError(f"learned_turns: each row must have {COLUMNS} numbers")
+        if not all(_is_learned(row) for rows in self.learned_turns.values() for row in rows):
+            raise ValueError(f"learned_turns: each row must have {COLUMNS} numbers, finite and at least 0")
 
     def played(self, number: int) -> bool:
         """Whether the task of this number, one of this process, has been played."""
@@ -103,6 +104,10 @@ class SamplerState:
         """The state as plain JSON values."""
         values: dict[str, Any] = asdict(self)
         return values | {"unplayed": list(self.unplayed)}
+
+
+def _is_learned(row: Sequence[float]) -> bool:
+    return len(row) == COLUMNS and all(math.isfinite(number) and number >= 0 for number in row)
 
 
 def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:

@@ -215,6 +215,17 @@ def test_what_a_segment_does_to_its_first_prompt_does_not_reach_the_next_one() -
     assert Chat(REAL, TOOLS, [user("Go.")]).prompt_ids().tolist() == whole
 
 
+@both
+def test_what_an_env_does_to_its_first_message_does_not_reach_the_next_chat(tokenizer: ChatTokenizer) -> None:
+    told = user("Go far.")
+    Chat(tokenizer, [], [told]).prompt_ids()
+    told["content"] = "Stay."
+    chat = Chat(tokenizer, [], [user("Go far.")])
+    chat.prompt_ids()
+    chat.extend(written(tokenizer, chat, say("ok")), say("ok"), [user("<|im_start|>")])
+    assert "Go far." in chat.text
+
+
 ONE = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
 
 
@@ -269,6 +280,32 @@ def test_no_text_makes_the_parser_raise(text: str) -> None:
 @both
 def test_half_a_character_is_encoded_as_something_and_never_raises(tokenizer: ChatTokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("a\ud83db"))[::2] == "ab"
+
+
+class Shouting(HuggingFaceTokenizer):
+    """Encodes in its own way what the class above it makes arrays of."""
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode(text.upper())
+
+
+class Handing:
+    """Stands before another tokenizer, and encodes in its own way."""
+
+    def __init__(self, inner: HuggingFaceTokenizer) -> None:
+        self.inner = inner
+
+    def encode(self, text: str) -> list[int]:
+        return self.inner.encode(text.upper())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("tokenizer", [Shouting(REAL.tokenizer), Handing(REAL)], ids=["subclass", "wrapper"])
+def test_a_chat_has_the_ids_of_its_tokenizers_own_encode(tokenizer: ChatTokenizer) -> None:
+    chat = Chat(tokenizer, [], [user("Go.")])
+    assert chat.prompt_ids().tolist() == REAL.encode(chat.text.upper()) != REAL.encode(chat.text)
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:

@@ -170,6 +170,25 @@ async def test_a_tool_that_swallows_a_cancellation_does_not_keep_the_rollout_ali
         await playing
 
 
+@pytest.mark.parametrize("where", ["setup", "step", "score", "close"])
+async def test_a_cancellation_that_the_env_swallows_ends_the_rollout_wherever_it_came(where: str) -> None:
+    reached, sound = asyncio.Event(), getattr(Desk, where)
+
+    async def method(self: Desk, *args: Any, **given: Any) -> Any:
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+        except BaseException:
+            return await sound(self, *args, **given)
+
+    env = type("Deaf", (Desk,), {where: method})
+    playing = asyncio.create_task(ag.rollout(env, tasks("t")[0], Scripted(SCRIPT)))
+    await reached.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+
 def test_a_close_that_hangs_ends_at_the_limit() -> None:
     class Hangs(Desk):
         limits = ag.Limits(seconds=10)

@@ -1,6 +1,7 @@
 """Batches whose branches are played where earlier batches have taught that they pay."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
-from tests.credit.test_played_values import LIKELY, Path3, exact_gradient, slope, within
+from tests.credit.test_played_values import LIKELY, Path3, exact_gradient, slope, within, worth
 from tests.rollouts.test_branches import Delegates, Dice
 
 BRANCHING = Branching(after="learned_turn", per_state=2, tokens=40)
@@ -95,12 +96,42 @@ async def test_a_new_scheduler_goes_on_with_what_was_learned() -> None:
         assert [turns(await playing.collect(8)) for _ in range(2)] == wanted
 
 
+async def test_rewards_whose_squares_are_no_numbers_teach_nothing_and_end_nothing() -> None:
+    class Huge(Path3):
+        async def score(self) -> dict[str, float]:
+            return {"way": 1e200 * worth(self.way)}
+
+    async with Scheduler(Huge, TaskSampler(tasks()), Dice(likely=LIKELY), SETTINGS) as playing:
+        groups = await playing.collect(8)
+        assert any(len({rollout.reward for rollout in group.scored}) > 1 for group in groups)
+        known = np.array(playing.state_dict()["learned_turns"][""])
+        assert np.isfinite(known).all()
+
+
+async def test_a_run_in_which_nothing_was_scored_so_far_is_resumed() -> None:
+    class Fails(Path3):
+        async def score(self) -> dict[str, float]:
+            raise ValueError("it is broken")
+
+    async with Scheduler(Fails, TaskSampler(tasks()), Dice(likely=LIKELY), SETTINGS) as playing:
+        await playing.collect(2)
+        state = json.loads(json.dumps(playing.state_dict()))
+    sampler: TaskSampler[ag.Task] = TaskSampler(tasks())
+    sampler.load_state_dict([state])
+    async with scheduler(sampler) as playing:
+        groups = await playing.collect(2)
+        assert np.allclose(playing.state_dict()["learned_turns"][""], sum(seen_in(g.rollouts) for g in groups))
+
+
 def test_a_state_without_or_with_a_wrong_table_is_what_it_says() -> None:
     sampler: TaskSampler[ag.Task] = TaskSampler(tasks())
     old = {name: value for name, value in sampler.state_dict().items() if name != "learned_turns"}
     TaskSampler(tasks()).load_state_dict([old])
     with pytest.raises(ValueError, match=r"learned_turns: each row must have 6 numbers"):
         TaskSampler(tasks()).load_state_dict([old | {"learned_turns": {"": [[1.0]]}}])
+    for number in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"learned_turns: .* finite and at least 0"):
+            TaskSampler(tasks()).load_state_dict([old | {"learned_turns": {"": [[1.0] * 5 + [number]]}}])
 
 
 async def test_two_processes_choose_what_one_chooses() -> None:
@@ -178,3 +209,16 @@ async def test_a_sub_agent_has_no_states_and_a_role_has_a_noise_of_its_own() -> 
     theirs = [r.role_rewards["aide"] - played[1 - i].role_rewards["aide"] for i, r in enumerate(played)]
     # Each turn is one letter, as likely as the other: its weight is 1 / 4; the token that ends it is certain.
     assert rows[0, 2] == pytest.approx(sum(len(aides) / 4 * (a**2 + b**2) for a, b in zip(own, theirs, strict=True)))
+
+
+async def test_no_branches_are_planned_where_a_summary_is_written() -> None:
+    class Compacted(Path3):
+        context = ag.Compact(turns=2)
+
+    always = [
+        await ag.rollout(Compacted, next(tasks()), Dice(), seed=i, branching=Branching(), rollout_id=f"t0/{i}")
+        for i in range(8)
+    ]
+    assert any(segment.kind == "compaction" for rollout in always for segment in rollout.segments)
+    begun = {branch.turn for rollout in always for branch in rollout.branches}
+    assert {int(number) for number in np.flatnonzero(seen_in(always)[:, 0])} == {0} | begun

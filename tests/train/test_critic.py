@@ -186,6 +186,7 @@ def test_returns_of_samples_that_nobody_asked_about_are_refused(tiny_model: Path
     [
         (lambda given: given[:-1], r"^returns: \('\S+', \d+, \d+\) has \d+ where \d+ values were given"),
         (lambda given: given * np.float32(np.nan), r"^returns: those of \('\S+', \d+, \d+\) must be finite"),
+        (lambda given: given[:, None], r"^returns: those of \('\S+', \d+, \d+\) must be one number for each value"),
     ],
 )
 def test_returns_that_cannot_be_learned_are_refused_before_anything_is_trained(

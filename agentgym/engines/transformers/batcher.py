@@ -152,7 +152,9 @@ class Batcher:
             if not sampled:
                 self._start(request)
             elif request.versions[-1].version != version:
-                request.versions.append(Version(sampled, version))
+                # Weights that were changed again before they sampled an id have no span.
+                spans = [span for span in request.versions if span.start < sampled]
+                request.versions = [*spans, Version(sampled, version)]
 
     def fail_all(self, reason: Callable[[], Exception]) -> None:
         """Answer every request with an exception of its own."""

@@ -164,6 +164,8 @@ def refuse_returns(asked: Mapping[SampleKey, int], returns: Mapping[SampleKey, F
             "from `value_samples`, again for each step"
         )
     for key, given in returns.items():
+        if np.ndim(given) != 1:
+            raise ValueError(f"returns: those of {key} must be one number for each value, got {given!r}")
         if len(given) != asked[key]:
             raise ValueError(f"returns: {key} has {len(given)} where {asked[key]} values were given")
         if not np.isfinite(given).all():

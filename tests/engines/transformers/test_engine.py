@@ -486,6 +486,17 @@ def test_in_flight_request_spans_two_versions(model: Any, origin: Any) -> None:
     assert off[:4].max() < 1e-4 < off[4:].min()
 
 
+def test_weights_that_are_swapped_again_before_they_sample_have_no_span(model: Any, origin: Any) -> None:
+    _, adapter = lora_over(origin)
+    client = Client(batcher_over(model))
+    client.ask("s", ids_of(10), max_tokens=9)
+    for _ in range(4):
+        client.batcher.step()
+    for version, weights in enumerate([adapter, None, adapter], 7):
+        client.batcher.load_adapter(weights, version)
+    assert client.run()["s"].versions == (Version(0, 0), Version(4, 9))
+
+
 def test_after_a_swap_nothing_old_is_kept_or_copied(model: Any, origin: Any) -> None:
     """At the swap one turn is over, one has sampled, one prefills, two wait for its prefix and one for a slot."""
     wrapped, adapter = lora_over(origin)
