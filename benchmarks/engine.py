@@ -7,6 +7,7 @@ One tiny model, one thread, temperature 0.7, no stop ids, so that everybody samp
     single   one turn of 64 tokens each
     turns    4 turns of 16 tokens, 16 ids of the environment between them
     ragged   4 turns whose lengths are the workload's, few long and many short
+    alone    as single, but no two rollouts have one prompt; in the others eight have
 
 A static batch and `generate_batch` get the whole context with every turn; the engine keeps its KV. A static batch runs
 until its longest row is done; only the tokens that were asked for count.
@@ -56,19 +57,24 @@ Way: TypeAlias = Callable[[Case], Played]
 
 
 def cases(workloads: Path | None, seed: int, vocabulary: int) -> dict[str, Case]:
-    """The three cases, from the workload's step samples."""
+    """The cases, from the workload's step samples; in all but `alone` eight rollouts have one prompt."""
+    ragged, alone = (_scripts(workloads, seed, vocabulary, group) for group in (8, 1))
+    even = [Script(script.prompt, [(TURN_TOKENS, seen) for _, seen in script.turns]) for script in ragged]
+    single, apart = ([Script(script.prompt, [(SINGLE_TOKENS, [])]) for script in of] for of in (ragged, alone))
+    return {"single": single, "turns": even, "ragged": ragged, "alone": apart}
+
+
+def _scripts(workloads: Path | None, seed: int, vocabulary: int, group: int) -> Case:
     batch = load_workloads(workloads).stepwise(
-        seed=seed, n_traj=ROLLOUTS, turns=TURNS, max_len=CONTEXT, prompt_median=96, early_heavy=0.2
+        seed=seed, n_traj=ROLLOUTS, turns=TURNS, group=group, max_len=CONTEXT, prompt_median=96, early_heavy=0.2
     )
-    ragged: Case = []
+    made: Case = []
     for i, (prompt, response, mask) in enumerate(zip(batch.prompts, batch.responses, batch.loss_masks, strict=True)):
         ids = [token % vocabulary for token in response]
         if not i or batch.traj[i] != batch.traj[i - 1]:
-            ragged.append(Script([token % vocabulary for token in prompt], []))
-        ragged[-1].turns.append((sum(mask), ids[sum(mask) :]))
-    even = [Script(script.prompt, [(TURN_TOKENS, seen) for _, seen in script.turns]) for script in ragged]
-    single = [Script(script.prompt, [(SINGLE_TOKENS, [])]) for script in ragged]
-    return {"single": single, "turns": even, "ragged": ragged}
+            made.append(Script([token % vocabulary for token in prompt], []))
+        made[-1].turns.append((sum(mask), ids[sum(mask) :]))
+    return made
 
 
 def load() -> Any:
@@ -191,7 +197,9 @@ def main() -> None:
     args = arguments(__doc__ or "")
     figures = fresh(measure, args.workloads, args.seed, ("engine", "static"), RUNS)
     figures |= fresh(measure, args.workloads, args.seed, ("generate_batch",), RUNS)
-    ratio = {case: figures[f"{case}_engine"] / figures[f"{case}_static"] for case in ("single", "turns", "ragged")}
+    ratio = {
+        case: figures[f"{case}_engine"] / figures[f"{case}_static"] for case in ("single", "turns", "ragged", "alone")
+    }
     report(
         "engine",
         figures=figures | {f"{case}_engine_over_static": value for case, value in ratio.items()},

@@ -48,27 +48,32 @@ async def measured(module: ModuleType, seed: int, peers: Path | None, *, quick: 
     tokenizer = word_tokenizer([*(text for texts in dialogs.values() for text in texts), *tracebacks(300, seed + 1)])
     engine, yielding = Instant(tokenizer, dialogs), Instant(tokenizer, dialogs)
     yielding.yields = True
-    tasks = [task(name) for name in dialogs]
     found = Measured()
-    ways: dict[str, Callable[[], Awaitable[int]]] = {
-        "text_floor": lambda: text_floor(dialogs),
-        "token_floor": lambda: token_floor(engine, dialogs),
-        "ours": lambda: ours(engine, tasks),
-        "ours_plain_reward": lambda: ours(engine, tasks, PlainAdder),
-        "token_floor_alive": lambda: token_floor(yielding, dialogs),
-        "ours_alive": lambda: ours(yielding, tasks),
-        "token_floor_unseen": lambda: token_floor(engine, dialogs),
-        "ours_unseen": lambda: ours(engine, tasks),
-    }
+
+    def ways(number: int) -> dict[str, Callable[[], Awaitable[int]]]:
+        def fresh(way: str) -> list[ag.Task]:  # a first prompt is new each time: it is rendered and encoded again
+            return [task(f"{name}-{way}{number}") for name in dialogs]
+
+        return {
+            "text_floor": lambda: text_floor(dialogs),
+            "token_floor": lambda: token_floor(engine, dialogs),
+            "ours": lambda: ours(engine, fresh("a")),
+            "ours_plain_reward": lambda: ours(engine, fresh("b"), PlainAdder),
+            "token_floor_alive": lambda: token_floor(yielding, dialogs),
+            "ours_alive": lambda: ours(yielding, fresh("c")),
+            "token_floor_unseen": lambda: token_floor(engine, dialogs),
+            "ours_unseen": lambda: ours(engine, fresh("d")),
+        }
+
     with playing(peers, tokenizer, dialogs, group=GROUP, calls=calls) as others:
         gc.collect()
         gc.freeze()  # what was imported is not looked through again and again
         for number in range(2 if quick else ROUNDS):
-            await _round(number, ways, others, found, seed, calls)
+            await _round(number, ways(number), others, found, seed, calls)
     figures = {f"{name}_us": value for name, value in found.us.items()}
     figures["turns_per_s"] = found.turns_per_s
     figures["unseen_ids"] = float(np.mean([len(tokenizer.encode(text)) for text in tracebacks(100, seed + 2)]))
-    figures |= await _scaled(engine, tasks, quick=quick)
+    figures |= await _scaled(engine, [task(name) for name in dialogs], quick=quick)
     return figures
 
 

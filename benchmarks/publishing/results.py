@@ -119,7 +119,9 @@ def falls(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> list[Fall]:
         assert before is not None
         assert now is not None
         rises = more_is_better(kept[name]) if before != kept[name]["goal"] else more_is_better(found[name])
-        if not ((now >= SHARE * before) if rises else (now <= before / SHARE)):  # what is no number is none of them
+        if not (
+            (now >= SHARE * before) if rises else (now <= before * (2 - SHARE))
+        ):  # what is no number is none of them
             worse.append(Fall(name, before, now))
     return worse
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.publishing.plans import PEERS
 from benchmarks.publishing.results import Made, Result, report_of
 
-OURS = ("torch", "transformers", "numpy", "ray")
-THEIRS = ("skyrl", "trl", "verl", "aiohttp")
+OURS = ("torch", "transformers", "tokenizers", "numpy", "ray", "aiohttp", "orjson")
+THEIRS = ("skyrl", "trl", "verl")
 CODE = ("agentgym", "envs", "recipes", "sandbox", "benchmarks/*.py")
 """What a benchmark measures: results and texts of the page are not among it."""
 STOP_S = 10
