@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from agentgym.branching.settings import FIRST_EXPLORED, Branching
-from agentgym.credit.turn_noise import EXPLORED, LEAST_NOISE, Part, Rows, added, measured, planned, signals
+from agentgym.branching.settings import Branching
+from agentgym.credit.turn_noise import LEAST_NOISE, Part, Rows, added, measured, planned, signals
 
 NOTHING = np.zeros((0, 6))
 
@@ -73,6 +73,12 @@ def test_the_number_with_the_highest_signal_is_chosen_and_none_where_branches_co
     assert planned(branching(per_state=8), costs).turn == 0
 
 
+def test_branches_that_tell_just_what_they_cost_are_not_planned() -> None:
+    halved_noise_for_twice_the_tokens = summed(*[rollout(turns=2, t1=0.0)] * 16)
+    assert signals(branching(per_state=2), halved_noise_for_twice_the_tokens).max() == 1
+    assert planned(branching(per_state=2), halved_noise_for_twice_the_tokens).turn == 0
+
+
 def test_a_number_whose_branches_are_dearer_than_the_budget_is_not_chosen() -> None:
     rows = summed(*[rollout(t1=0.1, t2=0.1, t3=0.1)] * 16)
     usual = planned(branching(per_state=1), rows)
@@ -89,10 +95,10 @@ def test_where_a_number_has_too_few_branches_those_next_to_it_tell_and_few_in_al
     assert (shared[1:] > 0).all()
 
 
-def test_states_are_drawn_for_a_small_share_of_tokens() -> None:
+def test_states_are_drawn_for_a_sixteenth_of_the_tokens_and_at_first_one_in_eight() -> None:
     plan = planned(branching(per_state=2), summed(*[rollout()] * 4))
-    assert plan.explored * 2 * (30 + 20 + 10) == pytest.approx(EXPLORED * 40)
-    assert planned(branching(), NOTHING).explored == FIRST_EXPLORED
+    assert plan.explored * 2 * (30 + 20 + 10) == pytest.approx(40 / 16)
+    assert planned(branching(), NOTHING).explored == 1 / 8
     assert planned(branching(), summed(rollout(turns=1))).explored <= 1
 
 
