@@ -112,8 +112,9 @@ def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
     assert (len(by_outcome), by_outcome.groups_without_signal) == (0, 1)
 
 
-def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_both_levels() -> None:
-    group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 1e-8, 1, 0)))
+def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_every_level() -> None:
+    same = (played("a", 0, 1, 0), played("b", 1e-8, 1, 0))
+    group = Group(group_id="g", rollouts=tuple(replace(each, metrics={"branches": 0.0}) for each in same))
     for advantage_level in set(get_args(AdvantageLevel)) - {"value"}:  # that one needs a critic
         rows = build_samples([group], advantage_level=advantage_level)
         assert (len(rows), rows.groups_without_signal) == (0, 1)
