@@ -14,7 +14,7 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.time_limits import TimeLimit, off_the_clock
+from agentgym.time_limits import TimeLimit, all_clocks_stopped, off_the_clock
 from agentgym.types import Completion
 from benchmarks.virtual import run_in_virtual_time
 
@@ -283,6 +283,31 @@ def test_a_limit_goes_on_after_the_door_with_the_time_that_was_left() -> None:
     async def play() -> float:
         with suppress(TimeoutError):
             await TimeLimit(10.0).bound(work())
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(110.0)
+
+
+def test_a_limit_says_what_is_left_while_it_stands_still() -> None:
+    limit, left = TimeLimit(10.0), list[float]()
+
+    async def work() -> None:
+        await asyncio.sleep(4.0)
+        with off_the_clock():
+            await asyncio.sleep(100.0)
+            left.append(limit.left)
+
+    run_in_virtual_time(limit.bound(work()))
+    assert left == [6.0]
+
+
+def test_a_limit_that_begins_while_the_host_works_runs_when_that_is_done() -> None:
+    async def play() -> float:
+        with all_clocks_stopped():
+            waiting = asyncio.create_task(TimeLimit(10.0).bound(asyncio.sleep(1000.0)))
+            await asyncio.sleep(100.0)
+        with suppress(TimeoutError):
+            await waiting
         return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
