@@ -376,6 +376,23 @@ def test_a_limit_gives_the_next_work_only_what_those_before_have_left() -> None:
     assert run_in_virtual_time(play()) == pytest.approx(10.0)
 
 
+def test_what_a_task_starts_behind_the_work_of_a_limit_does_not_stop_its_next_work() -> None:
+    async def hold() -> None:
+        with off_the_clock():
+            await asyncio.sleep(100.0)
+
+    async def play() -> float:
+        limit = TimeLimit(10.0)
+        await limit.bound(asyncio.sleep(1.0))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(hold())
+            with suppress(TimeoutError):
+                await limit.bound(asyncio.sleep(1000.0))
+            return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(10.0)
+
+
 def test_what_outlives_a_limit_cannot_start_it_again() -> None:
     async def hold() -> None:
         with off_the_clock():
