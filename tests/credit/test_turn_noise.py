@@ -95,6 +95,13 @@ def test_where_a_number_has_too_few_branches_those_next_to_it_tell_and_few_in_al
     assert (shared[1:] > 0).all()
 
 
+def test_a_number_without_branches_takes_the_mean_of_those_as_near_on_either_side() -> None:
+    rows = summed(*[rollout(turns=6, t2=0.6)] * 16, *[rollout(turns=6, t4=0.3)] * 16)
+    before, behind = (2 * 0.6 + 4 * 0.3) / 2, (4 * 0.6 + 2 * 0.3) / 2
+    left = (6 - 3 + behind - before / 2) / 6
+    assert signals(branching(per_state=1), rows)[3] == pytest.approx(1 / (left * (1 + 30 / 60)))
+
+
 def test_states_are_drawn_for_a_sixteenth_of_the_tokens_and_at_first_one_in_eight() -> None:
     plan = planned(branching(per_state=2), summed(*[rollout()] * 4))
     assert plan.explored * 2 * (30 + 20 + 10) == pytest.approx(40 / 16)
