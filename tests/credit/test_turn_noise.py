@@ -83,6 +83,7 @@ def test_a_number_whose_branches_are_dearer_than_the_budget_is_not_chosen() -> N
     rows = summed(*[rollout(t1=0.1, t2=0.1, t3=0.1)] * 16)
     usual = planned(branching(per_state=1), rows)
     assert usual.turn == 1
+    assert planned(branching(per_state=1, tokens=30), rows).turn == 1
     assert planned(branching(per_state=1, tokens=29), rows).turn == 2
     assert planned(branching(per_state=1, tokens=9), rows).turn == 0
 
