@@ -55,6 +55,11 @@ def test_the_signal_is_that_of_less_noise_for_more_tokens(m: int, train: bool, m
     assert found[2] == pytest.approx(1 / (left * (1 + m * 20 / 40)))
 
 
+def test_the_unit_of_the_rewards_changes_no_signal() -> None:
+    usual, small = summed(*[rollout(t2=0.6)] * 16), summed(*[rollout(advantage=0.01, t2=0.6e-4)] * 16)
+    assert signals(branching(), small).tolist() == pytest.approx(signals(branching(), usual).tolist())
+
+
 def test_a_number_that_few_rollouts_reach_counts_for_these() -> None:
     rows = summed(*[rollout(t2=0.6)] * 16, *[rollout(turns=2)] * 16)
     noise = (16 * 4 + 16 * 2) / 32
