@@ -123,6 +123,7 @@ def test_the_requests_of_a_dropped_rollout_are_counted_once_and_it_asks_for_no_m
 def test_time_at_the_shut_gate_is_no_time_of_play_and_of_no_limit(kind: type[Slow]) -> None:
     async def play() -> None:
         gate, usage = opened(kind())
+        await asyncio.sleep(5.0)
         assert usage.seconds == 0
         usage.began = asyncio.get_running_loop().time()
         gate.shut()
