@@ -65,6 +65,11 @@ def test_float_ids_are_refused() -> None:
         advantages([1.0, 2.0], [1, 2], np.array([0.0, 0.0]))
 
 
+def test_numbers_of_rollouts_may_leave_some_out() -> None:
+    assert advantages([1.0, 0.0], np.array([0, 2]), ["g"] * 2).tolist() == [0.5, -0.5]
+    assert advantages([1.0, 1.0, 0.0], np.array([0, 0, 2]), ["g"] * 3).tolist() == [0.5, 0.5, -0.5]
+
+
 def test_interleaved_groups_keep_their_own_baselines() -> None:
     got = advantages([0, 10, 2, 14], [0, 1, 2, 3], [0, 1, 0, 1], estimator="dr_grpo")
     np.testing.assert_array_equal(got, [-1, -2, 1, 2])

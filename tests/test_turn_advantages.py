@@ -2,12 +2,23 @@
 
 from dataclasses import replace
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from agentgym.advantages import LEAST_DIFFERENCE, Estimator, advantages, has_signal, turn_advantages
+from agentgym.advantages import (
+    LEAST_DIFFERENCE,
+    Estimator,
+    advantages,
+    has_signal,
+    states_of,
+    turn_advantages,
+    turns_of,
+)
+from agentgym.branching.ends import RolloutBranch
+from agentgym.credit.estimates import State
+from agentgym.errors import Failure
 from agentgym.samples import AdvantageLevel, build_samples
 from agentgym.scheduling.group_state import GroupState
 from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
@@ -40,6 +51,16 @@ def played(name: str, outcome: float, *rewards: float) -> Rollout:
     )
     total = outcome + sum(rewards)
     return Rollout(rollout_id=name, group_id="g", segments=(segment,), reward=total, stop_reason="done")
+
+
+def branched(name: str, reward: float, **branches: float | None) -> Rollout:
+    """A rollout, with branches by the number of their turn and a letter."""
+    boom = Failure(type="EnvError", message="boom")
+    ends = [
+        RolloutBranch(turn=int(key[1]), reward=came, stop_reason="done", failure=boom if came is None else None)
+        for key, came in branches.items()
+    ]
+    return replace(played(name, reward, 0, 0, 0), branches=tuple(ends))
 
 
 def worth(*rollouts: Rollout, estimator: Estimator = "dr_grpo") -> list[list[float]]:
@@ -112,8 +133,9 @@ def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
     assert (len(by_outcome), by_outcome.groups_without_signal) == (0, 1)
 
 
-def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_both_levels() -> None:
-    group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 1e-8, 1, 0)))
+def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_every_level() -> None:
+    same = (played("a", 0, 1, 0), played("b", 1e-8, 1, 0))
+    group = Group(group_id="g", rollouts=tuple(replace(each, metrics={"branches": 0.0}) for each in same))
     for advantage_level in set(get_args(AdvantageLevel)) - {"value"}:  # that one needs a critic
         rows = build_samples([group], advantage_level=advantage_level)
         assert (len(rows), rows.groups_without_signal) == (0, 1)
@@ -134,6 +156,36 @@ def test_the_least_difference_of_two_rewards_is_a_signal() -> None:
     assert has_signal(least, by_turn=True)
     assert all(advantages(rewards, ["a", "b"], ["g", "g"]) != 0)
     assert all(value != 0 for row in worth(*least) for value in row)
+
+
+def test_the_turns_of_a_role_are_its_trained_ones_in_the_rollout_itself() -> None:
+    (own,) = played("a", 1, 0, 0).segments
+    turns = own.turns
+
+    def beside(index: int, **given: Any) -> Segment:
+        numbered = tuple(replace(turn, number=turn.number + 2 * index) for turn in turns)
+        return replace(own, **{"index": index, "parent": 0, "kind": "subagent", "turns": numbered, **given})
+
+    aide, silent = beside(1, role="aide"), beside(2, trained=False)
+    branch = beside(3, kind="branch", branch=0)
+    rollout = replace(
+        branched("a", 1, t1a=0), segments=(own, aide, silent, branch), role_rewards={"aide": 1.0, "other": 0.0}
+    )
+    assert turns_of(rollout, "") == [*turns]
+    assert turns_of(rollout, "aide") == [*aide.turns]
+    assert turns_of(rollout, "other") == []
+
+
+def test_a_state_has_the_rewards_of_its_branches_and_those_that_failed_have_none() -> None:
+    rollout = branched("a", 1, t2a=0.5, t1a=0.25, t2b=None, t2c=0.75)
+    assert states_of(rollout, "") == [State(1, [0.25]), State(2, [0.5, 0.75])]
+    assert states_of(rollout, "aide") == []
+
+
+def test_what_came_of_one_state_is_a_signal_where_it_differs_by_the_least_difference() -> None:
+    assert has_signal([branched("a", 0, t1a=LEAST_DIFFERENCE), branched("b", 0)])
+    assert has_signal([branched("a", 1, t1a=1, t2a=0.5, t2b=0.75), branched("b", 1)])
+    assert not has_signal([branched("a", 1, t1a=1, t2a=1 + 1e-9), branched("b", 1, t1a=1)])
 
 
 @pytest.mark.parametrize("by_turn", [False, True])

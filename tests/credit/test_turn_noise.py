@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from agentgym.branching.settings import FIRST_EXPLORED, Branching
-from agentgym.credit.turn_noise import EXPLORED, LEAST_NOISE, Part, Rows, added, measured, planned, signals
+from agentgym.branching.settings import Branching
+from agentgym.credit.turn_noise import LEAST_NOISE, Part, Rows, added, measured, planned, signals
 
 NOTHING = np.zeros((0, 6))
 
@@ -55,6 +55,11 @@ def test_the_signal_is_that_of_less_noise_for_more_tokens(m: int, train: bool, m
     assert found[2] == pytest.approx(1 / (left * (1 + m * 20 / 40)))
 
 
+def test_the_unit_of_the_rewards_changes_no_signal() -> None:
+    usual, small = summed(*[rollout(t2=0.6)] * 16), summed(*[rollout(advantage=0.01, t2=0.6e-4)] * 16)
+    assert signals(branching(), small).tolist() == pytest.approx(signals(branching(), usual).tolist())
+
+
 def test_a_number_that_few_rollouts_reach_counts_for_these() -> None:
     rows = summed(*[rollout(t2=0.6)] * 16, *[rollout(turns=2)] * 16)
     noise = (16 * 4 + 16 * 2) / 32
@@ -73,10 +78,17 @@ def test_the_number_with_the_highest_signal_is_chosen_and_none_where_branches_co
     assert planned(branching(per_state=8), costs).turn == 0
 
 
+def test_branches_that_tell_just_what_they_cost_are_not_planned() -> None:
+    halved_noise_for_twice_the_tokens = summed(*[rollout(turns=2, t1=0.0)] * 16)
+    assert signals(branching(per_state=2), halved_noise_for_twice_the_tokens).max() == 1
+    assert planned(branching(per_state=2), halved_noise_for_twice_the_tokens).turn == 0
+
+
 def test_a_number_whose_branches_are_dearer_than_the_budget_is_not_chosen() -> None:
     rows = summed(*[rollout(t1=0.1, t2=0.1, t3=0.1)] * 16)
     usual = planned(branching(per_state=1), rows)
     assert usual.turn == 1
+    assert planned(branching(per_state=1, tokens=30), rows).turn == 1
     assert planned(branching(per_state=1, tokens=29), rows).turn == 2
     assert planned(branching(per_state=1, tokens=9), rows).turn == 0
 
@@ -89,10 +101,17 @@ def test_where_a_number_has_too_few_branches_those_next_to_it_tell_and_few_in_al
     assert (shared[1:] > 0).all()
 
 
-def test_states_are_drawn_for_a_small_share_of_tokens() -> None:
+def test_a_number_without_branches_takes_the_mean_of_those_as_near_on_either_side() -> None:
+    rows = summed(*[rollout(turns=6, t2=0.6)] * 16, *[rollout(turns=6, t4=0.3)] * 16)
+    before, behind = (2 * 0.6 + 4 * 0.3) / 2, (4 * 0.6 + 2 * 0.3) / 2
+    left = (6 - 3 + behind - before / 2) / 6
+    assert signals(branching(per_state=1), rows)[3] == pytest.approx(1 / (left * (1 + 30 / 60)))
+
+
+def test_states_are_drawn_for_a_sixteenth_of_the_tokens_and_at_first_one_in_eight() -> None:
     plan = planned(branching(per_state=2), summed(*[rollout()] * 4))
-    assert plan.explored * 2 * (30 + 20 + 10) == pytest.approx(EXPLORED * 40)
-    assert planned(branching(), NOTHING).explored == FIRST_EXPLORED
+    assert plan.explored * 2 * (30 + 20 + 10) == pytest.approx(40 / 16)
+    assert planned(branching(), NOTHING).explored == 1 / 8
     assert planned(branching(), summed(rollout(turns=1))).explored <= 1
 
 

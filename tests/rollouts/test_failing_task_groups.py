@@ -1,6 +1,7 @@
 """A failing asyncio.TaskGroup in an env's code is an error of that code, and no cancellation of the rollout."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -312,8 +313,14 @@ async def test_a_failing_group_leaves_the_count_as_it_was() -> None:
         await asyncio.sleep(0)  # Nothing is left to be raised at the next wait.
 
 
+async def healthy() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("work", [caught, healthy])
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_failing_group_takes_no_other_cancellation_back(times: int) -> None:
+async def test_a_group_takes_no_other_cancellation_back(times: int, work: Callable[[], Awaitable[None]]) -> None:
     left: list[int] = []
 
     async def cancelled() -> None:
@@ -323,7 +330,7 @@ async def test_a_failing_group_takes_no_other_cancellation_back(times: int) -> N
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.sleep(0)
-        await caught()
+        await work()
         left.append(task.cancelling())
 
     with suppress(asyncio.CancelledError):  # From Python 3.13 on the group raises it once more.
@@ -340,3 +347,29 @@ async def test_a_group_of_a_class_of_the_users_own_leaves_the_count_as_it_was() 
         async with Named() as group:
             group.create_task(raising(ValueError("boom")))
     assert cancelling() == 0
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="groups give their cancellation back themselves")
+async def test_a_group_of_a_class_that_somebody_else_has_mended_gives_back_its_own_cancellation_alone() -> None:
+    class Mended(asyncio.TaskGroup):
+        async def __aexit__(self, *error: Any) -> None:
+            group: Any = self
+            given_back = group._parent_cancel_requested
+            try:
+                return await super().__aexit__(*error)
+            finally:
+                if group._parent_cancel_requested and not given_back:
+                    group._parent_task.uncancel()
+
+    async def cancelled() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        with pytest.raises(ExceptionGroup):
+            async with Mended() as group:
+                group.create_task(raising(ValueError("boom")))
+        return cancelling()
+
+    assert await asyncio.create_task(cancelled()) == 1

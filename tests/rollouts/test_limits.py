@@ -14,7 +14,7 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.time_limits import TimeLimit, off_the_clock
+from agentgym.time_limits import TimeLimit, all_clocks_stopped, off_the_clock
 from agentgym.types import Completion
 from benchmarks.virtual import run_in_virtual_time
 
@@ -288,6 +288,31 @@ def test_a_limit_goes_on_after_the_door_with_the_time_that_was_left() -> None:
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
 
 
+def test_a_limit_says_what_is_left_while_it_stands_still() -> None:
+    limit, left = TimeLimit(10.0), list[float]()
+
+    async def work() -> None:
+        await asyncio.sleep(4.0)
+        with off_the_clock():
+            await asyncio.sleep(100.0)
+            left.append(limit.left)
+
+    run_in_virtual_time(limit.bound(work()))
+    assert left == [6.0]
+
+
+def test_a_limit_that_begins_while_the_host_works_runs_when_that_is_done() -> None:
+    async def play() -> float:
+        with all_clocks_stopped():
+            waiting = asyncio.create_task(TimeLimit(10.0).bound(asyncio.sleep(1000.0)))
+            await asyncio.sleep(100.0)
+        with suppress(TimeoutError):
+            await waiting
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(110.0)
+
+
 def test_a_limit_stands_still_until_everybody_who_stopped_it_goes_on() -> None:
     async def hold(seconds: float) -> None:
         with off_the_clock():
@@ -347,6 +372,23 @@ def test_a_limit_gives_the_next_work_only_what_those_before_have_left() -> None:
             await limit.bound(asyncio.sleep(1000.0))
         assert limit.expired()
         return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(play()) == pytest.approx(10.0)
+
+
+def test_what_a_task_starts_behind_the_work_of_a_limit_does_not_stop_its_next_work() -> None:
+    async def hold() -> None:
+        with off_the_clock():
+            await asyncio.sleep(100.0)
+
+    async def play() -> float:
+        limit = TimeLimit(10.0)
+        await limit.bound(asyncio.sleep(1.0))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(hold())
+            with suppress(TimeoutError):
+                await limit.bound(asyncio.sleep(1000.0))
+            return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(play()) == pytest.approx(10.0)
 

@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from agentgym.errors import EngineError, SandboxError
 from agentgym.messages import Message
 from agentgym.rollouts.segment import OpenSegment, is_due
 from agentgym.sandboxes.fake import FakeBox, FakeBoxes
-from agentgym.types import Completion, Rollout, Segment
+from agentgym.types import Completion, Rollout, Segment, Version
 from tests.rollouts.test_rollout import Rewriting
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
@@ -379,9 +380,39 @@ def test_a_policy_cuts_the_context_as_soon_as_its_share_is_held_or_less_than_the
     assert not is_due(policy, segment, held - 1, reserve)
 
 
+@pytest.mark.parametrize(("counted", "held"), [(7, [4, 0]), (6, [4]), (5, []), (4, [])])
+def test_as_many_ids_are_held_as_an_engine_has_counted_and_all_of_the_turns(counted: int, held: list[int]) -> None:
+    segment = begun()
+    segment.extend([4])
+    segment.recount(counted)
+    assert segment.token_ids.tolist() == [1, 2, 3, 10, 11, *held]
+
+
+def test_the_ids_before_the_first_turn_are_as_many_as_an_engine_has_counted() -> None:
+    segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=9)
+    segment.extend([1, 2, 3])
+    segment.recount(2)
+    assert segment.token_ids.tolist() == [1, 2]
+
+
+def test_each_turn_has_the_versions_that_it_was_sampled_under() -> None:
+    segment = begun()
+    for number, version in enumerate([1, 1, 2], start=1):
+        sampled = replace(SAMPLED, versions=(Version(0, version),))
+        segment.append(sampled, array("q", [10, 11]), say(""), seconds=0.0, number=number)
+    assert [turn.versions[0].version for turn in segment.close().turns] == [0, 1, 1, 2]
+
+
+def test_what_nobody_else_is_named_for_is_said_by_the_policy_and_trained() -> None:
+    closed = begun().close()
+    assert (closed.role, closed.model, closed.trained) == ("", "", True)
+
+
 def test_a_realigned_turn_keeps_what_it_sampled_before() -> None:
     segment = begun()
+    assert segment.logprobs(0).tolist() == SAMPLED.logprobs.tolist()
     segment.realign(4, [12, 20])
+    assert segment.logprobs(0).tolist() == [-0.5]
     closed = segment.close()
     assert closed.token_ids.tolist() == [1, 2, 3, 10, 12, 20]
     assert closed.sampled.tolist() == [False, False, False, True, False, False]

@@ -1,8 +1,10 @@
 """Batches whose branches are played where earlier batches have taught that they pay."""
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,6 @@ import pytest
 import agentgym as ag
 from agentgym.branching.settings import Branching
 from agentgym.credit.learned_turns import seen_in
-from agentgym.credit.turn_noise import DECAY
 from agentgym.messages import Message
 from agentgym.run.distributed_rollouts import DistributedScheduler, PlayedShare, joined
 from agentgym.run.peers import Share
@@ -19,8 +20,10 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
+from agentgym.types import Completion
+from benchmarks.virtual import run_in_virtual_time
 from tests.credit.test_played_values import LIKELY, Path3, exact_gradient, slope, within, worth
-from tests.rollouts.test_branches import Delegates, Dice
+from tests.rollouts.test_branches import Delegates, Dice, Letters
 
 BRANCHING = Branching(after="learned_turn", per_state=2, tokens=40)
 SETTINGS = GroupSettings(n=4, branching=BRANCHING)
@@ -69,7 +72,7 @@ async def test_the_gradient_stays_unbiased_where_earlier_batches_choose_the_stat
     assert known & {1.0, 2.0}, plans
 
 
-async def test_a_batch_knows_the_batches_before_it_and_each_of_its_rollouts_the_same() -> None:
+async def test_a_batch_knows_those_before_it_each_for_a_tenth_less_and_each_of_its_rollouts_the_same() -> None:
     async with scheduler() as playing:
         before = playing.state_dict()["learned_turns"]
         first = await playing.collect(8)
@@ -79,7 +82,7 @@ async def test_a_batch_knows_the_batches_before_it_and_each_of_its_rollouts_the_
     assert before == {}
     rows, later = (sum((seen_in(g.rollouts) for g in groups), start=np.zeros((3, 6))) for groups in (first, second))
     assert np.allclose(after[""], rows)
-    assert np.allclose(last[""], DECAY * rows + later)
+    assert np.allclose(last[""], 0.9 * rows + later)
     assert first.rollouts[0].metrics["branch_signal"] == 1.0
     assert len({rollout.metrics["branch_signal"] for rollout in second.rollouts}) == 1
 
@@ -211,6 +214,13 @@ async def test_a_sub_agent_has_no_states_and_a_role_has_a_noise_of_its_own() -> 
     assert rows[0, 2] == pytest.approx(sum(len(aides) / 4 * (a**2 + b**2) for a, b in zip(own, theirs, strict=True)))
 
 
+async def test_a_role_that_no_other_rollout_has_a_reward_for_has_no_noise() -> None:
+    aided = await ag.rollout(Delegates, next(tasks()), Dice(), rollout_id="t0/0")
+    alone = await ag.rollout(Letters, next(tasks()), Dice(), seed=1, rollout_id="t0/1")
+    # Each has four turns of its own, of a weight of 1 / 4.
+    assert seen_in([aided, alone])[0, 2] == pytest.approx(2 * ((aided.reward or 0.0) - (alone.reward or 0.0)) ** 2)
+
+
 async def test_no_branches_are_planned_where_a_summary_is_written() -> None:
     class Compacted(Path3):
         context = ag.Compact(turns=2)
@@ -222,3 +232,54 @@ async def test_no_branches_are_planned_where_a_summary_is_written() -> None:
     assert any(segment.kind == "compaction" for rollout in always for segment in rollout.segments)
     begun = {branch.turn for rollout in always for branch in rollout.branches}
     assert {int(number) for number in np.flatnonzero(seen_in(always)[:, 0])} == {0} | begun
+
+
+async def one_of_each_worth() -> dict[float | None, ag.Rollout]:
+    """Ways of three turns by what they are worth; each turn is one letter of two, as likely: its weight is 1 / 4."""
+    played = [await ag.rollout(Path3, next(tasks()), Dice(), seed=i, rollout_id=f"t0/{i}") for i in range(32)]
+    return {rollout.reward: rollout for rollout in played if rollout.metrics["turns"] == 3}
+
+
+async def test_a_reward_of_0_is_one_as_any_other_and_a_rollout_alone_says_nothing() -> None:
+    ways = await one_of_each_worth()
+    rows = seen_in([ways[0.0], ways[0.4]])
+    assert rows[:, 2].tolist() == pytest.approx([2 * turns * 0.25 * 0.4**2 for turns in (3, 2, 1)])
+    assert not seen_in([ways[0.4]]).size
+
+
+async def test_what_a_named_model_samples_is_no_cost_and_no_noise() -> None:
+    class Advised(Path3):
+        async def step(self, action: Message) -> ag.StepResult:
+            async with self.fork("subagent", [Message(role="user", content="?")], engine="adviser") as adviser:
+                await adviser.turn()
+            return await super().step(action)
+
+    models = {"adviser": Dice()}
+    advised = [
+        await ag.rollout(Advised, next(tasks()), Dice(), seed=i, rollout_id=f"t0/{i}", models=models) for i in range(2)
+    ]
+    alone = [await ag.rollout(Path3, next(tasks()), Dice(), seed=i, rollout_id=f"t0/{i}") for i in range(2)]
+    assert any(segment.model for segment in advised[0].segments)
+    assert seen_in(advised)[0, 1] == seen_in(alone)[0, 1] == sum(rollout.sampled_tokens for rollout in alone)
+    assert seen_in(advised)[0, 2] == pytest.approx(seen_in(alone)[0, 2])
+
+
+def test_branches_of_a_state_in_which_the_rollout_itself_ran_out_of_time_are_none_of_its_turns() -> None:
+    class Limited(Path3):
+        limits = ag.Limits(seconds=10)
+
+    class Late(Dice):
+        """Takes long for the third turn of the rollout itself."""
+
+        async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
+            done = await super().generate(token_ids, session=session, **given)
+            await asyncio.sleep(60 if self.asked.count(session) == 3 else 0)
+            return done
+
+    async def play() -> ag.Rollout:
+        return await ag.rollout(Limited, next(tasks()), Late(), seed=1, branching=Branching(per_state=2))
+
+    late, other = (run_in_virtual_time(play()) for _ in range(2))
+    assert (late.stop_reason, late.metrics["turns"]) == ("seconds", 2)
+    assert {branch.turn for branch in late.branches} == {1, 2}
+    assert seen_in([late, other])[:, 3].tolist() == [0, 2]

@@ -266,7 +266,7 @@ def test_a_group_without_turns_asks_for_nothing(tiny_model: Path) -> None:
 
 
 def test_the_value_loss_is_clipped_where_it_would_be_lower() -> None:
-    values, old, targets = torch.tensor([2.0, 2.0, 0.1]), torch.zeros(3), torch.tensor([2.0, -1.0, 1.0])
+    values, old, targets = torch.tensor([3.0, 3.0, 1.1]), torch.ones(3), torch.tensor([3.0, 0.0, 2.0])
     assert value_loss(values, old, targets, clip=None).item() == pytest.approx(0 + 9 + 0.81)
     # The first may not count a move beyond 0.5, the second counts whole, the third is within.
     assert value_loss(values, old, targets, clip=0.5).item() == pytest.approx(2.25 + 9 + 0.81)
@@ -278,3 +278,8 @@ def test_explained_variance_is_1_for_what_is_known_and_0_for_a_constant() -> Non
     assert value_figures(np.stack([np.ones(3), returns], 1))["train/explained_variance"] == 0
     assert value_figures(np.stack([-returns, returns], 1))["train/explained_variance"] == pytest.approx(-3)
     assert np.isnan(value_figures(np.ones((3, 2)))["train/explained_variance"])
+
+
+def test_the_value_loss_is_the_mean_square_of_what_the_values_were_off_by() -> None:
+    figures = value_figures(np.array([[1.0, 2.0], [4.0, 0.0]]))
+    assert (figures["train/value_loss"], figures["train/value_mean"]) == ((1 + 16) / 2, 2.5)

@@ -45,6 +45,20 @@ def test_a_beginning_that_all_rows_share_is_one_group() -> None:
     assert found.members.tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
+def test_a_little_that_all_share_is_chosen_before_more_that_two_share() -> None:
+    found = groups(prompts("aabbbc", "aabbbd", "aacccc", "aadddd", "aaeeee", "aaffff"), SAME)
+    assert found is not None
+    # Two ids of all six rows spare 5 x 2 columns; five ids of two rows spare 5.
+    assert found.length == 2
+    assert found.members.tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_two_rows_share_what_is_just_worth_it() -> None:
+    found = groups(prompts("a", "a"), SAME[:2])
+    assert found is not None
+    assert (found.length, found.members.tolist()) == (1, [[0, 1]])
+
+
 def test_rows_that_share_nothing_are_no_groups() -> None:
     assert groups(prompts("ab", "bb", "cb", "db", "eb", "fb"), SAME) is None
 
@@ -82,7 +96,7 @@ def test_what_is_sampled_is_never_shared() -> None:
 def test_hidden_states_are_those_of_rows_read_alone(kind: str, changes: dict[str, Any], rows: list[int]) -> None:
     """Beside each other, with idle rows in between, and far apart."""
     policy = InferenceModel(build(kind, **changes), slots=21, context=CONTEXT, threads=1)
-    at, texts = np.array(rows), prompts("aaaaaab", "ccccccd", "aaaaaae", "aaaaaaf", "ccccccg", "ahhhhhh")
+    at, texts = np.array(rows), prompts("aaaaaab", "ccccccd", "aaaaaae", "aaaaaaf", "aaaaaag", "ahhhhhh")
     policy.forward(at, texts, SAME, SAME + 7)
     lengths = np.array([3, 1, 2, 1, 1, 2])  # then they go on for different numbers of ids
     for column in range(3):
@@ -91,6 +105,6 @@ def test_hidden_states_are_those_of_rows_read_alone(kind: str, changes: dict[str
     ids, one = texts[:, :1] + 9, SAME + 1
     found = groups(texts[:, :6], SAME)
     assert found is not None
-    assert found.members.shape == (3, 3)
+    assert found.members.shape == (3, 4)
     alone = policy.forward(at, ids, 7 + lengths, one)
     torch.testing.assert_close(policy.forward(at, ids, 7 + lengths, one, found), alone, atol=1e-5, rtol=1e-4)
