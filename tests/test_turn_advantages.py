@@ -184,6 +184,7 @@ def test_a_state_has_the_rewards_of_its_branches_and_those_that_failed_have_none
 
 def test_what_came_of_one_state_is_a_signal_where_it_differs_by_the_least_difference() -> None:
     assert has_signal([branched("a", 0, t1a=LEAST_DIFFERENCE), branched("b", 0)])
+    assert not has_signal([branched("a", 0, t1a=0), branched("b", 0)])
     assert has_signal([branched("a", 1, t1a=1, t2a=0.5, t2b=0.75), branched("b", 1)])
     assert not has_signal([branched("a", 1, t1a=1, t2a=1 + 1e-9), branched("b", 1, t1a=1)])
 
