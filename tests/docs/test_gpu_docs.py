@@ -29,7 +29,7 @@ COMMANDS = [
     for line in block.splitlines()
     if line.strip()
 ]
-FLAG = re.compile(r"`--((?:train|engine|oversample)\.[\w-]+|[a-z][\w-]+)")
+FLAG = re.compile(r"`--((?:train|engine|oversample|branching|gae)\.[\w-]+|[a-z][\w-]+)")
 OF_OTHERS = {"mem-fraction-static", "context-length", "max-lora-rank", "base-gpu-id", "port", "nproc-per-node", "best"}
 """Flags in the guide's text that belong to a server, to torchrun or to `agentgym show`."""
 

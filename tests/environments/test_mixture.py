@@ -284,7 +284,7 @@ def test_a_weight_is_set_by_the_members_name_as_its_parameters_are() -> None:
     [
         (["--env.Chas", "2"], r"--env\.Chas: it is no member, nor MEMBER\.PARAMETER; did you mean 'Chase'\?"),
         (["--env.worth", "2"], r"--env\.worth: name the member in front, as in Ones\.worth"),
-        (["--env.Chase", "0"], r"--env: 'envs\.chase\.env:Chase' must be above 0, got 0"),
+        (["--env.Chase", "0"], r"--env\.envs\.chase\.env:Chase: 'envs\.chase\.env:Chase' must be above 0, got 0"),
     ],
 )
 def test_a_flag_of_a_mixture_that_means_nothing_is_told_what_to_type(
