@@ -117,7 +117,7 @@ async def played(folder: Path) -> list[Seen]:
             JUDGE.asked.clear()
             recorder, run = Recorder(engine), replace(RUN, seed=seed, out=folder / str(seed))
             await engine.load_adapter(None, version=0)
-            await ag.train_policy(run, engine=recorder)  # type: ignore[arg-type]
+            await ag.train_policy(run, engine=recorder)
             found.append(Seen(folder / str(seed), [*recorder.asked, *JUDGE.asked], [*RESETS]))
     return found
 
