@@ -17,7 +17,9 @@ from agentgym.messages import Message
 from agentgym.run.settings import SETTINGS, begun_eval_seed
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.scheduler import Scheduler
+from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Completion
 
@@ -244,6 +246,34 @@ async def test_a_task_that_comes_again_is_played_with_other_seeds_also_within_a_
     assert len(RESETS) > 6  # without a signal, groups were replaced
     assert set(Counter(RESETS).values()) == {2}
     assert len({seed for _, seed in RESETS}) == len(RESETS) / 2
+
+
+@pytest.mark.parametrize("same_instance", [True, False])
+async def test_a_share_of_the_tasks_is_played_with_the_seeds_that_it_has_among_all_of_them(same_instance: bool) -> None:
+    tasks = [ag.Task(id=f"{number}", prompt="say") for number in range(5)]
+    found = []
+    for shares in ([tasks], [tasks[0::2], tasks[1::2]]):
+        RESETS.clear()
+        for share in shares:
+            await play_groups(Chances, share, SPEAKER, n=2, seed=3, same_instance=same_instance)
+        found.append(set(RESETS))
+    assert found[0] == found[1]
+    assert len(found[0]) == (5 if same_instance else 10)
+
+
+async def test_the_batches_of_a_run_have_the_same_seeds_on_any_number_of_processes() -> None:
+    found = []
+    for world in (1, 2):
+        RESETS.clear()
+        for rank in range(world):
+            sharding = Sharding(prompts=2, rank=rank, world=world)
+            sampler: TaskSampler[ag.Task] = TaskSampler.for_training(Chances, sharding, seed=3)
+            async with Scheduler(Chances, sampler, SPEAKER, GroupSettings(n=2, seed=3)) as scheduler:
+                for _ in range(3):
+                    await scheduler.collect(sharding.share)
+        found.append(sorted(RESETS))
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 6  # three rounds of two tasks
 
 
 class Dice(ag.Game):
