@@ -32,7 +32,7 @@ LIGHT = (
 )
 
 ORDER = [
-    "failures sound_json task_fields field_checks frozen completion models process_identity time_limits messages "
+    "failures seeds sound_json task_fields field_checks frozen completion models process_identity time_limits messages "
     "adapter sampling",
     "errors boxes transcript branching",
     "extras types",

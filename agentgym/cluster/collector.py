@@ -148,13 +148,15 @@ class ClusterCollector(Collector):
         *,
         n: int,
         seed: int,
+        same_instance: bool = True,
         must_score: bool = True,
         sampling: Sampling | None = None,
     ) -> Groups:
         """Play `n` rollouts of every task, shared out over the workers."""
         world = len(self.workers.handles)
         asked = [(rank, Share(rank, world).of(tasks)) for rank in range(world)]
-        shares = await together([self.workers.ask(rank, "play", mine, n, seed, sampling) for rank, mine in asked])
+        how = n, seed, same_instance, sampling
+        shares = await together([self.workers.ask(rank, "play", mine, *how) for rank, mine in asked])
         found = {group.group_id: group for share in shares for group in share}
         whole = Groups([found[task.id] for task in tasks])
         if must_score:

@@ -164,10 +164,13 @@ class RolloutWorker:
         self._scheduler = None
         await scheduling.aclose()
 
-    async def play(self, tasks: Sequence[Any], n: int, seed: int, sampling: Sampling | None) -> list[Group]:
+    async def play(
+        self, tasks: Sequence[Any], n: int, seed: int, same_instance: bool, sampling: Sampling | None
+    ) -> list[Group]:
         """Play `n` rollouts of each of these tasks, and return their groups in the same order."""
         collector = replace(self._opened, peers=Share())
-        return list(await collector.collect(tasks, n=n, seed=seed, must_score=False, sampling=sampling))
+        how: dict[str, Any] = {"same_instance": same_instance, "must_score": False, "sampling": sampling}
+        return list(await collector.collect(tasks, n=n, seed=seed, **how))
 
     async def load(self, policy: Policy, version: int) -> None:
         """Sample from this policy with the engine of this process."""

@@ -11,6 +11,7 @@ from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.evals.kept import PHASE
 from agentgym.evals.statistics import Interval, interval_over_tasks, sign_flip_p
+from agentgym.run.settings import begun_eval_seed
 from agentgym.store.reader import RolloutStore
 
 
@@ -22,13 +23,23 @@ class Comparison:
     """The mean reward of each task in the one and in the other, by its id."""
     left_out: int = 0
     """Tasks that have a scored rollout in one of the two alone."""
+    seeds: tuple[int | None, int | None] = (None, None)
+    """The seeds of the one and of the other; None where it is not known."""
 
     def __repr__(self) -> str:
         one, other = self.means
         return (
             f"Comparison(tasks={len(self.rewards)}, reward={one:.4g} and {other:.4g}, "
-            f"difference={self.difference:.4g} {self.interval}, p={self.p:.3g})"
+            f"difference={self.difference:.4g} {self.interval}, p={self.p:.3g}, {self.luck})"
         )
+
+    @property
+    def luck(self) -> str:
+        """Whether both were played with the same seed, so that an attempt met the same luck in its env, in words."""
+        one, other = ("unknown" if seed is None else str(seed) for seed in self.seeds)
+        if one == other != "unknown":
+            return f"seed {one} in both"
+        return f"seeds {one} and {other}: tasks are paired, and luck is not"
 
     @property
     def means(self) -> tuple[float, float]:
@@ -60,8 +71,9 @@ class Comparison:
 def compare(one: Evaluation | str | Path, other: Evaluation | str | Path) -> Comparison:
     """Compare two evaluations, or the folders that they were kept in, on the tasks that both have.
 
-    Of a task that both folders hold, the fields must be the same. Raises ValueError where they are not, or where no
-    task has a scored rollout in both; AgentGymError for a folder without an evaluation.
+    Of a task that both folders hold, the fields must be the same. The seeds may differ; `luck` says whether they do.
+    Raises ValueError where the fields are not the same, or where no task has a scored rollout in both; AgentGymError
+    for a folder without an evaluation.
     """
     first, second = _Side.of(one), _Side.of(other)
     both = [name for name in first.rewards if name in second.rewards]
@@ -71,7 +83,8 @@ def compare(one: Evaluation | str | Path, other: Evaluation | str | Path) -> Com
     if changed:
         raise ValueError(f"other: task {changed[0]!r} is another one than in the first evaluation; play the same tasks")
     left_out = len(first.rewards.keys() ^ second.rewards.keys())
-    return Comparison(rewards={n: (first.rewards[n], second.rewards[n]) for n in both}, left_out=left_out)
+    rewards = {name: (first.rewards[name], second.rewards[name]) for name in both}
+    return Comparison(rewards=rewards, left_out=left_out, seeds=(first.seed, second.seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +93,12 @@ class _Side:
 
     rewards: Mapping[str, float]
     tasks: Mapping[str, Any]
+    seed: int | None
 
     @classmethod
     def of(cls, given: Evaluation | str | Path) -> "_Side":
         if isinstance(given, Evaluation):
-            return cls({g.group_id: mean_reward(g) for g in given.groups if g.scored}, {})
+            return cls({g.group_id: mean_reward(g) for g in given.groups if g.scored}, {}, given.seed)
         return _read(Path(given))
 
     def differs(self, other: "_Side", name: str) -> bool:
@@ -104,7 +118,7 @@ def _read(folder: Path) -> _Side:
     if not found:
         raise AgentGymError(f"run: {folder} holds no evaluation; name the folder of one")
     scored = {name: [r for r in of.values() if r is not None] for name, of in found.items()}
-    return _Side({name: _mean(of) for name, of in scored.items() if of}, tasks)
+    return _Side({name: _mean(of) for name, of in scored.items() if of}, tasks, begun_eval_seed(folder))
 
 
 def _mean(rewards: Sequence[float]) -> float:

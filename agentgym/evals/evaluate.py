@@ -58,14 +58,15 @@ async def evaluate(
 
     `model` is an open engine, the folder or hub name of a model, the folder of an adapter, or the URL of a chat
     endpoint. Where the env asks for a sandbox and no `boxes` are given, a pool is opened and closed. The same seed
-    plays the same draws; fewer tasks than `n` are warned of. With `out`, each rollout is kept in that folder when it
-    ends, in the store that training has; with `resume`, those that are there are not played again, but for failed ones
-    with `retry_failed`; where the env has group rewards, all of a task are played again. `progress` shows a bar on
-    stderr. `models` are what the env asks by name, each given as `model` is. With `ray`, the rollouts are played by
-    `workers` processes on a Ray cluster, by default one a node: auto joins a running one or starts one here, HOST:PORT
-    joins that one; each opens the model itself, so that `model` is a name or a folder, an endpoint, or an engine on
-    servers. A worker that is lost is replaced, and its rollouts are played again. Raises ValueError where there is no
-    task, TypeError for an argument of another type, AgentGymError where all rollouts failed.
+    plays the same draws, and each attempt at a task has luck of its own; fewer tasks than `n` are warned of. With
+    `out`, each rollout is kept in that folder when it ends, in the store that training has; with `resume`, those that
+    are there are not played again, but for failed ones with `retry_failed`; where the env has group rewards, all of a
+    task are played again. `progress` shows a bar on stderr. `models` are what the env asks by name, each given as
+    `model` is. With `ray`, the rollouts are played by `workers` processes on a Ray cluster, by default one a node: auto
+    joins a running one or starts one here, HOST:PORT joins that one; each opens the model itself, so that `model` is a
+    name or a folder, an endpoint, or an engine on servers. A worker that is lost is replaced, and its rollouts are
+    played again. Raises ValueError where there is no task, TypeError for an argument of another type, AgentGymError
+    where all rollouts failed.
     """
     _check_types(n=n, k=k, seed=seed, concurrency=concurrency, tasks=tasks, sampling=sampling)
     if k < 1 or (n is not None and n < 1):
@@ -116,7 +117,7 @@ async def evaluate(
             _warn_of_unasked(cls, asked, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
         resumed = len(chosen) * k - len(left) if resume else None
-        played = Evaluation(groups=Groups(groups), k=k, envs=envs, resumed=resumed)
+        played = Evaluation(groups=Groups(groups), k=k, envs=envs, seed=seed, resumed=resumed)
         if kept is not None:
             await asyncio.to_thread(kept.finish, played)
     raise_if_all_failed(played.groups)

@@ -25,6 +25,8 @@ class Evaluation:
     """How many rollouts of each task were started."""
     envs: Mapping[str, EnvVersion] = field(default_factory=dict)
     """What the env was, or each member of a mixture, by name."""
+    seed: int | None = None
+    """The seed of its draws and of the luck in its env; None where it is not known."""
     resumed: int | None = None
     """How many of the rollouts were in the folder before, and were not played again; None without `resume`."""
 

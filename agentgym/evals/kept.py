@@ -13,8 +13,9 @@ from agentgym.environments.mixture import parameter_values
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward, solved_in
 from agentgym.run.folder_lock import hold_folder, make_folder
-from agentgym.run.settings import SETTINGS, begun_envs, versions
+from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
+from agentgym.seeds import VERSION as DERIVATION
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import packed, task_fields, unpacked
 from agentgym.store.schema import FILE
@@ -103,9 +104,11 @@ def kept_in(
             raise ValueError(f"out: {folder} holds rollouts already; resume it, or name another folder")
         if resume and (folder / SETTINGS).is_file():
             _check_settings(folder, settings)
+            refuse_other_derivation(folder)
             warn_of_other_envs(begun_envs(folder), envs)
         else:
-            content = {**settings, "versions": versions(), "envs": as_json(envs)}
+            seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
+            content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
             (folder / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
         with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay
             played = _played(folder, {task.id: task for task in tasks}, retry_failed)
@@ -151,6 +154,7 @@ def summary_of(evaluation: Evaluation) -> dict[str, Any]:
         "pass_hat": {str(k): evaluation.pass_hat(k) for k in ks},
         "pass_hat_interval": {str(k): evaluation.pass_hat_interval(k)._asdict() for k in ks},
         "k": evaluation.k,
+        "seed": evaluation.seed,
         "rollouts": len(evaluation.rollouts),
         "failed": evaluation.failed,
         "failures": evaluation.failures,

@@ -25,6 +25,7 @@ from agentgym.rollouts.step_result import read_rewards
 from agentgym.run.settings import SETTINGS, versions
 from agentgym.run.tasks.content import as_json, env_versions
 from agentgym.scheduling.group_rewards import NAME, GroupRewards
+from agentgym.seeds import seed_for
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
 from agentgym.time_limits import TimeLimit
@@ -121,7 +122,9 @@ async def _write(
             with RolloutWriter(part, done=1 + max(of for _, of in batches), token_bytes=known) as writer:
                 for of_phase, of_step in batches:
                     found = {s.rollout.rollout_id: s.rollout for s in store.find(phase=of_phase, step=of_step)}
-                    groups = await _regraded(store, scorer, list(found.values()), done)
+                    groups = await _regraded(
+                        store, scorer, list(found.values()), done, seed_for("regrade", of_phase, of_step)
+                    )
                     writer.add(groups, phase=of_phase, step=of_step)
     if writer.lost:
         raise AgentGymError(f"out: {writer.lost} rollouts could not be written to {part}")
@@ -136,13 +139,15 @@ def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes
         return store.token_bytes(model, ids)
 
 
-async def _regraded(store: RolloutStore, scorer: "_Scorer", rollouts: Sequence[Rollout], done: Regraded) -> list[Group]:
+async def _regraded(
+    store: RolloutStore, scorer: "_Scorer", rollouts: Sequence[Rollout], done: Regraded, seed: int
+) -> list[Group]:
     """Return the rollouts of one batch with their new rewards, by task."""
     by_task: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         by_task[rollout.group_id].append(rollout)
     tasks = {name: scorer.task(name, store.task(name)) for name in by_task}
-    jobs = [scorer.group(tasks[name], of) for name, of in by_task.items()]
+    jobs = [scorer.group(tasks[name], of, seed) for name, of in by_task.items()]
     made: dict[str, Rollout] = {}
     for scored in await _gathered(jobs):
         made.update({rollout.rollout_id: rollout for rollout in scored})
@@ -193,29 +198,29 @@ class _Scorer:
         except ValueError as error:
             raise ValueError(f"env: the task {name!r} of the run is none of {cls.__name__}: {error}") from error
 
-    async def group(self, task: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return the scored rollouts of a task with their new rewards."""
-        scored = [await self._scored(task, rollout) for rollout in rollouts if rollout.reward is not None]
+    async def group(self, task: Any, rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
+        """Return the scored rollouts of a task with their new rewards; `seed` is that of their batch."""
+        scored = [await self._scored(task, rollout, seed) for rollout in rollouts if rollout.reward is not None]
         judge = GroupRewards(self.env, self.models)
         again = [rollout for rollout in scored if rollout.reward is not None]
         if not judge.has(task) or not again:
             return scored
-        judged = {r.rollout_id: r for r in await judge.added(task, again, seed=0)}
+        judged = {r.rollout_id: r for r in await judge.added(task, again, seed=seed)}
         return [judged.get(rollout.rollout_id, rollout) for rollout in scored]
 
-    async def _scored(self, task: Any, rollout: Rollout) -> Rollout:
+    async def _scored(self, task: Any, rollout: Rollout, seed: int) -> Rollout:
         cls = member_of(self.env, task)
         _check_scores(cls)
         async with self.places:
             try:
-                return await self._asked(cls, task, rollout)
+                return await self._asked(cls, task, rollout, seed)
             except UnplayedError:
                 raise
             except AgentGymError as error:
                 failure = Failure.of(error)
                 return replace(rollout, reward=None, rewards={}, failure=failure, stop_reason=StopReason.ERROR)
 
-    async def _asked(self, cls: type[Env[Any]], task: Any, rollout: Rollout) -> Rollout:
+    async def _asked(self, cls: type[Env[Any]], task: Any, rollout: Rollout, seed: int) -> Rollout:
         """Ask a new instance for its score."""
         name = cls.__name__
         with boundary(EnvError, f"{name}(task), or its restore_played"):
@@ -224,7 +229,7 @@ class _Scorer:
         if found is not None:
             env.resources = found
         session = f"{rollout.rollout_id}/regrade"
-        models = NamedModels(self.models, cls.stand_ins, owner=name, session=session, seed=0, metrics={})
+        models = NamedModels(self.models, cls.stand_ins, owner=name, session=session, seed=seed, metrics={})
         env._models = models
         try:
             scores = read_rewards(await _within(env, f"{name}.score", cls.limits.seconds), f"{name}.score")

@@ -62,6 +62,7 @@ def comparison_lines(found: Comparison, limit: int) -> Iterator[str]:
     yield f"{'reward':<12}{one:.3f} and {other:.3f}"
     yield f"{'difference':<12}{found.difference:+.3f}  {found.interval}"
     yield f"{'p':<12}{found.p:.4f}, paired sign-flip test, two-sided"
+    yield f"{'luck':<12}{found.luck}"
     differ = sorted(found.differences.items(), key=lambda item: -abs(item[1]))
     changed = [(name, found.rewards[name], by) for name, by in differ if by]
     rows = [(printable(name), f"{a:.3f}", f"{b:.3f}", f"{by:+.3f}") for name, (a, b), by in changed[:limit]]

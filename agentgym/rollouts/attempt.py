@@ -34,6 +34,7 @@ from agentgym.rollouts.role_rewards import count_untrained, read_role_rewards
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.rollout_warnings import warn_of_cases_without_an_outcome, warn_of_short_context
 from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
+from agentgym.seeds import seed_for
 from agentgym.time_limits import TimeLimit
 from agentgym.types import Rollout, Sampling, StopReason
 
@@ -239,8 +240,9 @@ class Attempt:
             return Ending(await env.play(policy, first))
 
     async def _first(self, env: Env[Any]) -> list[Message]:
+        seed = seed_for("env", self.state.seed, self.task.id, bits=31)
         with boundary(EnvError, f"{self.name}.reset"):
-            answer = await env.reset(seed=self.state.seed)
+            answer = await env.reset(seed=seed)
         return read_reset(answer, f"{self.name}.reset")
 
     async def _reset(self, env: Env[Any]) -> Conversation:

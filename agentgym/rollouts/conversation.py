@@ -3,7 +3,6 @@
 The root is a conversation, and so is every fork and sub-agent; those of one rollout share a RolloutState.
 """
 
-import hashlib
 import time
 from array import array
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import POLICY, OpenSegment, Speaker, id_array, is_due
 from agentgym.rollouts.step_result import read_messages
+from agentgym.seeds import seed_for
 from agentgym.time_limits import count_held_time
 from agentgym.types import Completion, SegmentKind, StopReason
 
@@ -77,7 +77,6 @@ class Conversation:
             tools=self.chat.tools,
             speaker=self.speaker,
         )
-        self._seeds = hashlib.blake2b(f"{self.state.seed}/{self.segment.session}/".encode(), digest_size=8)
         self.opened += 1
         self.forks = 0
         self.segment.extend(token_ids)
@@ -296,9 +295,8 @@ class Conversation:
 
     def _seed(self) -> int:
         """The seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
-        named = self._seeds.copy()
-        named.update(b"%d" % len(self.segment.turns))
-        return int.from_bytes(named.digest(), "big") >> 1
+        place = self.opened - 1  # that of the open segment
+        return seed_for("turn", self.state.seed, self.state.rollout_id, self.name, place, len(self.segment.turns))
 
 
 def open_root(state: RolloutState, env: Env[Any], first: Sequence[Message]) -> Conversation:

@@ -32,13 +32,12 @@ from agentgym.run.trackers.tracker import TrackerName
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
+from agentgym.seeds import seed_for
 from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
 from agentgym.types import Sampling
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 """A whole number that every random generator of a run takes, and no other one stands for."""
-
-
 Weights = Annotated[dict[Name, Above0], Field(strict=False, min_length=1)]
 """Weights by name."""
 Variables = Annotated[dict[str, bool | int | float | str], Field(strict=False)]
@@ -153,7 +152,8 @@ class RunConfig:
     keep: Positive = 2
     """Checkpoints that stay; the oldest goes first."""
     seed: Seed = 0
-    """The seed of the order of tasks, of sampling, and of the adapter's first weights; from 0 to 2^63 - 1."""
+    """The seed that all chance of the run is derived from: order of tasks, env's luck, sampling, first weights and
+    evaluations; from 0 to 2^63 - 1."""
     ray: Name = OFF
     """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
     HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
@@ -204,6 +204,8 @@ class RunConfig:
     eval_every: Count = 0
     """Steps from one evaluation to the next, of which the best one's policy is kept in best/; 0: only before and
     after."""
+    eval_seed: Seed | None = None
+    """The seed of every evaluation; None derives one from seed."""
     track: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
     """Trackers that get the figures, beside metrics.jsonl: trackio, wandb, tensorboard."""
     probe_tolerance: Above0 = 1e-3
@@ -328,6 +330,11 @@ class RunConfig:
         """What the engine is told in training; the temperature is the one that training scores at."""
         stop = self.train_sampling.stop
         return Sampling(temperature=self.train.temperature, max_tokens=self.max_tokens, stop=stop)
+
+    @property
+    def held_out_seed(self) -> int:
+        """The seed of all evaluations, before training, on the way and after it."""
+        return seed_for("evaluation", self.seed, bits=31) if self.eval_seed is None else self.eval_seed
 
     @property
     def held_out_sampling(self) -> Sampling:

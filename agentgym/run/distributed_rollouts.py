@@ -51,13 +51,15 @@ class Collector:
         *,
         n: int,
         seed: int,
+        same_instance: bool = True,
         must_score: bool = True,
         sampling: Sampling | None = None,
     ) -> Groups:
         """Play `n` rollouts of every task, shared out over the processes; every process gets all of them.
 
-        `sampling` takes the place of the collector's own. Raises AgentGymError where all of them failed, unless
-        `must_score` is False.
+        The rollouts of a task share the seed that their env gets; without `same_instance` each is an attempt of an
+        evaluation, with one of its own. `sampling` takes the place of the collector's own. Raises AgentGymError where
+        all of them failed, unless `must_score` is False.
         """
         mine = tasks[self.peers.rank :: self.peers.world]
         groups = await play_groups(
@@ -69,6 +71,7 @@ class Collector:
             concurrency=self.concurrency,
             sampling=sampling or self.sampling,
             seed=seed,
+            same_instance=same_instance,
             models=self.models,
         )
         found = {group.group_id: group for group in await self.peers.gather(list(groups))}
@@ -138,13 +141,14 @@ class Collector:
             yield DistributedScheduler(scheduler, self.peers, wanted=sharding.share)
 
     async def evaluate(
-        self, count: int, *, n: int = 1, must_score: bool = True, sampling: Sampling | None = None
+        self, count: int, *, n: int = 1, seed: int = 0, must_score: bool = True, sampling: Sampling | None = None
     ) -> Evaluation:
-        """Play the first `count` held-out tasks, `n` rollouts each, as `collect` does."""
+        """Play the first `count` held-out tasks, `n` attempts each; with one seed, `ag.evaluate` has the same luck."""
         tasks = as_tasks(self.env, self.env.tasks("test"))[:count]
         envs = await in_own_thread(lambda: env_versions(self.env), name="agentgym-versions")
-        groups = await self.collect(tasks, n=n, seed=0, must_score=must_score, sampling=sampling)
-        return Evaluation(groups=groups, k=n, envs=envs)
+        given: dict[str, Any] = {"must_score": must_score, "sampling": sampling}
+        groups = await self.collect(tasks, n=n, seed=seed, same_instance=False, **given)
+        return Evaluation(groups=groups, k=n, envs=envs, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)

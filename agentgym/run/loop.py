@@ -151,6 +151,7 @@ async def _run(
             "outlet_errors": dict(told.errors),
             **({"lost": lost} if (lost := parts.lost()) else {}),
             "seed": run.seed,
+            "eval_seed": run.held_out_seed,
             "box": run.box,
             "out": str(folder),
             "store": str(folder / STORE),

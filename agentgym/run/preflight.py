@@ -28,7 +28,7 @@ from agentgym.run.resume import (
     refuse_lost_checkpoints,
     refuse_second_run,
 )
-from agentgym.run.settings import SETTINGS, begun_envs, refuse_changes, write_settings
+from agentgym.run.settings import SETTINGS, begun_envs, refuse_changes, refuse_other_derivation, write_settings
 from agentgym.run.tasks.content import env_versions, warn_of_other_envs
 from agentgym.run.tasks.envs import members_of
 from agentgym.sandboxes.choose import Kind
@@ -92,6 +92,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
         if run.resume is None:
             refuse_second_run(folder)
         else:
+            refuse_other_derivation(folder)
             refuse_changes(folder, run)
             refuse_lost_checkpoints(folder)
             refuse_fewer_steps(folder, run.steps)

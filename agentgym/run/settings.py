@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentgym.run.tasks.content import EnvVersion, as_json
+from agentgym.seeds import VERSION as DERIVATION
 
 SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
@@ -64,7 +65,8 @@ def _plain(value: Any) -> str:
 def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = MappingProxyType({})) -> None:
     """Write every setting of the run, what its envs are, and the versions that it runs with into its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"versions": versions(), "envs": as_json(envs), "settings": flat(config)}
+    seeds = {"derivation": DERIVATION, "evaluation": config.held_out_seed}
+    content = {"versions": versions(), "seeds": seeds, "envs": as_json(envs), "settings": flat(config)}
     fresh = folder / f".{SETTINGS}-new"
     fresh.write_text(json.dumps(content, indent=2) + "\n")
     fresh.replace(folder / SETTINGS)
@@ -129,6 +131,28 @@ def begun_steps(folder: Path, otherwise: int) -> int:
         return int(_begun(folder)["steps"])
     except (ValueError, KeyError, TypeError):
         return otherwise
+
+
+def begun_eval_seed(folder: Path) -> int | None:
+    """Return the seed of the evaluations in `folder`; None where it is not said, or seeds were derived otherwise."""
+    try:
+        kept = json.loads((folder / SETTINGS).read_text())["seeds"]
+        return int(kept["evaluation"]) if kept["derivation"] == DERIVATION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def refuse_other_derivation(folder: Path, field: str = "resume") -> None:
+    """Raise ValueError where what is in `folder` was begun by an agentgym that derives seeds in another way."""
+    try:
+        derivation = json.loads((folder / SETTINGS).read_text())["seeds"]["derivation"]
+    except (OSError, ValueError, KeyError, TypeError):
+        derivation = None
+    if derivation != DERIVATION:
+        raise ValueError(
+            f"{field}: {folder} was begun by an agentgym that derives seeds in another way, and the rest would be "
+            "played with other draws; finish it with that agentgym, or begin anew in another folder"
+        )
 
 
 def _begun(folder: Path) -> Mapping[str, Any]:

@@ -477,6 +477,17 @@ async def test_rewards_are_summed_and_an_observation_reads_as_described(counting
     assert f"The count is {start + 2}." in read(played)
 
 
+async def test_without_a_seed_each_attempt_begins_otherwise_and_the_rollouts_of_a_group_do_not(
+    counting: GymnasiumTask,
+) -> None:
+    task, engine = counting.model_copy(update={"seed": None}), Scripted([say("no")])
+    apart = await ag.evaluate(GymnasiumToolEnv, engine, tasks=[task], k=12)
+    together = await ag.run_groups(GymnasiumToolEnv, [task], engine, n=12)
+    starts, shared = ({read(rollout) for rollout in played.rollouts} for played in (apart, together))
+    assert len(starts) > 1
+    assert len(shared) == 1
+
+
 async def test_without_a_rendering_the_observation_is_its_text(counting: GymnasiumTask) -> None:
     start = int(gymnasium.make("test/Counting-v0").reset(seed=3)[0])
     played = await ag.rollout(GymnasiumToolEnv, counting, Scripted([say("no")]))

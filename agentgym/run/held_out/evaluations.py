@@ -159,7 +159,11 @@ class Evaluations:
     async def _played(self, collector: Collector) -> Evaluation:
         run = self._run
         return await collector.evaluate(
-            run.eval_tasks, n=run.eval_rollouts, must_score=False, sampling=run.held_out_sampling
+            run.eval_tasks,
+            n=run.eval_rollouts,
+            seed=run.held_out_seed,
+            must_score=False,
+            sampling=run.held_out_sampling,
         )
 
     async def _recorded(self, played: Evaluation, phase: str, done: int) -> float:
