@@ -232,8 +232,8 @@ class RunConfig:
             )
         if "experts" in self.train.lora_targets and not isinstance(self.engine, OtherEngine):
             raise ValueError(
-                "train.lora_targets: neither the embedded engine nor SGLang samples from an adapter of stacked experts; "
-                "leave experts out, or give an engine of your own that does"
+                "train.lora_targets: neither the embedded engine nor SGLang samples from an adapter of stacked "
+                "experts; leave experts out, or give an engine of your own that does"
             )
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
