@@ -46,7 +46,7 @@ class ChaseSFT:
     """Where the model's code runs when it is evaluated; auto is the best box that this machine has."""
     eval_tasks: int = 128
     """Held-out tasks that are played before and after, one rollout each."""
-    train: ag.TrainConfig = ag.TrainConfig(loss="sft", lr=2e-3, decay_steps=20)
+    train: ag.TrainConfig = ag.TrainConfig(loss="sft", decay_steps=20)
     """The settings of the trainer."""
 
 

@@ -30,7 +30,8 @@ def score_lines(played: Evaluation) -> Iterator[str]:
         yield f"{'':<10}{account.get('completion_tokens', 0):.0f} sampled, in {account['requests']:.0f} requests"
         if "uncounted_requests" in account:
             yield f"{'':<10}{account['uncounted_requests']:.0f} requests had no count: estimated, and without a cost"
-        yield f"{'cost':<10}{account.get('cost', 0):.4f}"
+        if "cost" in account:
+            yield f"{'cost':<10}{account['cost']:.4f}"
     else:
         yield f"{'tokens':<10}{account['sampled_tokens']:.0f} sampled"
 

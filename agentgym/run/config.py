@@ -232,8 +232,11 @@ class RunConfig:
                 f"engine.adapters, train.method: {self.engine.adapters} gives servers an adapter, and full has none; "
                 "set engine.adapters='merged', which pushes whole weights"
             )
-        if "experts" in self.train.lora_targets and isinstance(self.engine, SGLangConfig):
-            raise ValueError("train.lora_targets: SGLang skips an adapter of stacked experts; leave experts out")
+        if "experts" in self.train.lora_targets and not isinstance(self.engine, OtherEngine):
+            raise ValueError(
+                "train.lora_targets: neither the embedded engine nor SGLang samples from an adapter of stacked "
+                "experts; leave experts out, or give an engine of your own that does"
+            )
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
         if self.train.temperature == 0:

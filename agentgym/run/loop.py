@@ -51,6 +51,7 @@ from agentgym.run.trackers.tracker import Tracker, open_tracker
 from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
 from agentgym.store.schema import FILE as STORE
+from agentgym.train.config import with_rate
 from agentgym.types import Rollout
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
@@ -82,6 +83,7 @@ async def train_policy(
     One that raises is counted and said, and the run goes on. A folder in which another process runs is refused.
     """
     refuse_in_training(engine)
+    run = replace(run, train=with_rate(run.train, run.model))
     env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.box), run.tasks_from)
     folder = run.resume or run.out or new_folder(run.recipe)
     try:

@@ -132,12 +132,14 @@ def _refuse_in_the_way(folder: Path, field: str) -> None:
 
 
 def _refuse_without_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
+    test = min(run.eval_tasks, 1)
+    in_play = run.prompts * (run.staleness + 1) + run.oversample.extra_groups  # no task is twice among these groups
     if not issubclass(env, Mixture):
-        _refuse_too_few(env, train=run.prompts if run.steps else 0, test=min(run.eval_tasks, 1))
+        _refuse_too_few(env, run, train=in_play if run.steps else 0, test=test)
         return
-    most = env.most(run.prompts, run.steps)
+    most = env.most(in_play, run.steps)
     for name, member in env.members.items():
-        _refuse_too_few(member.env, train=most[name], test=min(run.eval_tasks, 1))
+        _refuse_too_few(member.env, run, train=most[name], test=test)
 
 
 def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
@@ -172,7 +174,7 @@ def _refuse_images(run: "RunConfig", env: type[Env[Any]]) -> None:
             raise ValueError(f"env: {found}, and training reads text alone; {SEE_ELSEWHERE}")
 
 
-def _refuse_too_few(env: type[Env[Any]], *, train: int, test: int) -> None:
+def _refuse_too_few(env: type[Env[Any]], run: "RunConfig", *, train: int, test: int) -> None:
     for split, least in {"train": train, "test": test}.items():
         if not least:
             continue
@@ -185,4 +187,9 @@ def _refuse_too_few(env: type[Env[Any]], *, train: int, test: int) -> None:
             ) from None
         if count < least:
             field = "prompts" if split == "train" else "eval_tasks"
-            raise ValueError(f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, at least {least} are needed")
+            more = {"staleness": run.staleness, "oversample.extra_groups": run.oversample.extra_groups}
+            set_too = [name for name, value in more.items() if value and split == "train"]
+            why = f", since prompts and {' and '.join(set_too)} put as many in play at once" if set_too else ""
+            raise ValueError(
+                f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, at least {least} are needed{why}"
+            )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.evals.evaluation import Evaluation
+from agentgym.extras import install_line
 from agentgym.run.log import MetricsLogger, strict
 from agentgym.run.measures.batch import batch_figures, mismatch_figures
 from agentgym.run.measures.plot import PLOT, write_plot
@@ -87,7 +88,7 @@ class Recorder:
             self.log.say(said)
         (self.log.folder / SUMMARY).write_text(json.dumps(strict(summary), allow_nan=False, indent=2) + "\n")
         if not write_plot(self.log.folder, self.log.rows, self.log.held_out_rewards):
-            self.log.say(f"No {PLOT}: matplotlib is not installed; pip install 'agentgym[report]'")
+            self.log.say(f"No {PLOT}: matplotlib is not installed; {install_line('report')}")
 
     def flush(self) -> None:
         """Return when all that was kept so far outlives a power cut; it blocks."""

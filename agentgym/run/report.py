@@ -90,7 +90,7 @@ def account(
     `lost` are the counts of what the run has lost on a cluster.
     """
     return [
-        *_under("learned", _learned(rows, held_out, last)),
+        *_under("reward fell" if _fell(rows, held_out, last) else "learned", _learned(rows, held_out, last)),
         *_under("branches", _branches(rows)),
         *_under("critic", _critic(rows)),
         *_under("not learned from", _unlearned(rows)),
@@ -135,6 +135,18 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
     return [*said, f"{steps:,} optimizer steps on {rollouts}, {_total(rows, 'train/trained_tokens'):,} tokens"]
 
 
+def _fell(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> bool:
+    """Tell whether the held-out reward, or that of training if there is none, is lower at the end than at first."""
+    if len(held_out) > 1:
+        first, end = held_out[min(held_out)], held_out[max(held_out)]
+    elif rewards := [row["reward"] for row in rows if row.get("reward") is not None]:
+        many = last if len(rewards) > last else 1
+        first, end = fmean(rewards[:many]), fmean(rewards[-many:])
+    else:
+        return False
+    return round(end, 2) < round(first, 2)
+
+
 def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many branches were played, and what part of the sampled tokens is theirs."""
     many, failed, tokens = (_of_rollouts(rows, name) for name in BRANCHES)
@@ -162,7 +174,7 @@ def _unlearned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if silent := _total(rows, "samples/groups_without_signal"):
         solved = sum((row.get("groups/solved_by_all") or 0) * (row.get("samples/groups") or 0) for row in rows)
         beside = ", those of branches too" if _of_rollouts(rows, "branches") else ""
-        why = f"whose rewards are all equal{beside}; all solved in {solved:.0f} groups"
+        why = f"whose rewards are all equal{beside}" + (f"; all solved in {solved:.0f} groups" if solved else "")
         said.append(f"{silent:,} of {_total(rows, 'samples/groups'):,} groups, {why}")
     if failed := _total(rows, "rollouts/failed"):
         kinds = Counter({name: _total(rows, name) for row in rows for name in row if name.startswith("failures/")})

@@ -69,8 +69,8 @@ def recipe_of(name: str, env: str, words: Sequence[str]) -> "type[RunConfig]":
     flags.add_argument("--model", default=TINY)
     model = flags.parse_known_args(words)[0].model
     settings: list[tuple[str, Any, Any]] = [("recipe", str, name), ("env", str, env), ("model", Path | str, model)]
-    if model == TINY:  # It has short turns, and is small enough for large steps.
-        learning = TrainConfig(lr=2e-3, temperature=0.7, normalise=2000.0, grad_clip=0.05)
+    if model == TINY:  # Its turns are short.
+        learning = TrainConfig(temperature=0.7, normalise=2000.0, grad_clip=0.05)
         settings += [("steps", int, 20), ("max_tokens", int | None, 40), ("train", TrainConfig, learning)]
     return make_dataclass(
         f"agentgym train {name}",
