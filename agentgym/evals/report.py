@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from agentgym.evals.comparison import Comparison
-from agentgym.evals.evaluation import Evaluation, mean_reward, solved_in
+from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.transcript import printable
 from agentgym.types import Group
 
@@ -19,10 +19,20 @@ def score_lines(played: Evaluation) -> Iterator[str]:
         yield f"{f'pass@{k}':<10}{played.pass_at(k):.3f}  {played.pass_at_interval(k)}"
     if played.k > 1:
         yield f"{f'pass^{played.k}':<10}{played.pass_hat(played.k):.3f}  {played.pass_hat_interval(played.k)}"
+    for name, mean in played.named_rewards().items():
+        yield f"{'':<10}{mean:.3f}  {printable(name)}"
+    if played.solved != 1:
+        yield f"{'solved':<10}from a reward of {played.solved:g}"
     resumed = "" if played.resumed is None else f", {played.resumed} were there already"
     yield f"{'rollouts':<10}{len(played.rollouts)}, {played.failed} of them failed{resumed}"
     for why, times in played.failures[:FAILURES]:
         yield f"{'':<10}{times} times {printable(why).partition(chr(10))[0]}"
+    calls = played.calls()
+    if calls["tool_calls"] or calls["malformed_calls"]:
+        wrong = f"{calls['tool_errors']:.2f} errors, {calls['malformed_calls']:.2f} malformed"
+        yield f"{'calls':<10}{calls['tool_calls']:.2f} a rollout, {wrong}"
+    if calls["retries"]:
+        yield f"{'retries':<10}{calls['retries']:.2f} a rollout"
     account = played.account()
     if "requests" in account:
         cached = f", {account['cached_tokens']:.0f} of them cached" if "cached_tokens" in account else ""
@@ -38,18 +48,19 @@ def score_lines(played: Evaluation) -> Iterator[str]:
 def task_lines(played: Evaluation, limit: int) -> Iterator[str]:
     """Yield a table of the tasks with the lowest rewards, failed ones first; those of one reward in their order."""
     groups = sorted(played.groups, key=lambda group: mean_reward(group) if group.scored else float("-inf"))
-    rows = [("task", "reward", "solved", "failed", "tokens", "ended by"), *map(_cells, groups[:limit])]
+    cells = [_cells(group, played.solved_in(group)) for group in groups[:limit]]
+    rows = [("task", "reward", "solved", "failed", "tokens", "ended by"), *cells]
     yield from aligned(rows)
     if len(groups) > limit:
         yield f"{limit} of {len(groups)} tasks are shown"
 
 
-def _cells(group: Group) -> tuple[str, ...]:
+def _cells(group: Group, times_solved: int) -> tuple[str, ...]:
     rollouts = group.rollouts
     stops = Counter(rollout.stop_reason for rollout in rollouts)
     ended = ", ".join(f"{reason} {times}" for reason, times in stops.most_common())
     reward = f"{mean_reward(group):.3f}" if group.scored else "none"
-    solved = f"{solved_in(group)} of {len(group.scored)}"
+    solved = f"{times_solved} of {len(group.scored)}"
     tokens = str(sum(rollout.sampled_tokens for rollout in rollouts))
     cells = (group.group_id, reward, solved, len(rollouts) - len(group.scored), tokens, ended)
     return tuple(printable(str(cell)) for cell in cells)

@@ -118,4 +118,4 @@ async def open_recorder(folder: Path, log: MetricsLogger, *, first: bool, done: 
     async with AsyncExitStack() as stack:
         stack.enter_context(log)
         store = await stack.enter_async_context(RolloutWriter(folder, done=done)) if first else None
-        yield Recorder(log, store, Report(), Watch())
+        yield Recorder(log, store, Report(log.rows), Watch())

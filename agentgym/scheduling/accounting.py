@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
@@ -66,6 +66,8 @@ class BatchStats:
     """Dropped rollouts that had begun to play."""
     cut_s: float = 0.0
     """Seconds that the rollouts of `cut` were played, summed."""
+    cut_shares: float = 0.0
+    """Sum over the returned groups of the share of the group's begun rollouts that were cut before they had ended."""
     scored: int = 0
     """Scored rollouts of the returned and the dropped groups."""
     score: float = 0.0
@@ -98,6 +100,7 @@ class BatchStats:
             "curriculum/passed_over": float(self.passed_over),
             "curriculum/resting": float(self.resting),
             "oversample/length_bias": self.length_bias,
+            "oversample/cut_share": self.cut_shares / max(self.groups.finished + self.groups.failed, 1),
             "oversample/dropped_tokens": float(self.dropped_tokens),
             "oversample/reward_of_all": self.score / max(self.scored, 1),
             "staleness/mean": self.staleness / max(self.groups.finished, 1),
@@ -126,6 +129,7 @@ _SUMS = (
     "kept_s",
     "cut",
     "cut_s",
+    "cut_shares",
     "scored",
     "score",
     "staleness",
@@ -199,16 +203,51 @@ def _means(scored: Sequence[Rollout]) -> dict[str, float]:
         "segments": float(np.mean([len(r.own_segments) for r in scored])),
     }
     for prefix, pick in _mappings:
-        names = dict.fromkeys(name for r in scored for name in pick(r))
-        means |= {f"{prefix}/{name}": float(np.mean([pick(r).get(name, 0.0) for r in scored])) for name in names}
-    roles = dict.fromkeys(role for r in scored for role in r.role_rewards)
-    for role in roles:
-        means[f"role/{role}"] = float(np.mean([r.role_rewards[role] for r in scored if role in r.role_rewards]))
+        known = [pick(r) for r in scored]
+        for name in dict.fromkeys(name for of in known for name in of):
+            absent = 0.0 if prefix == "rollout" and is_counter(name) else None
+            values = [value for of in known if (value := of.get(name, absent)) is not None]
+            means[f"{prefix}/{name}"] = float(np.mean(values))
     stops = Counter(r.stop_reason for r in scored)
     return means | {f"stop/{reason}": count / len(scored) for reason, count in sorted(stops.items())}
 
 
-_mappings: list[tuple[str, Callable[[Rollout], Any]]] = [
+_mappings: list[tuple[str, Callable[[Rollout], Mapping[str, float]]]] = [
     ("reward", lambda r: r.rewards),
     ("rollout", lambda r: r.metrics),
+    ("role", lambda r: r.role_rewards),
 ]
+_COUNTERS = frozenset(
+    [
+        "retries",
+        "rerenders",
+        "realigned",
+        "answers_carried",
+        "compactions",
+        "slides",
+        "forks",
+        "subagents",
+        "box_killed",
+        "failed_cases",
+        "untrained_tokens",
+        "tool_calls",
+        "tool_errors",
+        "malformed_calls",
+        "user_turns",
+        "held_seconds",
+        "branches",
+        "branches_failed",
+        "branch_tokens",
+        "branch_seconds",
+    ]
+)
+_COUNTED = ("tool_errors/", "usage/", "model_")
+"""The beginnings of the names of further counters."""
+
+
+def is_counter(metric: str) -> bool:
+    """Whether a metric counts what agentgym itself has seen, so that a rollout without it has 0.
+
+    Any other metric, such as one that an env sets, is known of the rollouts that have it.
+    """
+    return metric in _COUNTERS or metric.startswith(_COUNTED)
