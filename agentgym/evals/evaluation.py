@@ -92,16 +92,16 @@ class Evaluation:
     def pass_at(self, k: int, *, solved: float | None = None) -> float:
         """Estimate the chance, mean over tasks, that one of `k` attempts has a reward of at least `solved`; unbiased.
 
-        `solved` is by default that of the evaluation. The formula is that of `pass_at_k` (Chen et al., 2021). Tasks with fewer than k scored rollouts are left out;
-        nan where all are.
+        `solved` is by default that of the evaluation. The formula is that of `pass_at_k` (Chen et al., 2021). Tasks
+        with fewer than k scored rollouts are left out; nan where all are.
         """
         return _mean(self._chances(pass_at_k, k, solved))
 
     def pass_hat(self, k: int, *, solved: float | None = None) -> float:
         """Estimate the chance, mean over tasks, that all of `k` attempts have a reward of at least `solved`; unbiased.
 
-        `solved` is by default that of the evaluation. The formula is that of `pass_hat_k` (tau-bench, 2024). Tasks with fewer than k scored rollouts are left out; nan
-        where all are.
+        `solved` is by default that of the evaluation. The formula is that of `pass_hat_k` (tau-bench, 2024). Tasks with
+        fewer than k scored rollouts are left out; nan where all are.
         """
         return _mean(self._chances(pass_hat_k, k, solved))
 

@@ -96,7 +96,8 @@ def kept_in(
 
     Without `resume` the folder must hold no evaluation. With it, what is there is not played again; with `retry_failed`
     the rollouts without a reward are. Raises ValueError, naming the field, if settings or tasks are not those that it
-    was begun with, or if it holds more tasks, or more than `k` rollouts of one. Logs a warning for an env whose version or files are other ones.
+    was begun with, or if it holds more tasks, or more than `k` rollouts of one. Logs a warning for an env whose version
+    or files are other ones.
     """
     make_folder(folder)
     with hold_folder(folder):
@@ -152,8 +153,8 @@ def _refuse_fewer(folder: Path, played: Mapping[str, str], tasks: Collection[str
     asked = {f"{name}/{number}" for name in set(played.values()) for number in range(k)}
     if more := sorted(set(played) - asked):
         raise ValueError(
-            f"k: {folder} holds more than {k} rollouts of a task, such as {more[0]!r}; give a larger k, or name another "
-            "folder"
+            f"k: {folder} holds more than {k} rollouts of a task, such as {more[0]!r}; give a larger k, or name "
+            "another folder"
         )
 
 

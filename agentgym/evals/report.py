@@ -8,6 +8,8 @@ from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.transcript import printable
 from agentgym.types import Group
 
+SIGNIFICANT = 0.05
+"""The p below which a difference is commonly taken for real."""
 FAILURES = 3
 """Kinds of failures that are shown."""
 
@@ -69,10 +71,18 @@ def _cells(group: Group, times_solved: int) -> tuple[str, ...]:
 def comparison_lines(found: Comparison, limit: int) -> Iterator[str]:
     """Yield the means, their difference with its interval and p, and the tasks that differ most."""
     one, other = found.means
-    yield f"{'tasks':<12}{len(found.rewards)} in both, {found.left_out} in one alone, which are left out"
+    for name, what in zip(("one", "other"), found.sides, strict=True):
+        if what:
+            yield f"{name:<12}{what}"
+    left_out = f", {found.left_out} left out, which one side did not play or score" if found.left_out else ""
+    yield f"{'tasks':<12}{len(found.rewards)} in both{left_out}"
     yield f"{'reward':<12}{one:.3f} and {other:.3f}"
     yield f"{'difference':<12}{found.difference:+.3f}  {found.interval}"
     yield f"{'p':<12}{found.p:.4f}, paired sign-flip test, two-sided"
+    if found.least_p >= SIGNIFICANT:
+        many = sum(by != 0 for by in found.differences.values())
+        of = f"{many} of {len(found.rewards)} tasks differ" if many else "no task differs"
+        yield f"{'':<12}{of}: too few for a p below {SIGNIFICANT}, whichever way they point; play more tasks"
     differ = sorted(found.differences.items(), key=lambda item: -abs(item[1]))
     changed = [(name, found.rewards[name], by) for name, by in differ if by]
     rows = [(printable(name), f"{a:.3f}", f"{b:.3f}", f"{by:+.3f}") for name, (a, b), by in changed[:limit]]

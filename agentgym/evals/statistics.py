@@ -82,8 +82,8 @@ def intervals(values: Array, weights: Array | None = None, *, least: float, most
     with np.errstate(divide="ignore", invalid="ignore"):
         trials = mean * (1 - mean) / of_mean
     exact = ((unit == 0) | (unit == 1)).all(1) & (weight == weight[:, :1]).all(1)
-    trials = np.where(exact, tasks, np.minimum(trials * _fewer(tasks), MOST_TRIALS))
-    trials = np.where(of_mean > 0, trials, np.where(exact, tasks, MOST_TRIALS))
+    trials = np.where(of_mean > 0, np.minimum(trials * _fewer(tasks), MOST_TRIALS), MOST_TRIALS)
+    trials = np.where(exact, tasks, trials)
     unseen = 1 - _TAIL ** (1 / tasks)
     high = np.maximum(_upper(mean, trials), mean + (1 - mean) * unseen)
     low = np.minimum(1 - _upper(1 - mean, trials), mean - mean * unseen)
@@ -93,11 +93,13 @@ def intervals(values: Array, weights: Array | None = None, *, least: float, most
 def _fewer(tasks: Array) -> Array:
     """What the effective sample size is multiplied by because the variance is itself an estimate (Student's t)."""
     free = np.maximum(tasks - 1, 1.0)
-    # The quantile of Student's t by its expansion in 1 / free (Abramowitz and Stegun, 26.7.5).
-    z = Z
-    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    t = z + terms[0] / free + terms[1] / free**2 + terms[2] / free**3
-    return np.asarray((z / t) ** 2 * free / (free + 1))
+    more = [  # Abramowitz and Stegun, 26.7.5
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+    ]
+    t = Z + np.sum([term / free**power for power, term in enumerate(more, start=1)], axis=0)
+    return np.asarray((Z / t) ** 2 * free / (free + 1))
 
 
 def _upper(mean: Array, trials: Array) -> Array:
@@ -124,7 +126,7 @@ def beta_quantile(share: float, a: Array, b: Array) -> Array:
             step = x - over / density
         inside = (step > low[left]) & (step < high[left])
         found[left] = np.where(inside, step, (low[left] + high[left]) / 2)
-        left = left[np.abs(found[left] - x) > 1e-10]
+        left = left[np.abs(found[left] - x) > 1e-9]
         if not len(left):
             break
     return found
@@ -148,9 +150,9 @@ def beta_share(x: Array, a: Array, b: Array, log_beta: Array) -> Array:
         ):
             d, c = 1 / (1 + term * d), 1 + term / c
             fraction *= c * d
-        if (np.abs(c * d - 1) < 1e-12).all():
+        if (np.abs(c * d - 1) < 1e-11).all():
             break
-    return np.where(turned, 1 - front * fraction, front * fraction)
+    return np.asarray(np.where(turned, 1 - front * fraction, front * fraction))
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
@@ -173,3 +175,9 @@ def sign_flip_p(differences: Sequence[float]) -> float:
         drawn = rng.integers(2, size=(min(rows, RESAMPLES - start), len(difference))) * 2.0 - 1.0
         as_large += int((np.abs(drawn @ difference) >= seen).sum())
     return (as_large + 1) / (RESAMPLES + 1)
+
+
+def least_p(differences: Sequence[float]) -> float:
+    """Return the least value that `sign_flip_p` could have for differences of these sizes: if all had one sign."""
+    differing = sum(difference != 0 for difference in differences)
+    return float(min(1.0, 2.0 ** (1 - differing))) if differences else float("nan")

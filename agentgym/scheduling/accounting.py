@@ -218,28 +218,11 @@ _mappings: list[tuple[str, Callable[[Rollout], Mapping[str, float]]]] = [
     ("role", lambda r: r.role_rewards),
 ]
 _COUNTERS = frozenset(
-    [
-        "retries",
-        "rerenders",
-        "realigned",
-        "answers_carried",
-        "compactions",
-        "slides",
-        "forks",
-        "subagents",
-        "box_killed",
-        "failed_cases",
-        "untrained_tokens",
-        "tool_calls",
-        "tool_errors",
-        "malformed_calls",
-        "user_turns",
-        "held_seconds",
-        "branches",
-        "branches_failed",
-        "branch_tokens",
-        "branch_seconds",
-    ]
+    (
+        *("tool_calls", "tool_errors", "malformed_calls", "retries", "rerenders", "realigned", "answers_carried"),
+        *("compactions", "slides", "forks", "subagents", "user_turns", "box_killed", "failed_cases"),
+        *("untrained_tokens", "held_seconds", "branches", "branches_failed", "branch_tokens", "branch_seconds"),
+    )
 )
 _COUNTED = ("tool_errors/", "usage/", "model_")
 """The beginnings of the names of further counters."""
