@@ -17,12 +17,12 @@ FAILURES = 3
 def score_lines(played: Evaluation) -> Iterator[str]:
     """Yield the scores with their intervals, the failures, and what it took."""
     yield f"{'reward':<10}{played.reward:.3f}  {played.interval()}"
+    if len(named := played.named_rewards()) > 1:
+        yield from (f"{'':<10}{mean:.3f}  {printable(name)}" for name, mean in named.items())
     for k in sorted({1, played.k}):
         yield f"{f'pass@{k}':<10}{played.pass_at(k):.3f}  {played.pass_at_interval(k)}"
     if played.k > 1:
         yield f"{f'pass^{played.k}':<10}{played.pass_hat(played.k):.3f}  {played.pass_hat_interval(played.k)}"
-    for name, mean in played.named_rewards().items():
-        yield f"{'':<10}{mean:.3f}  {printable(name)}"
     if played.solved != 1:
         yield f"{'solved':<10}from a reward of {played.solved:g}"
     resumed = "" if played.resumed is None else f", {played.resumed} were there already"

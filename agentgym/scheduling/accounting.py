@@ -1,5 +1,6 @@
 """Finished groups, and an account of everything that was started for them."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -10,6 +11,7 @@ import numpy as np
 from agentgym.credit.learned_turns import joined_rows
 from agentgym.credit.turn_noise import Rows
 from agentgym.errors import AgentGymError, SandboxError
+from agentgym.store.tool_counts import PER_TOOL
 from agentgym.types import Group, Rollout
 
 
@@ -224,7 +226,7 @@ _COUNTERS = frozenset(
         *("untrained_tokens", "held_seconds", "branches", "branches_failed", "branch_tokens", "branch_seconds"),
     )
 )
-_COUNTED = ("tool_errors/", "usage/", "model_")
+_COUNTED = re.compile(f"{PER_TOOL}|usage/|model_[a-z_]+/")
 """The beginnings of the names of further counters."""
 
 
@@ -233,4 +235,4 @@ def is_counter(metric: str) -> bool:
 
     Any other metric, such as one that an env sets, is known of the rollouts that have it.
     """
-    return metric in _COUNTERS or metric.startswith(_COUNTED)
+    return metric in _COUNTERS or _COUNTED.match(metric) is not None
