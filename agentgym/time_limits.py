@@ -6,7 +6,7 @@ With them, task groups that give their own cancellation back: without it no limi
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from types import TracebackType, coroutine
@@ -146,6 +146,52 @@ class HeldTime:
     """Counts the seconds that were spent off the clock."""
 
     seconds = 0.0
+
+
+class Standstill:
+    """Counts the seconds in which one of its blocks is open, or several at once; `clock` says the time."""
+
+    __slots__ = ("_clock", "_ended", "_open", "_since")
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._ended, self._open, self._since = clock, 0.0, 0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds so far, those of a block that is open included."""
+        return self.until(self._clock())
+
+    def until(self, moment: float) -> float:
+        """Return the seconds up to a moment that is not before the last change."""
+        return self._ended + (moment - self._since if self._open else 0.0)
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Stand still for this block."""
+        if not self._open:
+            self._since = self._clock()
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._ended += self._clock() - self._since
+
+
+at_the_gate: ContextVar[Standstill | None] = ContextVar("at_the_gate", default=None)
+"""What counts the time that the attempt of this task, or of the one that started it, is held by the scheduler."""
+
+
+@contextmanager
+def counting_time_at_gate() -> Iterator[Standstill]:
+    """Count, in this block and the tasks that it starts, the time that the scheduler holds an attempt."""
+    held = Standstill()
+    token = at_the_gate.set(held)
+    try:
+        yield held
+    finally:
+        at_the_gate.reset(token)
 
 
 _counted: ContextVar[HeldTime | None] = ContextVar("counted", default=None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ async def evaluate(
     n: int | None = None,
     k: int = 1,
     seed: int = 0,
+    solved: float = 1.0,
     tasks: Sequence[Any] | None = None,
     split: Split = "test",
     boxes: Boxes | None = None,
@@ -58,19 +60,21 @@ async def evaluate(
 
     `model` is an open engine, the folder or hub name of a model, the folder of an adapter, or the URL of a chat
     endpoint. Where the env asks for a sandbox and no `boxes` are given, a pool is opened and closed. The same seed
-    plays the same draws, and each attempt at a task has luck of its own; fewer tasks than `n` are warned of. With
-    `out`, each rollout is kept in that folder when it ends, in the store that training has; with `resume`, those that
-    are there are not played again, but for failed ones with `retry_failed`; where the env has group rewards, all of a
-    task are played again. `progress` shows a bar on stderr. `models` are what the env asks by name, each given as
-    `model` is. With `ray`, the rollouts are played by `workers` processes on a Ray cluster, by default one a node: auto
-    joins a running one or starts one here, HOST:PORT joins that one; each opens the model itself, so that `model` is a
-    name or a folder, an endpoint, or an engine on servers. A worker that is lost is replaced, and its rollouts are
-    played again. Raises ValueError where there is no task, TypeError for an argument of another type, AgentGymError
-    where all rollouts failed.
+    plays the same draws, and each attempt at a task has luck of its own; fewer tasks than `n` are warned of. An attempt
+    solves its task with a reward of at least `solved`. With `out`, each rollout is kept in that folder when it ends, in
+    the store that training has; with `resume`, those that are there are not played again, but for failed ones with
+    `retry_failed`; where the env has group rewards, all of a task are played again. `progress` shows a bar on stderr.
+    `models` are what the env asks by name, each given as `model` is. With `ray`, the rollouts are played by `workers`
+    processes on a Ray cluster, by default one a node: auto joins a running one or starts one here, HOST:PORT joins that
+    one; each opens the model itself, so that `model` is a name or a folder, an endpoint, or an engine on servers. A
+    worker that is lost is replaced, and its rollouts are played again. Raises ValueError where there is no task,
+    TypeError for an argument of another type, AgentGymError where all rollouts failed.
     """
     _check_types(n=n, k=k, seed=seed, concurrency=concurrency, tasks=tasks, sampling=sampling)
     if k < 1 or (n is not None and n < 1):
         raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
+    if not isinstance(solved, int | float) or not math.isfinite(solved):
+        raise ValueError(f"solved: must be a finite number, the least reward that solves a task, got {solved!r}")
     if concurrency < 1:
         raise ValueError(f"concurrency: must be at least 1, got {concurrency}")
     if out is None and (resume or retry_failed):
@@ -96,7 +100,7 @@ async def evaluate(
     async with AsyncExitStack() as stack:
         kept = None
         if out is not None:
-            keeping = kept_in(Path(out), settings, envs, chosen, resume=resume, retry_failed=retry_failed)
+            keeping = kept_in(Path(out), settings, envs, chosen, k=k, resume=resume, retry_failed=retry_failed)
             kept = stack.enter_context(keeping)
         ended = {} if kept is None else _usable(kept.played, chosen, k, judged)
         left = [(task, number) for task in chosen for number in range(k) if _id(task, number) not in ended]
@@ -117,7 +121,9 @@ async def evaluate(
             _warn_of_unasked(cls, asked, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
         resumed = len(chosen) * k - len(left) if resume else None
-        played = Evaluation(groups=Groups(groups), k=k, envs=envs, seed=seed, resumed=resumed)
+        played = Evaluation(
+            groups=Groups(groups), k=k, envs=envs, seed=seed, solved=float(solved), resumed=resumed
+        )
         if kept is not None:
             await asyncio.to_thread(kept.finish, played)
     raise_if_all_failed(played.groups)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.errors import AgentGymError
-from agentgym.evals.evaluation import Evaluation, mean_reward, solved_in
+from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.run.folder_lock import hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
@@ -28,7 +28,7 @@ PHASE = "eval"
 SUMMARY = "summary.json"
 """The file in the folder that holds the scores, once all is played."""
 MUST_AGREE = ("env", "env_args", "model", "models", "split", "seed", "sampling", "group_size")
-"""Settings that a resumed evaluation must have as it was begun; it may have more or fewer tasks and rollouts."""
+"""Settings that a resumed evaluation must have as it was begun; it may have more tasks and more rollouts."""
 
 
 def settings_of(
@@ -89,14 +89,16 @@ def kept_in(
     envs: Mapping[str, EnvVersion],
     tasks: Sequence[Task],
     *,
+    k: int,
     resume: bool,
     retry_failed: bool,
 ) -> Iterator[KeptRollouts]:
     """Hold the folder of an evaluation, and keep its rollouts there.
 
     Without `resume` the folder must hold no evaluation. With it, what is there is not played again; with `retry_failed`
-    the rollouts without a reward are. Raises ValueError, naming the field, where settings or tasks are not those that
-    it was begun with. Logs a warning for an env whose version or files are other ones.
+    the rollouts without a reward are. Raises ValueError, naming the field, if settings or tasks are not those that it
+    was begun with, or if it holds more tasks, or more than `k` rollouts of one. Logs a warning for an env whose version
+    or files are other ones.
     """
     make_folder(folder)
     with hold_folder(folder):
@@ -111,7 +113,7 @@ def kept_in(
             content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
             (folder / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
         with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay
-            played = _played(folder, {task.id: task for task in tasks}, retry_failed)
+            played = _played(folder, {task.id: task for task in tasks}, k, retry_failed)
             yield KeptRollouts(folder, store, played)
 
 
@@ -128,13 +130,13 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _played(folder: Path, tasks: Mapping[str, Task], retry_failed: bool) -> dict[str, Rollout]:
+def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool) -> dict[str, Rollout]:
     """The rollouts of these tasks by their ids, of two with one id the later."""
     found: dict[str, Rollout] = {}
     with RolloutStore(folder) as store:
+        _refuse_fewer(folder, {s.rollout_id: s.group_id for s in store.summaries(phase=PHASE)}, tasks, k)
         for stored in store.find(phase=PHASE):
-            if stored.rollout.group_id in tasks:
-                found[stored.rollout.rollout_id] = stored.rollout
+            found[stored.rollout.rollout_id] = stored.rollout
         for name in {rollout.group_id for rollout in found.values()}:
             if store.task(name) != unpacked(packed(task_fields(tasks[name]))):
                 raise ValueError(
@@ -143,12 +145,30 @@ def _played(folder: Path, tasks: Mapping[str, Task], retry_failed: bool) -> dict
     return {name: one for name, one in found.items() if one.reward is not None or not retry_failed}
 
 
+def _refuse_fewer(folder: Path, played: Mapping[str, str], tasks: Collection[str], k: int) -> None:
+    """Raise ValueError if rollouts of the folder, given with their tasks, would be left out of the scores."""
+    if others := sorted(set(played.values()) - set(tasks)):
+        all_of = len(others) + len(tasks)
+        raise ValueError(
+            f"n, tasks: {folder} holds rollouts of {len(others)} tasks that are not among these {len(tasks)}, such as "
+            f"{others[0]!r}; give them too (n={all_of}, if they are the first of the split), or name another folder"
+        )
+    asked = {f"{name}/{number}" for name in set(played.values()) for number in range(k)}
+    if more := sorted(set(played) - asked):
+        raise ValueError(
+            f"k: {folder} holds more than {k} rollouts of a task, such as {more[0]!r}; give a larger k, or name "
+            "another folder"
+        )
+
+
 def summary_of(evaluation: Evaluation) -> dict[str, Any]:
     """Return the scores of an evaluation, with their intervals, and those of each task."""
     ks = sorted({1, evaluation.k})
     return {
         "reward": evaluation.reward,
         "reward_interval": evaluation.interval()._asdict(),
+        "rewards": evaluation.named_rewards(),
+        "solved_from": evaluation.solved,
         "pass_at": {str(k): evaluation.pass_at(k) for k in ks},
         "pass_at_interval": {str(k): evaluation.pass_at_interval(k)._asdict() for k in ks},
         "pass_hat": {str(k): evaluation.pass_hat(k) for k in ks},
@@ -158,13 +178,14 @@ def summary_of(evaluation: Evaluation) -> dict[str, Any]:
         "rollouts": len(evaluation.rollouts),
         "failed": evaluation.failed,
         "failures": evaluation.failures,
+        **evaluation.calls(),
         **evaluation.account(),
-        "tasks": {group.group_id: _summary_of_task(group) for group in evaluation.groups},
+        "tasks": {group.group_id: _summary_of_task(group, evaluation.solved_in(group)) for group in evaluation.groups},
     }
 
 
-def _summary_of_task(group: Group) -> dict[str, Any]:
-    return {"scored": len(group.scored), "solved": solved_in(group), "reward": mean_reward(group)}
+def _summary_of_task(group: Group, solved: int) -> dict[str, Any]:
+    return {"scored": len(group.scored), "solved": solved, "reward": mean_reward(group)}
 
 
 def _finite(value: Any) -> Any:

@@ -35,7 +35,7 @@ from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.rollout_warnings import warn_of_cases_without_an_outcome, warn_of_short_context
 from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
 from agentgym.seeds import seed_for
-from agentgym.time_limits import TimeLimit
+from agentgym.time_limits import TimeLimit, counting_time_at_gate
 from agentgym.types import Rollout, Sampling, StopReason
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Attempt:
         assert running is not None
         self.running, self.cancellations = running, running.cancelling()
         try:
-            with noting_failed_cases() as self.failed_cases:
+            with noting_failed_cases() as self.failed_cases, counting_time_at_gate() as held:
                 self.stop_reason = await self._opened(boxes)
         except AgentGymError as error:
             if running.cancelling() > self.cancellations:
@@ -124,7 +124,9 @@ class Attempt:
         if self.failed_cases:
             self.state.metrics["failed_cases"] = len(self.failed_cases)
         warn_of_cases_without_an_outcome(self.name, self.failed_cases)
-        self.state.metrics["seconds"] = time.perf_counter() - start
+        self.state.metrics["seconds"] = max(0.0, time.perf_counter() - start - held.seconds)
+        if held.seconds:
+            self.state.metrics["held_seconds"] = held.seconds
         self.state.metrics["turns"] = self.state.turns
         count_untrained(self.state.segments, self.state.metrics)
         if self.retries:

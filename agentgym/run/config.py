@@ -201,6 +201,8 @@ class RunConfig:
     """Held-out tasks (the env's split "test") of an evaluation, before training and after it; 0 for none."""
     eval_rollouts: Positive = 1
     """Rollouts of each held-out task; the score is their mean."""
+    solved: float = 1.0
+    """The least reward that solves a task, in eval/pass@K, groups/solved_by_all and the counts of resting tasks."""
     eval_every: Count = 0
     """Steps from one evaluation to the next, of which the best one's policy is kept in best/; 0: only before and
     after."""

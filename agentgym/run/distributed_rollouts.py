@@ -97,6 +97,7 @@ class Collector:
         alone: bool = False,
         by_turn: bool = False,
         rest_rounds: int = 0,
+        solved: float = 1.0,
         branching: Branching | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator["DistributedScheduler"]:
@@ -104,9 +105,9 @@ class Collector:
 
         `sampler_states` are what `DistributedScheduler.sampler_states` gave in a run that was stopped: this one goes on
         from there; with `alone` this process was lost, and the others go on. A task that taught nothing is passed over
-        the next `rest_rounds` times. With `branching`, rollouts are played on from some of their states. Raises
-        ValueError, naming the field, where the states are wrong or of another run, and where the sampling is from a
-        part of the distribution, which cannot be trained on.
+        the next `rest_rounds` times, and counts as solved with rewards of at least `solved`. With `branching`, rollouts
+        are played on from some of their states. Raises ValueError, naming the field, where the states are wrong or of
+        another run, and where the sampling is from a part of the distribution, which cannot be trained on.
         """
         if not self.sampling.whole:
             raise ValueError(f"sampling: {WHOLE}")
@@ -125,6 +126,7 @@ class Collector:
             sampling=self.sampling,
             seed=seed,
             by_turn=by_turn,
+            solved=solved,
             branching=branching,
         )
         async with Scheduler(

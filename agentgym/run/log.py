@@ -37,7 +37,7 @@ class MetricsLogger:
         self.folder = folder
         self.rows: list[dict[str, float]] = []
         self.held_out_rewards: dict[int, float] = {}
-        """The held-out scores since the start or the resume, by the steps done before them."""
+        """The held-out scores, those before a resume too, by the steps done before them."""
         self._steps, self._shown, self._done = steps, shown, done
         self._rollouts, self._ended = rollouts, 0
         self._said_at = time.monotonic()
@@ -60,7 +60,7 @@ class MetricsLogger:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / METRICS
             if self._done:
-                self.rows = cut_back(path, self._done)
+                self.rows, self.held_out_rewards = cut_back(path, self._done)
             self._file = path.open("a" if self._done else "w")
         self._began = time.monotonic()
         self._bar.start()
@@ -160,20 +160,24 @@ def strict(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **dict.fromkeys(odd), "figures_not_finite": len(odd)} if odd else dict(row)
 
 
-def cut_back(path: Path, steps: int) -> list[dict[str, float]]:
+def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, float]]:
     """Cut the lines of later steps from the file at `path`; return the figures of the first `steps` steps.
+
+    With them come the held-out scores, by the steps that were done before each.
 
     Warns where figures of one of them are missing.
     """
     lines = path.read_bytes().splitlines() if path.exists() else []
     kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < steps]
-    rows = {int(row.pop("step")): row for row in map(json.loads, kept) if HELD_OUT not in row}
+    found = [json.loads(line) for line in kept]
+    held_out = {int(row["step"]): row[HELD_OUT] for row in found if row.get(HELD_OUT) is not None}
+    rows = {int(row.pop("step")): row for row in found if HELD_OUT not in row}
     if len(rows) < steps:
         warnings.warn(f"{path} has {len(rows)} of the {steps} steps that were done", stacklevel=2)
     fresh = path.with_name(f".{path.name}-cut")
     fresh.write_bytes(b"".join(line + b"\n" for line in kept))
     fresh.replace(path)
-    return list(rows.values())
+    return list(rows.values()), held_out
 
 
 def steps_in(path: Path) -> int:

@@ -112,7 +112,8 @@ async def _run(
         first = trainer.rank == 0
         share = run.prompts * run.group_size // trainer.world
         log = MetricsLogger(folder, steps=run.steps, shown=first, done=state.step, rollouts=share)
-        record = await stack.enter_async_context(open_recorder(folder, log, first=first, done=state.step))
+        recording = open_recorder(folder, log, first=first, done=state.step, solved=run.solved)
+        record = await stack.enter_async_context(recording)
         losses.begin(log.rows[-1] if log.rows else {})
         told = await stack.enter_async_context(open_outlets(run, folder, outlets, log.alert, first=first))
         if first:
@@ -199,6 +200,7 @@ class _Steps:
             sampler_states=begun.sampler_states,
             by_turn=run.advantage_level == "turn",
             rest_rounds=run.rest_rounds,
+            solved=run.solved,
             branching=run.branching if run.advantage_level == "branches" else None,
             on_rollout=self.rollout_ended,
         ) as scheduler:

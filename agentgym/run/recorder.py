@@ -34,6 +34,8 @@ class Recorder:
     """None on every process but the first."""
     report: Report
     watch: Watch
+    solved: float = 1.0
+    """The least reward that solves a task."""
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Keep the bytes of each token id that occurs in the rollouts from now on."""
@@ -72,7 +74,8 @@ class Recorder:
         figures: Mapping[str, float],
     ) -> dict[str, float]:
         """Log a step with these and all other figures of its batch, and say what is wrong; it blocks."""
-        whole = groups.metrics() | batch_figures(groups) | samples.metrics() | mismatch_figures(samples, scored)
+        whole = groups.metrics() | batch_figures(groups, least_solved=self.solved)
+        whole |= samples.metrics() | mismatch_figures(samples, scored)
         whole |= figures
         self.log(step, whole)
         for said in self.watch.step(whole):
@@ -114,9 +117,11 @@ class Recorder:
 
 
 @asynccontextmanager
-async def open_recorder(folder: Path, log: MetricsLogger, *, first: bool, done: int) -> AsyncIterator[Recorder]:
+async def open_recorder(
+    folder: Path, log: MetricsLogger, *, first: bool, done: int, solved: float = 1.0
+) -> AsyncIterator[Recorder]:
     """The record of the run in `folder`, from where `done` steps are done; what was kept is written when it closes."""
     async with AsyncExitStack() as stack:
         stack.enter_context(log)
         store = await stack.enter_async_context(RolloutWriter(folder, done=done)) if first else None
-        yield Recorder(log, store, Report(), Watch())
+        yield Recorder(log, store, Report(log.rows), Watch(), solved)

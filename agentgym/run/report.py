@@ -17,12 +17,21 @@ MOST = 5
 
 
 class Report:
-    """Counts failures by text and tool calls by name, and sees whether rewards vary, since the start or the resume."""
+    """Counts failures by text and tool calls by name, and sees whether rewards vary.
 
-    def __init__(self) -> None:
+    `rows` are the figures of the steps before a resume: of these the tool calls and the rewards are known. Texts of
+    failures are of those since the resume.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         self.failures: Counter[str] = Counter()
         self.tools = ToolCounts()
         self.rewards: set[float] = set()
+        for row in rows:
+            self.tools.add(_tools_of(row))
+            if (mean := row.get("reward")) is not None:
+                spread = row.get("reward/std") or 0.0
+                self.rewards |= {mean - spread, mean + spread}
 
     def add(self, groups: Groups) -> None:
         """Count a batch."""
@@ -66,6 +75,16 @@ class Report:
             text, times = self.failures.most_common(1)[0]
             said.append(f"{self.failures.total()} rollouts failed; the most frequent error ({times} times): {text}")
         return said
+
+
+def _tools_of(row: Mapping[str, Any]) -> ToolCounts:
+    """The tool calls that the figures of a step count."""
+    counts = ToolCounts()
+    for name, value in row.items():
+        tool, _, what = name.removeprefix("tools/").rpartition("/")
+        if name.startswith("tools/") and value is not None and what in ("calls", "errors"):
+            (counts.calls if what == "calls" else counts.errors)[tool] += int(value)
+    return counts
 
 
 BRANCHES = ("branches", "branches_failed", "branch_tokens")
@@ -129,6 +148,9 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
         said.append(
             f"reward {ends}" if len(rewards) > last else f"reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last"
         )
+    if shares := [share for row in rows if (share := row.get("oversample/cut_share"))]:
+        many = f"{sum(shares) / len(rows):.0%} of a group's rollouts were cut before they ended"
+        said.append(f"of the rollouts that ended first: {many}, and have no reward")
     if len(held_out) > 1:
         said.append(f"held-out reward {held_out[min(held_out)]:.2f} at first, {held_out[max(held_out)]:.2f} at last")
     rollouts = f"{_total(rows, 'samples/rollouts_trained'):,} of {_total(rows, 'rollouts/started'):,} rollouts"

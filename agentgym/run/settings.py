@@ -17,7 +17,8 @@ SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
 
 MAY_DIFFER = (
-    *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "box", "merge", "probe_tolerance"),
+    *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "solved", "box", "merge"),
+    "probe_tolerance",
     *("ray", "cluster", "cluster.*"),
     *(
         "engine",

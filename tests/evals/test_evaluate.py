@@ -321,7 +321,13 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
 
     one = await ag.evaluate(Even, Scripted(lambda text: say("abc")), k=2, out=tmp_path / "one")
     other = await ag.evaluate(Even, Scripted(by_task), k=2, out=tmp_path / "other", n=3)
-    for found in (ag.compare(one, other), ag.compare(tmp_path / "one", tmp_path / "other")):
+    folders = tmp_path / "one", tmp_path / "other"
+    for given in ((one, other), folders):
+        with pytest.raises(
+            ValueError, match=r"same tasks: 1 are in the first alone and 0 in the second, such as '103'"
+        ):
+            ag.compare(*given)
+    for found in (ag.compare(one, other, common=True), ag.compare(*folders, common=True)):
         assert found.differences == {"100": 0.0, "101": 1.0, "102": 1.0}
         assert found.left_out == 1
         assert found.means == pytest.approx((0.0, 2 / 3))

@@ -58,6 +58,8 @@ async def test_the_figures_of_a_batch_are_counted_by_task_tool_and_error() -> No
     groups = await groups_of([say("1")], [say("0")], [call("look"), call("read"), say("1")], [say("not a number")])
     figures = batch_figures(groups)
     assert (figures["groups/solved_by_all"], figures["groups/solved_by_none"]) == (2 / 3, 1 / 3)
+    assert batch_figures(groups, least_solved=0.0)["groups/solved_by_all"] == 1.0
+    assert batch_figures(groups, least_solved=1.5)["groups/solved_by_none"] == 1.0
     assert figures["reward/std"] == pytest.approx(np.std([1, 1, 0, 0, 1, 1]))
     assert figures["failures/EnvError"] == 2
     assert (figures["tools/look/calls"], figures["tools/look/errors"], figures["tools/read/calls"]) == (2, 2, 2)

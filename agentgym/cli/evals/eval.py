@@ -34,6 +34,7 @@ def evaluate_env(
     temperature: float = 1.0,
     max_tokens: int | None = None,
     seed: int = 0,
+    solved: float = 1.0,
     out: Path | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     retry_failed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -77,6 +78,7 @@ def evaluate_env(
         temperature: The temperature of sampling.
         max_tokens: The most tokens of one turn, beside the limits of the environment.
         seed: The seed of all draws.
+        solved: The least reward of an attempt that solves its task, for pass@k, pass^k and the table.
         out: The folder for the rollouts and the summary; by default runs/eval-ENV/TIME.
         resume: Go on in --out: what is there is not played again.
         retry_failed: With --resume, play again what ended without a reward.
@@ -112,6 +114,7 @@ def evaluate_env(
             "split": split,
             "sampling": Sampling(temperature=temperature, max_tokens=max_tokens),
             "seed": seed,
+            "solved": solved,
             "out": folder,
             "resume": resume,
             "retry_failed": retry_failed,

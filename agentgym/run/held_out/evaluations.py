@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -158,13 +158,14 @@ class Evaluations:
 
     async def _played(self, collector: Collector) -> Evaluation:
         run = self._run
-        return await collector.evaluate(
+        played = await collector.evaluate(
             run.eval_tasks,
             n=run.eval_rollouts,
             seed=run.held_out_seed,
             must_score=False,
             sampling=run.held_out_sampling,
         )
+        return replace(played, solved=run.solved)
 
     async def _recorded(self, played: Evaluation, phase: str, done: int) -> float:
         """Record an evaluation in the store and the log, and return its mean reward."""
