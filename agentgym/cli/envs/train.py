@@ -43,8 +43,9 @@ def train(env: tyro.conf.Positional[str]) -> int:
 def train_by_flags(words: Sequence[str]) -> int:
     """Run the command with its words: an environment, and then the flags of a run."""
     with needs_extra():
-        from agentgym.run.command import is_first, run_recipe
+        from agentgym.run.command import run_recipe
         from agentgym.run.flags.parsing import parsed
+        from agentgym.run.loop import is_first
     name = words[0] if words and not words[0].startswith("-") else None
     if name is None and HELP.intersection(words):
         recipe = recipe_of("ENV", "ENV", words)
