@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import sqlite3
 import tempfile
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 
 CODES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE))
 """The system's errors of a disk that is full, broken, or cannot be written to."""
+_OF_SQLITE = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY))
 SAID_AGAIN_S = 60.0
 """Seconds in which one kind of trouble is said once."""
 _IN_TEXT = re.compile(r"\[Errno (\d+)\]|os error (\d+)")  # of Python, and of what is written in Rust
@@ -23,6 +25,8 @@ def disk_trouble(error: BaseException) -> str | None:
     The causes of the error are looked at too, and what torch and safetensors make of the system's error.
     """
     for each in _with_causes(error, set()):
+        if getattr(each, "sqlite_errorcode", 0) & 0xFF in _OF_SQLITE:
+            return str(each)
         code = each.errno if isinstance(each, OSError) else None
         if code is None and (found := _IN_TEXT.search(str(each))):
             code = int(found[1] or found[2])

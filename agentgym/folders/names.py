@@ -2,9 +2,12 @@
 
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -74,7 +77,16 @@ def drop_unused(folder: Path) -> None:
 
 def command(*words: str | Path) -> str:
     """Return a command line of agentgym that works when it is typed: each word is quoted for the shell if need be."""
-    return shlex.join(["agentgym", *(shown(word) if isinstance(word, Path) else word for word in words)])
+    return shlex.join([*_program(), *(shown(word) if isinstance(word, Path) else word for word in words)])
+
+
+@cache
+def _program() -> list[str]:
+    """The words that start agentgym in the shell that this process came from."""
+    if shutil.which("agentgym") is not None:
+        return ["agentgym"]
+    typed = Path(sys.argv[0])
+    return [str(typed)] if typed.name == "agentgym" and typed.is_file() else [sys.executable, "-m", "agentgym"]
 
 
 def shown(path: Path) -> str:
