@@ -7,7 +7,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,9 +42,6 @@ def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseEx
     seen.add(id(error))
     yield error
     inside = list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []
-    failures = getattr(error, "failures", None)  # torch.distributed.checkpoint: by rank, with their tracebacks
-    if isinstance(failures, Mapping):
-        inside += [of[0] for of in failures.values() if isinstance(of, tuple) and isinstance(of[0], BaseException)]
     for each in (error.__cause__, error.__context__, *inside):
         yield from _with_causes(each, seen)
 

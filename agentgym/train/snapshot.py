@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -180,8 +181,14 @@ def _saved(folder: Path) -> dict[str, torch.Size]:
 
 def _write_part(parts: Path, rank: int, part: Mapping[str, Tensor]) -> None:
     place = parts / f"rank-{rank}"
-    with _alone():
-        save(dict(part), checkpoint_id=place, no_dist=True)
+    failed: BaseException | None = None
+    try:
+        with _alone():
+            save(dict(part), checkpoint_id=place, no_dist=True)
+    except CheckpointException as error:  # a BaseException, which nobody would handle; what it is about is in it
+        failed = next(iter(error.failures.values()))[0]
+    if failed is not None:
+        raise failed
     sums = {f"{place.name}/{path.name}": sum_of(path) for path in sorted(place.iterdir())}
     fresh = parts / f".rank-{rank}"
     fresh.write_text(json.dumps(sums))
