@@ -34,7 +34,7 @@ LIGHT = (
 ORDER = [
     "failures seeds sound_json task_fields field_checks frozen completion models process_identity time_limits messages "
     "adapter sampling",
-    "errors boxes transcript branching",
+    "errors boxes transcript branching folders",
     "extras types",
     "data tools",
     "environments",

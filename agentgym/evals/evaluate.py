@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +24,8 @@ from agentgym.evals.playing import Playing, open_playing
 from agentgym.evals.progress import progress_bar
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
+from agentgym.folders.held import place_now
+from agentgym.folders.names import whole_path
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.tools.declarations import check_whole
@@ -97,10 +99,11 @@ async def evaluate(
         group_size=k if judged else None,
     )
     envs = await in_own_thread(lambda: env_versions(cls), name="agentgym-versions")
+    folder = whole_path(out or "")
     async with AsyncExitStack() as stack:
         kept = None
         if out is not None:
-            keeping = kept_in(Path(out), settings, envs, chosen, k=k, resume=resume, retry_failed=retry_failed)
+            keeping = kept_in(folder, settings, envs, chosen, k=k, resume=resume, retry_failed=retry_failed)
             kept = stack.enter_context(keeping)
         ended = {} if kept is None else _usable(kept.played, chosen, k, judged)
         left = [(task, number) for task in chosen for number in range(k) if _id(task, number) not in ended]
@@ -126,6 +129,9 @@ async def evaluate(
         )
         if kept is not None:
             await asyncio.to_thread(kept.finish, played)
+    if kept is not None and kept.lost:
+        played = replace(played, not_kept=kept.lost)
+        _LOG.warning("out: %d rollouts are not in %s; `resume` plays them again", kept.lost, place_now(folder))
     raise_if_all_failed(played.groups)
     return played
 

@@ -9,6 +9,7 @@ import numpy as np
 from agentgym.evals.statistics import Interval, interval_over_tasks, pass_at_k, pass_hat_k
 from agentgym.run.tasks.content import EnvVersion
 from agentgym.scheduling.accounting import Groups
+from agentgym.store.tool_counts import FailureCounts
 from agentgym.types import Group, Rollout
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "requests", "uncounted_requests", "cost")
@@ -33,6 +34,8 @@ class Evaluation:
     """The least reward of an attempt that solves its task."""
     resumed: int | None = None
     """How many of the rollouts were in the folder before, and were not played again; None without `resume`."""
+    not_kept: int = 0
+    """How many of the rollouts could not be written to `out`, such as on a full disk; `resume` plays them again."""
 
     def __repr__(self) -> str:
         return f"Evaluation(reward={self.reward}, tasks={len(self.groups)}, k={self.k}, failed={self.failed})"
@@ -60,8 +63,13 @@ class Evaluation:
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """The error texts of the failed rollouts and how often each came, the most frequent first."""
-        return Counter(r.error for r in self.rollouts if r.error is not None).most_common()
+        """The kinds of failures, each by the text of the first, and how often each came, the most frequent first.
+
+        Of one kind are those of one type and place, whatever their texts say.
+        """
+        counts = FailureCounts()
+        counts.add(self.rollouts)
+        return counts.most_common()
 
     def figures(self) -> dict[str, float]:
         """Return the scores under names for a log."""

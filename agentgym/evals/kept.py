@@ -1,10 +1,12 @@
 """The folder of an evaluation: its settings, its rollouts as they end, and its summary."""
 
 import json
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward
-from agentgym.run.folder_lock import hold_folder, make_folder
+from agentgym.folders.disk import Refusals, write_whole
+from agentgym.run.folder_lock import FolderInUse, LockedFolder, hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
 from agentgym.seeds import VERSION as DERIVATION
@@ -23,6 +26,7 @@ from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Group, Rollout, Sampling, Task
 
+_LOG = logging.getLogger(__name__)
 PHASE = "eval"
 """The phase of an evaluation's rollouts in its store."""
 SUMMARY = "summary.json"
@@ -60,8 +64,10 @@ def settings_of(
 class KeptRollouts:
     """Writes each rollout of an evaluation into the folder's store as it ends, and knows those that are there."""
 
-    def __init__(self, folder: Path, store: RolloutWriter, played: dict[str, Rollout]) -> None:
-        self.folder, self._store = folder, store
+    def __init__(self, held: LockedFolder, store: RolloutWriter, played: dict[str, Rollout]) -> None:
+        self._held, self._store = held, store
+        self._settings = (held.path / SETTINGS).read_bytes()
+        self._disk = Refusals(_LOG.warning)
         self.played = played
         """Rollouts that an earlier process played, by their ids."""
 
@@ -70,16 +76,39 @@ class KeptRollouts:
         self._store.vocabulary.token_bytes = token_bytes
 
     def add(self, task: Task, rollouts: Sequence[Rollout]) -> None:
-        """Return when rollouts of a task are on disk together, so that they outlive the process; it blocks."""
+        """Return when rollouts of a task are on disk together, so that they outlive the process; it blocks.
+
+        What the disk does not take is held in memory, and tried again with the next ones.
+        """
+        self._follow()
         self._store.add([Group(group_id=task.id, rollouts=tuple(rollouts), task=task)], phase=PHASE, step=0)
         self._store.flush()
 
     def finish(self, evaluation: Evaluation) -> None:
-        """Write the summary; AgentGymError where a rollout could not be kept, so that `resume` would play it again."""
-        content = _finite(summary_of(evaluation))
-        (self.folder / SUMMARY).write_text(json.dumps(content, allow_nan=False, indent=2) + "\n")
-        if self._store.lost:
-            raise AgentGymError(f"out: {self._store.lost} rollouts could not be written to {self._store.path}")
+        """Write the summary; what the disk does not take is said, and the evaluation has its result all the same."""
+        self._follow()
+        text = json.dumps(_finite(summary_of(evaluation)), allow_nan=False, indent=2) + "\n"
+        path = self._held.path / SUMMARY
+        self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is returned all the same")
+
+    @property
+    def lost(self) -> int:
+        """How many rollouts could not be kept; it is known when the folder is closed."""
+        return self._store.lost
+
+    def _follow(self) -> None:
+        """Go on where the folder is now, or in a new one if it was removed or another process has taken it."""
+        try:
+            change = self._held.follow()
+        except FolderInUse:
+            change = self._held.leave()
+        if change is None:
+            return
+        _LOG.warning("%s", change.said)
+        self._store.follow(change.path, lost=change.lost)
+        if change.lost:
+            write = partial(write_whole, change.path / SETTINGS, self._settings)
+            self._disk.attempt(SETTINGS, write, then="it cannot be resumed without it")
 
 
 @contextmanager
@@ -101,7 +130,7 @@ def kept_in(
     or files are other ones.
     """
     make_folder(folder)
-    with hold_folder(folder):
+    with hold_folder(folder) as held:
         if (folder / FILE).is_file() and not resume:
             raise ValueError(f"out: {folder} holds rollouts already; resume it, or name another folder")
         if resume and (folder / SETTINGS).is_file():
@@ -111,10 +140,10 @@ def kept_in(
         else:
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
             content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
-            (folder / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
+            write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
         with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay
             played = _played(folder, {task.id: task for task in tasks}, k, retry_failed)
-            yield KeptRollouts(folder, store, played)
+            yield KeptRollouts(held, store, played)
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:

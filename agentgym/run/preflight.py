@@ -14,7 +14,7 @@ from agentgym.environments.mixture import Mixture
 from agentgym.environments.task_rows import as_tasks, is_data
 from agentgym.messages import SEE_ELSEWHERE
 from agentgym.rollouts.branches.play import check_branching
-from agentgym.run.folder_lock import LOCK, hold_folder, make_folder
+from agentgym.run.folder_lock import LOCK, LockedFolder, hold_folder, make_folder
 from agentgym.run.log import METRICS
 from agentgym.run.measures.plot import PLOT
 from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
@@ -66,10 +66,10 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
 
 
 @contextmanager
-def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterator[None]:
+def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> Iterator[LockedFolder | None]:
     """Refuse what can be seen without a model, write the run's settings, and hold the folder until the run ends.
 
-    Only the first process uses the folder.
+    Only the first process uses the folder; on the others it may be None, and so is what they get.
     """
     _refuse_without_tasks(run, env)
     _refuse_images(run, env)
@@ -79,8 +79,9 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
     if any(each.sandbox is not None for each in members_of(env)):
         _refuse_box(run.box)
     if int(os.environ.get("RANK", "0")):
-        yield
+        yield None
         return
+    assert folder is not None
     if run.resume is None:
         _make_folder(folder)
     elif not (folder / SETTINGS).exists():
@@ -88,7 +89,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
     _refuse_twice(run, env)
     _warn_of_overlap(run, env)
     _refuse_in_the_way(folder, "out" if run.resume is None else "resume")
-    with hold_folder(folder):
+    with hold_folder(folder) as held:
         if run.resume is None:
             refuse_second_run(folder)
         else:
@@ -100,7 +101,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
         envs = env_versions(env)
         warn_of_other_envs(begun_envs(folder), envs)
         write_settings(folder, run, envs)
-        yield
+        yield held
 
 
 def _refuse_box(kind: Kind) -> None:

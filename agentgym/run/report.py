@@ -8,8 +8,10 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from agentgym.folders.names import command, shown
+from agentgym.run.log import METRICS
 from agentgym.scheduling.accounting import Groups
-from agentgym.store.tool_counts import ToolCounts
+from agentgym.store.tool_counts import FailureCounts, ToolCounts
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 MOST = 5
@@ -17,14 +19,14 @@ MOST = 5
 
 
 class Report:
-    """Counts failures by text and tool calls by name, and sees whether rewards vary.
+    """Counts failures by kind and tool calls by name, and sees whether rewards vary.
 
-    `rows` are the figures of the steps before a resume: of these the tool calls and the rewards are known. Texts of
+    `rows` are the figures of the steps before a resume: of these the tool calls and the rewards are known. Kinds of
     failures are of those since the resume.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.failures: Counter[str] = Counter()
+        self.failures = FailureCounts()
         self.tools = ToolCounts()
         self.rewards: set[float] = set()
         for row in rows:
@@ -36,9 +38,8 @@ class Report:
     def add(self, groups: Groups) -> None:
         """Count a batch."""
         self.tools.add(ToolCounts.of(groups.rollouts))
+        self.failures.add(groups.rollouts)
         for played in groups.rollouts:
-            if played.error is not None:
-                self.failures[played.error] += 1
             if played.reward is not None and len(self.rewards) < 2:
                 self.rewards.add(played.reward)
 
@@ -71,7 +72,7 @@ class Report:
             said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")
         failing = self.tools.failing().items()
         said += [f"The tool {name!r} failed in {errors} of {calls} calls." for name, (errors, calls) in failing]
-        if self.failures:
+        if len(self.failures):
             text, times = self.failures.most_common(1)[0]
             said.append(f"{self.failures.total()} rollouts failed; the most frequent error ({times} times): {text}")
         return said
@@ -123,10 +124,10 @@ def look_lines(folder: Path) -> list[str]:
     return _under(
         "next",
         [
-            f"agentgym show {folder} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
-            f"agentgym view {folder} shows curves, rollouts and tokens in a browser",
-            f"agentgym report {folder} writes curves, settings and rollouts into one file",
-            f"{folder}/metrics.jsonl has the figures of each step",
+            f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints rollouts as they were",
+            f"{command('view', folder)} shows curves, rollouts and tokens in a browser",
+            f"{command('report', folder)} writes curves, settings and rollouts into one file",
+            f"{shown(folder / METRICS)} has the figures of each step",
         ],
     )
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentgym.folders.disk import write_whole
+from agentgym.folders.names import command
 from agentgym.run.tasks.content import EnvVersion, as_json
 from agentgym.seeds import VERSION as DERIVATION
 
@@ -68,9 +70,7 @@ def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = M
     folder.mkdir(parents=True, exist_ok=True)
     seeds = {"derivation": DERIVATION, "evaluation": config.held_out_seed}
     content = {"versions": versions(), "seeds": seeds, "envs": as_json(envs), "settings": flat(config)}
-    fresh = folder / f".{SETTINGS}-new"
-    fresh.write_text(json.dumps(content, indent=2) + "\n")
-    fresh.replace(folder / SETTINGS)
+    write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
 
 
 def versions() -> dict[str, str | None]:
@@ -188,5 +188,5 @@ def _start_from(folder: Path, begun: Mapping[str, Any]) -> str:
     if (folder / "model").is_dir() and begun.get("train.method") == "full":
         return f"from what it trained, model {folder / 'model'}, "
     if (folder / "adapter").is_dir():
-        return f"from what it trained: `agentgym merge {folder / 'adapter'} MODEL`, then model MODEL, "
+        return f"from what it trained: `{command('merge', folder / 'adapter', 'MODEL')}`, then model MODEL, "
     return ""

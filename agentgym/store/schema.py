@@ -1,10 +1,17 @@
 """The tables of a run's rollout store, and how its file is opened."""
 
+import fcntl
+import logging
 import re
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+
+from agentgym.folders.file_systems import has_locks, shared_kind
+
+_LOG = logging.getLogger(__name__)
 
 FILE = "rollouts.sqlite"
 """The store's name in a run's folder."""
@@ -104,9 +111,10 @@ def _kind(value: object) -> str:
 def open_store(path: Path, *, write: bool) -> sqlite3.Connection:
     """A connection to the store at `path`, which is made where it is to be written.
 
-    Readers never block the writer and see whole rollouts only: the file is in write-ahead mode, and each rollout is
-    written in one transaction. Raises FileNotFoundError where there is nothing to read, and ValueError for a file that
-    is no store, or one of another version. An opener waits up to OPEN_SECONDS for another that holds the file.
+    Readers see whole rollouts only, as each is written in one transaction. They never block the writer: the file is in
+    write-ahead mode, but on a file system that other machines may share, where that mode does not work. Raises
+    FileNotFoundError where there is nothing to read, and ValueError for a file that is no store, or one of another
+    version. An opener waits up to OPEN_SECONDS for another that holds the file.
     """
     try:
         connection = _connected(path, write=write)
@@ -138,8 +146,12 @@ def _checked(connection: sqlite3.Connection, path: Path, *, write: bool) -> sqli
         )
     if write:
         connection.execute("PRAGMA foreign_keys = ON")
-        _use_wal(connection)
-        connection.execute("PRAGMA synchronous = NORMAL")
+        if (kind := _without_wal(path)) is None:
+            _use_wal(connection)
+            connection.execute("PRAGMA synchronous = NORMAL")
+        else:
+            _say_shared(path, kind)
+            connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.executescript(
             f"BEGIN IMMEDIATE; {_missing(connection)} {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
         )
@@ -169,6 +181,24 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.02)
 
 
+def _without_wal(path: Path) -> str | None:
+    """Name the file system of a store if SQLite's write-ahead log does not work there: it needs locks and one machine.
+
+    None where it works.
+    """
+    return shared_kind(path.parent) or (None if has_locks(path.parent, fcntl.lockf) else "a file system without locks")
+
+
+@cache
+def _say_shared(path: Path, kind: str) -> None:
+    """Say once for each store what is other on such a file system, and what to do."""
+    _LOG.warning(
+        "%s is on %s: it is written without SQLite's write-ahead log, and whoever reads it may make the run wait for "
+        "up to %g s; `agentgym show`, `view` and `report` are better given a copy of the folder while the run goes on",
+        *(path, kind, OPEN_SECONDS),
+    )
+
+
 def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -190,18 +220,37 @@ def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError
 
 
 def _connected(path: Path, *, write: bool) -> sqlite3.Connection:
+    address = path.absolute().as_uri()
     if write:
-        return sqlite3.connect(path, timeout=OPEN_SECONDS, isolation_level=None)
+        return _without_locks(address, "rwc") if not has_locks(path.parent, fcntl.lockf) else _to_write(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} holds no {path.name}; name the folder of a run")
-    address = f"{path.absolute().as_uri()}?mode=ro"
+    if shared_kind(path.parent) is not None and not has_locks(path.parent, fcntl.lockf):
+        return _without_locks(address, "ro")
+    address = f"{address}?mode=ro"
     connection = sqlite3.connect(address, uri=True, isolation_level=None)
     try:
         connection.execute("PRAGMA user_version")
     except sqlite3.OperationalError:
         connection.close()
+        if not has_locks(path.parent, fcntl.lockf):
+            return _without_locks(path.absolute().as_uri(), "ro")
         if path.with_name(f"{path.name}-wal").exists():
             raise
         # A folder that cannot be written to: a reader would put its shared memory there. Nobody writes the file either.
         connection = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+    return connection
+
+
+def _to_write(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=OPEN_SECONDS, isolation_level=None)
+
+
+def _without_locks(address: str, mode: str) -> sqlite3.Connection:
+    """A connection for a file system without locks: the lock on the run's folder sees to it that only one writes.
+
+    With the exclusive mode a store in write-ahead mode can be opened, too, which comes from another file system.
+    """
+    connection = sqlite3.connect(f"{address}?mode={mode}&vfs=unix-none", uri=True, isolation_level=None)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection

@@ -1,5 +1,6 @@
 """The figures and warnings of a run beside its rewards: each is what it says, by hand."""
 
+import io
 import json
 import subprocess
 from collections import Counter
@@ -15,7 +16,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.run.measures.batch import batch_figures, mismatch_figures, tool_figures
 from agentgym.run.measures.clock import StepClock
-from agentgym.run.measures.plot import write_plot
+from agentgym.run.measures.plot import draw_plot
 from agentgym.run.measures.surroundings import FILE, write_surroundings
 from agentgym.run.measures.watch import FIRST, LEAST_CALLS, NO_SIGNAL, Watch
 from agentgym.run.report import Report
@@ -175,8 +176,9 @@ def test_what_a_run_runs_on_stands_in_its_folder(tmp_path: Path, monkeypatch: py
 
 def test_the_rewards_are_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert write_plot(tmp_path, [{"reward": 0.1}, {}, {"reward": 0.5}], {0: 0.2, 3: 0.6})
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    picture = io.BytesIO()
+    assert draw_plot(picture, [{"reward": 0.1}, {}, {"reward": 0.5}], {0: 0.2, 3: 0.6})
+    assert picture.getvalue().startswith(b"\x89PNG")
 
 
 def test_the_share_of_the_gpus_peak_is_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

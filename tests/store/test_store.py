@@ -225,7 +225,7 @@ def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
         writer.add([group(rollout("c/0"))], step=1)
         writer.flush()
         assert writer.lost == 3
-    assert len([r for r in caplog.records if "rollouts are not written" in r.message]) == 1
+    assert len([r for r in caplog.records if "are lost so far" in r.message]) == 1
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
 
@@ -285,7 +285,7 @@ def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
             other.execute(f"CREATE TRIGGER no_{deed} BEFORE {deed} ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
     with RolloutWriter(tmp_path, done=2) as writer:
         writer.add([group(rollout("b/0"))], step=2)
-    assert [("could not be removed" in m, "rollouts are not written" in m) for m in caplog.messages] == [
+    assert [("could not be removed" in m, "are lost so far" in m) for m in caplog.messages] == [
         (True, False),
         (False, True),
     ]

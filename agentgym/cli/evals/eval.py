@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,10 +13,13 @@ import tyro
 
 from agentgym.cli.envs.names import NONE, Parameters, find, own_name
 from agentgym.cli.evals.models import ModelFlags, opened_models
+from agentgym.cli.evals.outcome import exit_status, resuming
 from agentgym.cli.output import flush, say
 from agentgym.cluster.config import OFF
 from agentgym.environments.env import Env, Split
 from agentgym.errors import AgentGymError
+from agentgym.folders.held import place_now
+from agentgym.folders.names import drop_unused, new_folder, shown, whole_path
 
 if TYPE_CHECKING:
     from agentgym.evals.evaluation import Evaluation
@@ -51,6 +53,10 @@ def evaluate_env(
     parameters: Parameters = NONE,
 ) -> int:
     """Play a model on the held-out tasks of an environment, and say its scores, their intervals and what it took.
+
+    The exit status is 0 if at least nine tenths of the rollouts have a reward and all are kept in the folder, and 3 if
+    not, with the scores of those that have one; it is 1 if none has, and for every other error. Stderr says what is
+    missing, and how to play it again.
 
     --env.NAME VALUE sets a parameter of the environment. A model that it asks by name, such as a judge, a simulated
     user or an opponent, has flags of its own: --models.NAME.model or --models.NAME.url, and beside these api-key-env,
@@ -104,7 +110,7 @@ def evaluate_env(
     if resume and out is None:
         raise AgentGymError("--resume: name the folder to go on in with --out")
     cls, signals = find(env, parameters), list[signal.Signals]()
-    folder = out or Path("runs") / f"eval-{own_name(cls)}" / datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if out is None else whole_path(out)
     try:
         chosen = _tasks(cls, split, tasks)
         settings = {
@@ -129,12 +135,15 @@ def evaluate_env(
     except ValueError as error:
         raise AgentGymError(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.stderr.write(f"agentgym: stopped; to go on, give the same command with --out {folder} --resume\n")
+        sys.stderr.write(f"agentgym: stopped; to go on: {resuming(place_now(folder))}\n")
         return 128 + (signals or [signal.SIGINT])[0]
-    for line in (*score_lines(played), f"{'folder':<10}{folder}", "", *task_lines(played, rows)):
+    finally:
+        drop_unused(folder)  # of an evaluation that was refused
+    folder = place_now(folder)
+    for line in (*score_lines(played), f"{'folder':<10}{shown(folder)}", "", *task_lines(played, rows)):
         say(line)
     flush()
-    return 0
+    return exit_status(played, folder)
 
 
 async def _played(

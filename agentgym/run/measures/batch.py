@@ -49,12 +49,15 @@ def batch_figures(groups: Groups, *, least_solved: float = 1.0) -> dict[str, flo
 
 
 def tool_figures(counts: ToolCounts) -> dict[str, float]:
-    """Return the calls of the tools that the model called most, of all others together, and the errors of each."""
+    """Return the calls of the tools that the model called most, of all others together, and the same of errors."""
     shown = dict(counts.calls.most_common(MOST_TOOLS))
     if others := counts.calls.total() - sum(shown.values()):
         shown["(others)"] = others
     calls = {f"tools/{name or '(no name)'}/calls": float(count) for name, count in shown.items()}
-    return calls | {f"tools/{name}/errors": float(count) for name, count in counts.errors.items()}
+    failed = dict(counts.errors.most_common(MOST_TOOLS))
+    if others := counts.errors.total() - sum(failed.values()):
+        failed["(others)"] = others
+    return calls | {f"tools/{name}/errors": float(count) for name, count in failed.items()}
 
 
 def mismatch_figures(
