@@ -1,5 +1,7 @@
 """Time limits that are paused while the scheduler holds a rollout up, or the host does work of its own.
 
+They stand still with the process, too: the loop's clock does (`agentgym.machine.clock`).
+
 With them, task groups that give their own cancellation back: without it no limit after a failed group would hold.
 """
 
@@ -11,6 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from types import TracebackType, coroutine
 from typing import Any, Self, TypeVar
+
+from agentgym.machine.clock import keep_time
 
 T = TypeVar("T")
 
@@ -41,8 +45,10 @@ class TimeLimit:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the clock in this block; TimeoutError where the time runs out."""
+        loop = asyncio.get_running_loop()
+        keep_time(loop)
         try:
-            async with self._start(asyncio.get_running_loop()):
+            async with self._start(loop):
                 yield
         finally:
             self._end()
@@ -50,6 +56,7 @@ class TimeLimit:
     async def bound(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the work's result; TimeoutError where it takes longer. Work that waits for nothing sets no timer."""
         loop = asyncio.get_running_loop()
+        keep_time(loop)
         began = loop.time()
         # Before the first step: tasks that are started in it must know the limit.
         token = _limits.set((*_limits.get(), self))
