@@ -121,7 +121,7 @@ def _model_of(name: str, where: str, parameters: Sequence[Parameter]) -> type[Ba
     """Make the model; the first parameter that pydantic cannot read is named."""
     try:
         return _created(name, where, parameters)
-    except UnknownType:
+    except (UnknownType, OSError, MemoryError):  # The latter are of the machine.
         raise
     except Exception as error:
         wrong = _first_wrong(where, parameters) or f"{where}: {_first_line(error)}"
