@@ -70,8 +70,13 @@ class KeptRollouts:
 
     def add(self, task: Task, rollouts: Sequence[Rollout]) -> None:
         """Return when rollouts of a task are on disk together, so that they outlive the process; it blocks."""
-        self._store.add([Group(group_id=task.id, rollouts=tuple(rollouts), task=task)], phase=PHASE, step=0)
+        group = Group(group_id=task.id, rollouts=tuple(rollouts), task=task)
+        self._store.add([group], phase=PHASE, step=0, whole=False)
         self._store.flush()
+
+    def sign(self, group: Group) -> None:
+        """Write the signs of a task's rollouts, all of which were added: they are made by comparing them."""
+        self._store.sign(group, phase=PHASE, step=0)
 
     def finish(self, evaluation: Evaluation) -> None:
         """Write the summary; AgentGymError where a rollout could not be kept, so that `resume` would play it again."""

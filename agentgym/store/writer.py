@@ -7,7 +7,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -45,6 +45,15 @@ class _Groups:
     groups: Sequence[Group]
     phase: str
     step: int
+    whole: bool = True
+    """Whether no other rollouts of these groups are written apart from them, so that they can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    group: Group
+    phase: str
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class _Step:
     step: int
 
 
-_Job: TypeAlias = _Groups | _Step | threading.Event
+_Job: TypeAlias = _Groups | _Signs | _Step | threading.Event
 
 
 class RolloutWriter:
@@ -102,9 +111,16 @@ class RolloutWriter:
             await asyncio.wait([closing])
             raise
 
-    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int) -> None:
-        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them."""
-        self._jobs.put(_Groups(list(groups), phase, step))
+    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int, whole: bool = True) -> None:
+        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them.
+
+        With `whole=False` other rollouts of the groups are added apart: none has a sign before `sign` is called.
+        """
+        self._jobs.put(_Groups(list(groups), phase, step, whole))
+
+    def sign(self, group: Group, *, phase: str, step: int) -> None:
+        """Write the signs of a whole group beside its rollouts, which were added one by one."""
+        self._jobs.put(_Signs(group, phase, step))
 
     def add_step(self, trained: Iterable[Trained], *, phase: str = "train", step: int) -> None:
         """Write what the step's training computed, beside the rollouts that were added for it.
@@ -143,10 +159,20 @@ class RolloutWriter:
             case _Step():
                 if connection is not None:
                     self._try(connection, lambda to: _write_step(to, job))
+            case _Signs():
+                if connection is not None:
+                    self._try(connection, lambda to: _write_signs(to, job))
             case _Groups():
                 for group in job.groups if not self._written(connection, job) else ():
-                    for part in _parts(group) if not self._written(connection, _one(group, job)) else ():
-                        self.lost += not self._written(connection, _one(part, job))
+                    if not self._written(connection, _one(group, job)):
+                        self._write_parts(connection, group, job)
+
+    def _write_parts(self, connection: sqlite3.Connection | None, group: Group, job: _Groups) -> None:
+        """Write each rollout of a group by itself, and then the signs that they have among all of them."""
+        for part in _parts(group):
+            self.lost += not self._written(connection, replace(job, groups=[part], whole=False))
+        if connection is not None and job.whole:
+            self._try(connection, lambda to: _write_signs(to, _Signs(group, job.phase, job.step)))
 
     def _written(self, connection: sqlite3.Connection | None, job: _Groups) -> bool:
         return connection is not None and self._try(connection, lambda to: self._write_groups(to, job))
@@ -197,7 +223,7 @@ class RolloutWriter:
         for group in job.groups:
             if group.task is not None:
                 self._write_task(connection, group.group_id, group.task)
-            signs = signs_of_group(group)
+            signs = signs_of_group(group) if job.whole else {}
             for rollout in group.rollouts:
                 _write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
         self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])
@@ -217,7 +243,7 @@ class RolloutWriter:
 
 
 def _one(group: Group, job: _Groups) -> _Groups:
-    return _Groups([group], job.phase, job.step)
+    return replace(job, groups=[group])
 
 
 def _parts(group: Group) -> list[Group]:
@@ -242,6 +268,17 @@ def _write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: _Group
     columns = (*row, " ".join(signs) or None, *call_counts(rollout))
     number = connection.execute(_INSERT_ROLLOUT, columns).lastrowid
     connection.executemany(_INSERT_SEGMENT, [(number, *segment_row(segment)) for segment in rollout.segments])
+
+
+def _write_signs(connection: sqlite3.Connection, job: _Signs) -> None:
+    signs = signs_of_group(job.group)
+    connection.executemany(
+        "UPDATE rollouts SET suspicious = ? WHERE rollout_id = ? AND phase = ? AND step = ?",
+        [
+            (" ".join(signs.get(name, ())) or None, stored_text(name), stored_text(job.phase), job.step)
+            for name in (rollout.rollout_id for rollout in job.group.rollouts)
+        ],
+    )
 
 
 def _write_step(connection: sqlite3.Connection, job: _Step) -> None:
