@@ -104,8 +104,8 @@ class Held:
 
     holder: str = ""
     since: float = 0.0
-    said: float = HELD_S
-    """The seconds after which it is said."""
+    said: float = 0.0
+    """The seconds of it when that was last said."""
 
 
 class LoopClock:
@@ -243,8 +243,8 @@ def _look_at(clock: LoopClock, now: float) -> None:
     if holder != clock.held.holder:
         clock.held = Held(holder, now)
         return
-    if (seconds := now - clock.held.since) >= clock.held.said:
-        clock.held.said = 2 * seconds
+    if (seconds := now - clock.held.since) >= max(HELD_S, 2 * clock.held.said):
+        clock.held.said = seconds
         log.warning(
             "%s has held the event loop for %.1f s, at %s: no other rollout goes on meanwhile, and no time limit can "
             "end it; await something in it, or make it a plain `def`, which runs in a thread of its own",

@@ -6,14 +6,17 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.machine.clock import HELD_S, LEAST_S, NAP_S, THREAD, Heart, LoopClock, Reading, keep_time, standstills
+from agentgym.machine import clock
+from agentgym.machine.clock import LEAST_S, NAP_S, THREAD, Heart, LoopClock, Reading, keep_time, standstills
 from agentgym.time_limits import TimeLimit
 
 TASK = ag.Task(id="t", prompt="Go.")
@@ -99,10 +102,10 @@ async def test_a_loops_clock_never_goes_back_while_standstills_are_taken_off_it(
     keep_time(loop)
     assert loop.time() <= loop.time()
     heart.beat = heart.beat._replace(at=time.monotonic())
-    clock = LoopClock(loop, heart)
-    first = clock()
+    of_loop = LoopClock(loop, heart)
+    first = of_loop()
     heart.note(0.0, 0.0, at=time.monotonic())
-    assert first <= clock() <= first + 60
+    assert first <= of_loop() <= first + 60
 
 
 async def test_a_loop_with_a_clock_of_its_own_keeps_it() -> None:
@@ -117,38 +120,85 @@ async def test_a_loop_with_a_clock_of_its_own_keeps_it() -> None:
 
 
 class Holding(ag.ToolEnv[ag.Task]):
+    """Spins in one of its methods until that is said on the log."""
+
+    context = ag.Compact(turns=1, keep=lambda first, since, summary: [*first, *spin("keep")])
+
+    async def setup(self) -> None:
+        spin("setup")
+
     @ag.tool
     async def busy(self) -> str:
         """Never await anything."""
-        spin(HELD_S + 4 * NAP_S)
+        spin("busy")
         return "done"
 
     @ag.reward
     async def right(self) -> float:
+        spin("right")
         return 1.0
 
 
-def spin(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(0.05)
+where: list[str] = []
+named = threading.Event()
 
 
-async def test_an_async_tool_that_holds_the_loop_is_named_with_its_file_and_line(
-    caplog: pytest.LogCaptureFixture,
+def spin(method: str) -> list[ag.Message]:
+    while method in where and not named.is_set():
+        time.sleep(0.01)
+    return []
+
+
+class Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        named.set()
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the clock logs; it looks often, and names soon."""
+    monkeypatch.setattr(clock, "NAP_S", 0.02)
+    monkeypatch.setattr(clock, "HELD_S", 0.1)
+    handler = Said()
+    clock.log.addHandler(handler)
+    named.clear()
+    yield handler.lines
+    clock.log.removeHandler(handler)
+    where.clear()
+
+
+@pytest.mark.parametrize(
+    ("method", "holder"),
+    [
+        ("setup", "Holding.setup"),
+        ("busy", "Holding.busy"),
+        ("right", "Holding.right"),
+        ("keep", "Holding.<lambda>"),
+        ("told", "told"),
+    ],
+)
+async def test_code_of_an_env_that_holds_the_loop_is_named_with_its_file_and_line(
+    method: str, holder: str, said: list[str]
 ) -> None:
-    caplog.set_level(logging.WARNING, "agentgym.machine.clock")
-    await ag.rollout(Holding, TASK, Scripted([call("busy"), say("done")]))
-    (said,) = [record.getMessage() for record in caplog.records if "held the event loop" in record.getMessage()]
-    assert said.startswith("Holding.busy has held the event loop for ")
-    assert f"at {Path(__file__).name}:" in said
-    assert "in spin" in said
+    def told(rollout: ag.Rollout) -> None:
+        spin("told")
+
+    where.append(method)
+    await ag.run_groups(Holding, [TASK], Scripted([call("busy"), say("sum"), say("done")]), n=1, on_rollout=told)
+    assert said[0].startswith(f"{holder} has held the event loop for ")
+    assert f"at {Path(__file__).name}:" in said[0]
+    assert "in spin" in said[0]
 
 
-async def test_a_loop_that_waits_is_held_by_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_loop_that_waits_is_held_by_nobody(said: list[str]) -> None:
     keep_time(asyncio.get_running_loop())
-    await asyncio.sleep(HELD_S + 4 * NAP_S)
-    assert not caplog.records
+    await asyncio.sleep(0.5)
+    assert not said
 
 
 def test_the_thread_ends_with_the_last_loop() -> None:
