@@ -46,6 +46,7 @@ if _TYPE_CHECKING:
         EngineError,
         EnvError,
         Failure,
+        MachineError,
         SandboxError,
         ToolError,
     )
@@ -124,6 +125,7 @@ __all__ = [
     "Limits",
     "LocalConfig",
     "LocalEngine",
+    "MachineError",
     "Member",
     "Message",
     "MetricsLogger",
@@ -251,6 +253,7 @@ _LAZY = {
         "EngineError",
         "EnvError",
         "Failure",
+        "MachineError",
         "SandboxError",
         "ToolError",
     ),

@@ -32,8 +32,8 @@ LIGHT = (
 )
 
 ORDER = [
-    "failures seeds sound_json task_fields field_checks frozen completion models process_identity time_limits messages "
-    "adapter sampling",
+    "failures seeds sound_json task_fields field_checks frozen completion models process_identity machine time_limits "
+    "messages adapter sampling",
     "errors boxes transcript branching folders",
     "extras types",
     "data tools",

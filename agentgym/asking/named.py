@@ -86,6 +86,15 @@ class NamedModels:
         """The models that were made so far, by name."""
         return dict(self._models)
 
+    def calls(self) -> dict[str, int]:
+        """How often each model was asked so far."""
+        return {name: model.calls for name, model in self._models.items()}
+
+    def rewind(self, calls: Mapping[str, int]) -> None:
+        """Count on from an earlier `calls`, so that the next questions are as those that followed it."""
+        for name, model in self._models.items():
+            model.calls = calls.get(name, 0)
+
     def sessions(self) -> list[tuple[Engine, str]]:
         """Every session that was opened, with its engine."""
         return [(model.engine, session) for model in self._models.values() for session in model.sessions]

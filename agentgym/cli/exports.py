@@ -117,7 +117,7 @@ def _write(read: "list[Imported]", out: Path) -> None:
     """Write a store of the rollouts, and settings that say their model where they have one; ValueError for none."""
     from agentgym.run.settings import SETTINGS, versions
     from agentgym.store.writer import RolloutWriter
-    from agentgym.types import Group
+    from agentgym.types import Group, Rollout
 
     if not read:
         raise ValueError("there is no trajectory of ATIF among the files; its schema_version begins with ATIF-v1.")
@@ -127,10 +127,12 @@ def _write(read: "list[Imported]", out: Path) -> None:
             raise ValueError(f"two trajectories have the session_id {one.rollout.rollout_id!r}; import them apart")
         seen.add(key)
     models = {one.model for one in read}
+    together: dict[tuple[str, int, str], list[Rollout]] = {}
+    for one in read:
+        together.setdefault((one.phase, one.step, one.rollout.group_id), []).append(one.rollout)
     with RolloutWriter(out) as store:
-        for one in read:
-            group = Group(group_id=one.rollout.group_id, rollouts=(one.rollout,))
-            store.add([group], phase=one.phase, step=one.step)
+        for (phase, step, name), rollouts in together.items():
+            store.add([Group(group_id=name, rollouts=tuple(rollouts))], phase=phase, step=step)
     if store.lost:
         raise AgentGymError(f"--out: {store.lost} rollouts could not be written to {store.path}")
     content = {"versions": versions(), "model": models.pop() if len(models) == 1 else None}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, overload
 
-from agentgym.errors import AgentGymError, EnvError, alone, must_pass
+from agentgym.errors import AgentGymError, EnvError, alone, must_pass, of_machine
 from agentgym.failures import describe, log_once, place_of, place_of_function
 from agentgym.field_checks import names_its_arguments
 from agentgym.tools.declarations import (
@@ -100,6 +100,9 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
             raise
         if isinstance(error, AgentGymError):
             raise error from error.__cause__
+        if (lacking := of_machine(error)) is not None:
+            lacking.where = where
+            raise lacking from error
         log_once(where, error, method)
         place = place_of(error) or place_of_function(method)
         failed = EnvError(f"{where} raised {describe(error)}, at {place}")

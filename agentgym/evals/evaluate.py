@@ -120,7 +120,7 @@ async def evaluate(
             if kept is not None:
                 kept.name_tokens(playing.token_bytes())
             told = stack.enter_context(progress_bar(len(chosen) * k, len(chosen) * k - len(left), shown=progress))
-            await _Player(playing, k, judged, kept, told, ended).play_all(left, concurrency)
+            await _Player(playing, k, judged, kept, told, ended, set(ended)).play_all(left, concurrency)
             _warn_of_unasked(cls, asked, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
         resumed = len(chosen) * k - len(left) if resume else None
@@ -148,6 +148,8 @@ class _Player:
     told: Callable[[Rollout], None]
     ended: dict[str, Rollout]
     """Every rollout by its id."""
+    kept_ids: set[str]
+    """The ids of the rollouts that were kept."""
 
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
         """Play these rollouts, at most `concurrency` at once."""
@@ -181,6 +183,10 @@ class _Player:
         """Keep rollouts that have ended, and say so."""
         if self.kept is not None:
             await asyncio.to_thread(self.kept.add, task, rollouts)
+            self.kept_ids.update(done.rollout_id for done in rollouts)
+            names = _ids(task, self.k)
+            if self.kept_ids.issuperset(names):
+                self.kept.sign(Group(group_id=task.id, rollouts=tuple(self.ended[name] for name in names)))
         for done in rollouts:
             self.told(done)
 

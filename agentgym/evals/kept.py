@@ -81,8 +81,13 @@ class KeptRollouts:
         What the disk does not take is held in memory, and tried again with the next ones.
         """
         self._follow()
-        self._store.add([Group(group_id=task.id, rollouts=tuple(rollouts), task=task)], phase=PHASE, step=0)
+        group = Group(group_id=task.id, rollouts=tuple(rollouts), task=task)
+        self._store.add([group], phase=PHASE, step=0, whole=False)
         self._store.flush()
+
+    def sign(self, group: Group) -> None:
+        """Write the signs of a task's rollouts, all of which were added: they are made by comparing them."""
+        self._store.sign(group, phase=PHASE, step=0)
 
     def finish(self, evaluation: Evaluation) -> None:
         """Write the summary; what the disk does not take is said, and the evaluation has its result all the same."""

@@ -22,6 +22,7 @@ from agentgym.errors import (
     EngineError,
     EnvError,
     Failure,
+    MachineError,
     SandboxError,
     boundary,
 )
@@ -158,7 +159,7 @@ class Attempt:
                 error.add_note(str(worse))
         self.stop_reason, self.failure = StopReason.ERROR, Failure.of(error)
         self.touched |= isinstance(self.env, AgentEnv) and self.state.answers > 0
-        self.may_be_retried = not self.touched and isinstance(error, EngineError | SandboxError)
+        self.may_be_retried = not self.touched and isinstance(error, EngineError | MachineError | SandboxError)
 
     async def _opened(self, boxes: Boxes | None) -> str:
         """Make the env and lease its box, play, and close what was opened, whatever happens; the stop reason."""

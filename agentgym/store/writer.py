@@ -19,11 +19,13 @@ from agentgym.store.rows import packed, stored_text, task_fields
 from agentgym.store.schema import FILE, open_store
 from agentgym.store.statements import (
     GroupsJob,
+    SignsJob,
     StepJob,
     in_transaction,
     parts_of,
     rollouts_in,
     write_rollout,
+    write_signs,
     write_step,
 )
 from agentgym.store.suspicious import signs_of_group
@@ -43,7 +45,7 @@ class _Place:
     """Whether the store is gone where it was, and is to be written again from what is open."""
 
 
-_Work: TypeAlias = GroupsJob | StepJob
+_Work: TypeAlias = GroupsJob | SignsJob | StepJob
 _Job: TypeAlias = _Work | _Place | threading.Event
 
 HELD_MOST = 4096
@@ -105,9 +107,16 @@ class RolloutWriter:
             await asyncio.wait([closing])
             raise
 
-    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int) -> None:
-        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them."""
-        self._jobs.put(GroupsJob(list(groups), phase, step))
+    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int, whole: bool = True) -> None:
+        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them.
+
+        With `whole=False` other rollouts of the groups are added apart: none has a sign before `sign` is called.
+        """
+        self._jobs.put(GroupsJob(list(groups), phase, step, whole))
+
+    def sign(self, group: Group, *, phase: str, step: int) -> None:
+        """Write the signs of a whole group beside its rollouts, which were added one by one."""
+        self._jobs.put(SignsJob(group, phase, step))
 
     def add_step(self, trained: Iterable[Trained], *, phase: str = "train", step: int) -> None:
         """Write what the step's training computed, beside the rollouts that were added for it.
@@ -154,7 +163,7 @@ class RolloutWriter:
             return self._moved(connection, job)
         if isinstance(job, StepJob):
             job = replace(job, trained=list(job.trained)) if self._held else job
-        if isinstance(job, GroupsJob | StepJob):
+        if isinstance(job, GroupsJob | SignsJob | StepJob):
             self._held.append(job)
         if self._stuck is None or self._jobs.empty():  # a locked store is waited for once, not for each job
             self._write_held(connection)
@@ -186,6 +195,8 @@ class RolloutWriter:
         try:
             if isinstance(job, StepJob):
                 in_transaction(connection, lambda to: write_step(to, job))
+            elif isinstance(job, SignsJob):
+                in_transaction(connection, lambda to: write_signs(to, job))
             else:
                 in_transaction(connection, lambda to: self._write_groups(to, job))
                 self.vocabulary.keep()
@@ -263,7 +274,7 @@ class RolloutWriter:
         for group in job.groups:
             if group.task is not None:
                 self._write_task(connection, group.group_id, group.task)
-            signs = signs_of_group(group)
+            signs = signs_of_group(group) if job.whole else {}
             for rollout in group.rollouts:
                 write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
         self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])

@@ -1,7 +1,8 @@
 """Calls of tools, and their outcomes as the model reads them.
 
 A tool's failure is an answer that the model reads: an unknown name, bad JSON, a wrong argument, an exception and a
-time-out each become a tool message. The failure of a box (SandboxError) is raised instead.
+time-out each become a tool message. The failure of a box (SandboxError) or of the machine (MachineError) is raised
+instead.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agentgym.errors import AgentGymError, BoxKilledError, ToolError, alone, must_pass
+from agentgym.errors import AgentGymError, BoxKilledError, ToolError, alone, must_pass, of_machine
 from agentgym.failures import describe, log_once
 from agentgym.messages import Content, Image, content_of
 from agentgym.sound_json import MAX_DEPTH, is_sound
@@ -121,6 +122,9 @@ async def _outcome(owner: object, made: AnyTool, function: Callable[..., Any], a
         return _read(returned)
     except BaseException as raised:  # A tool that calls sys.exit() must not end the training.
         error = alone(raised)
+        if not isinstance(error, AgentGymError) and (lacking := of_machine(error)) is not None:
+            lacking.where = _named(owner, made)
+            raise lacking from error
         result = _error(owner, made, function, error, limit)
         if result is None and error is not raised:
             raise error from error.__cause__
