@@ -140,18 +140,21 @@ class HuggingFaceTokenizer:
         return self._decoder.pieces(token_ids)
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
-        if self._quick and (message := plain_hermes(text, tools)) is not None:
-            return message
         if self.response_template is None or (
             self._uses_known_format and not may_call(self.response_format, text, tools)
         ):
             return Message(role="assistant", content=text)
         try:
-            parsed = self.tokenizer.parse_response(
-                text, self.response_template, prefix=self._prefix, tools=[*tools] or None
-            )
-        except (ValueError, KeyError, TypeError, RecursionError):
+            return self._parsed(text, tools)
+        except Exception:  # The model chose the text, and an agent may choose the schemas of its tools.
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
+
+    def _parsed(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        if self._quick and (message := plain_hermes(text, tools)) is not None:
+            return message
+        parsed = self.tokenizer.parse_response(
+            text, self.response_template, prefix=self._prefix, tools=[*tools] or None
+        )
         message = message_of(text, parsed)
         if self._uses_known_format:
             message = completed(self.response_format, text, message)
