@@ -172,9 +172,8 @@ def _asked(error: ErrorDetails) -> str:
     if error["type"] == "too_short":
         return f"must have at least {error['ctx']['min_length']} item"
     if error["type"] == "too_long":
-        return f"must have at most {error['ctx']['max_length']} items"
-    if error["type"] == "string_too_long":
-        return f"must have at most {error['ctx']['max_length']} characters"
+        what = "characters" if isinstance(error["input"], str) else "items"
+        return f"must have at most {error['ctx']['max_length']} {what}"
     if error["type"] == "dict_type":
         return "must be a mapping"
     if error["type"] == "string_type":

@@ -5,8 +5,13 @@ import re
 
 MAX_DEPTH = 100
 """Levels of lists and objects that a call's arguments may nest: not every template can write more."""
-_MAX_BITS = 14_284
-"""Bits of the largest whole number: all up to it have at most 4,300 digits, and Python writes no more of them."""
+_BEYOND = 10**4300
+"""The first whole number of more than 4,300 digits: Python does not write it, nor read it."""
+UNSOUND = (
+    f"must hold no NaN, Infinity, half a character, number of more than 4,300 digits or more than {MAX_DEPTH} levels "
+    "of nesting"
+)
+"""What `is_sound` asks of a value, as a message says it."""
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -47,4 +52,4 @@ def is_sound(value: object) -> bool:
 
 
 def _is_number(value: int | float) -> bool:
-    return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _MAX_BITS
+    return math.isfinite(value) if isinstance(value, float) else -_BEYOND < value < _BEYOND

@@ -7,7 +7,7 @@ from typing import Any
 from agentgym.agents.requests import RefusedError
 from agentgym.field_checks import MAX_STOP_LENGTH, MAX_STOPS
 from agentgym.messages import Message
-from agentgym.sound_json import MAX_DEPTH, is_sound
+from agentgym.sound_json import UNSOUND, is_sound
 
 MAX_VALUES = 1 << 18
 """Lists, objects and members of them that a body may hold: what is read of it takes far more memory than the body."""
@@ -36,7 +36,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise RefusedError(f"the body must be a JSON object, got {type(read).__name__}")
     if not is_sound(read):
-        raise RefusedError(f"the body holds NaN, Infinity, half a character or more than {MAX_DEPTH} levels of nesting")
+        raise RefusedError(f"the body {UNSOUND}")
     return read
 
 

@@ -131,6 +131,23 @@ def test_a_malformed_call_keeps_its_text(form: str) -> None:
     assert isinstance(calls(read)[0]["arguments"], str)
 
 
+ODD: list[Any] = [None, 5, "x", [], [1], {}, {"at": 5}, {"at": {"type": ["integer", 5]}}, {"at": {"anyOf": 5}}]
+"""What an agent may write where a schema has its properties."""
+
+
+@pytest.mark.parametrize("form", RESPONSE_FORMATS)
+def test_no_schema_of_a_tool_makes_the_parser_raise(form: str) -> None:
+    reads, text = tokenizer(form), WRITTEN[form].replace('"at": 3', '"at": "3"')
+    schemas: list[Any] = [
+        *ODD,
+        *({"properties": odd} for odd in ODD),
+        {"type": "object", "properties": {"at": "string"}},
+    ]
+    for schema in schemas:
+        read = reads.parse(text, [{"type": "function", "function": {"name": "look", "parameters": schema}}])
+        assert (read["role"], len(calls(read))) == ("assistant", 1), schema
+
+
 @pytest.mark.parametrize("form", RESPONSE_FORMATS)
 def test_a_template_is_known_by_its_marks(form: str) -> None:
     assert tokenizer(form).response_format == form
