@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
 from agentgym.chat.marks import BREAK, BrokenMarkEncoder, Marks
 from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
-from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, may_call, response_format_of
+from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, is_tangled, may_call, response_format_of
 from agentgym.chat.template import literals, sought_words, template_text, template_variables, warn_of_unused
 from agentgym.chat.template_deltas import PLAIN
 from agentgym.extras import needs_extra
@@ -144,6 +144,8 @@ class HuggingFaceTokenizer:
             self._uses_known_format and not may_call(self.response_format, text, tools)
         ):
             return Message(role="assistant", content=text)
+        if self._uses_known_format and is_tangled(self.response_format, text):
+            return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
         try:
             return self._parsed(text, tools)
         except Exception:  # The model chose the text, and an agent may choose the schemas of its tools.
