@@ -91,15 +91,15 @@ SERVER_ORDER = [
 ]
 """As the package's docstring has it."""
 NEVER = {
-    "train": {"env", "tools", "chat", "engines", "rollouts", "scheduling", "sandboxes"},
+    "train": {"environments", "tools", "chat", "engines", "rollouts", "scheduling", "sandboxes"},
     "asking": {"train", "sandboxes", "samples"},
     "rollouts": {"train", "sandboxes", "samples", "advantages", "credit"},
     "scheduling": {"train", "sandboxes", "samples"},
-    "chat": {"env", "tools", "train", "sandboxes", "samples"},
-    "engines": {"env", "tools", "train", "sandboxes", "samples"},
-    "sandboxes": {"env", "tools", "train", "chat", "samples"},
-    "samples": {"train", "sandboxes", "chat", "env"},
-    "store": {"train", "sandboxes", "chat", "env"},
+    "chat": {"environments", "tools", "train", "sandboxes", "samples"},
+    "engines": {"environments", "tools", "train", "sandboxes", "samples"},
+    "sandboxes": {"environments", "tools", "train", "chat", "samples"},
+    "samples": {"train", "sandboxes", "chat", "environments"},
+    "store": {"train", "sandboxes", "chat", "environments"},
     "bridges": {"train", "sandboxes"},
     "view": {"train", "sandboxes", "engines", "chat"},
 }
@@ -155,11 +155,22 @@ def test_a_room_imports_only_what_stands_below_it(folder: str) -> None:
     assert [line for path in files(folder) for line in broken(path)] == []
 
 
-def test_every_room_has_its_place_in_the_order() -> None:
-    rooms = {
+def rooms_of_the_library() -> set[str]:
+    """The modules and packages directly under agentgym/."""
+    return {
         path.stem for path in (ROOT / "agentgym").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert rooms <= set(FLOOR)
+
+
+def test_the_order_names_exactly_the_rooms_that_exist() -> None:
+    outside = {"envs", "recipes", "benchmarks"}
+    assert set(FLOOR) - outside == rooms_of_the_library()
+
+
+def test_every_room_that_a_rule_names_exists() -> None:
+    named = {*NEVER, *(room for rooms in NEVER.values() for room in rooms)}
+    assert named <= rooms_of_the_library()
+    assert {folder for folder in FILES if not (ROOT / folder).is_dir()} == set()
 
 
 def test_what_goes_into_the_container_imports_only_the_standard_library() -> None:
