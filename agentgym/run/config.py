@@ -23,7 +23,7 @@ from agentgym.field_checks import (
     PartBelow1,
     Positive,
     Share,
-    Texts,
+    Stops,
     check_fields,
     names_its_fields,
 )
@@ -54,8 +54,8 @@ WHOLE = (
 class TrainSampling:
     """Says how rollouts are sampled for training, beside train.temperature and max_tokens."""
 
-    stop: Texts = ()
-    """Texts that end a turn once it has sampled one of them; the turn keeps the text."""
+    stop: Stops = ()
+    """Texts that end a turn once it has sampled one of them: at most 16, of 256 characters. The turn keeps the text."""
     top_p: Share = 1.0
     """Refused below 1 in training; set eval_sampling.top_p for the evaluations."""
     top_k: Positive | None = None
@@ -85,7 +85,7 @@ class EvalSampling:
     """Draw from this many likeliest tokens; None is all of them."""
     min_p: PartBelow1 = 0.0
     """Draw from the tokens that are at least this many times as likely as the likeliest; 0 is all of them."""
-    stop: Texts | None = None
+    stop: Stops | None = None
     """Texts that end a turn; None is train_sampling.stop."""
 
     def __post_init__(self) -> None:

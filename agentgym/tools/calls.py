@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from agentgym.errors import AgentGymError, BoxKilledError, ToolError, alone, must_pass, of_machine
 from agentgym.failures import describe, log_once
 from agentgym.messages import Content, Image, content_of
-from agentgym.sound_json import MAX_DEPTH, is_sound
+from agentgym.sound_json import UNSOUND, is_sound
 from agentgym.time_limits import TimeLimit
 from agentgym.tools.dynamic import AnyTool
 from agentgym.tools.streams import joined
@@ -104,7 +104,7 @@ def _load(text: str) -> Mapping[str, Any]:
     if not isinstance(loaded, dict):
         raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
     if not is_sound(loaded):
-        raise ValueError(f"they hold NaN, Infinity, half a character or more than {MAX_DEPTH} levels of nesting")
+        raise ValueError(f"they {UNSOUND}")
     return loaded
 
 
