@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentgym.data.chosen import content
+from agentgym.data.content import content
 from agentgym.env_checks.findings import Finding
 from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.rewards import rewards_of

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agentgym.data.content import refuse_unkept, same_fields, task_fields
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.errors import AgentGymError
@@ -16,7 +17,6 @@ from agentgym.run.folder_lock import hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
 from agentgym.store.reader import RolloutStore
-from agentgym.store.rows import packed, task_fields, unpacked
 from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
@@ -97,6 +97,7 @@ def kept_in(
     the rollouts without a reward are. Raises ValueError, naming the field, where settings or tasks are not those that
     it was begun with. Logs a warning for an env whose version or files are other ones.
     """
+    refuse_unkept(tasks)
     make_folder(folder)
     with hold_folder(folder):
         if (folder / FILE).is_file() and not resume:
@@ -133,7 +134,7 @@ def _played(folder: Path, tasks: Mapping[str, Task], retry_failed: bool) -> dict
             if stored.rollout.group_id in tasks:
                 found[stored.rollout.rollout_id] = stored.rollout
         for name in {rollout.group_id for rollout in found.values()}:
-            if store.task(name) != unpacked(packed(task_fields(tasks[name]))):
+            if not same_fields(store.task(name) or {}, task_fields(tasks[name])):
                 raise ValueError(
                     f"tasks: task {name!r} is not what it was when {folder} was begun; name another folder"
                 )

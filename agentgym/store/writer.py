@@ -14,6 +14,7 @@ from typing import Self, TypeAlias
 
 import numpy as np
 
+from agentgym.data.content import refuse_unkept, task_fields
 from agentgym.store.rows import (
     ROLLOUT_COLUMNS,
     SEGMENT_COLUMNS,
@@ -21,7 +22,6 @@ from agentgym.store.rows import (
     rollout_row,
     segment_row,
     stored_text,
-    task_fields,
 )
 from agentgym.store.schema import FILE, open_store
 from agentgym.store.suspicious import signs_of_group
@@ -205,6 +205,7 @@ class RolloutWriter:
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
         """Write the task, or say the first time that one is not written; its rollouts are written either way."""
         try:
+            refuse_unkept([task])
             row = (stored_text(group_id), packed(task_fields(task)))
             connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", row)
         except Exception as error:
