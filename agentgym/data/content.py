@@ -26,8 +26,8 @@ def task_fields(task: Task) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = model_fields_of(task, _raw, again=True)
     except NotPlainError as error:
-        kind, name = type(task).__name__, ".".join(map(str, error.where))
-        raise ValueError(f"{kind}.{name}: {_instead(str(error), error.where)}") from error
+        place = ".".join(map(str, [type(task).__name__, *error.where]))
+        raise ValueError(f"{place}: {_instead(str(error), error.where)}") from error
     return fields
 
 
@@ -114,16 +114,16 @@ def _refuse_unkept(task: Task) -> None:
         wrong = [of for of in error.errors(include_url=False) if of["loc"] and not _is_left_out(kind, of)]
         if not wrong:
             return
-        where = ".".join(map(str, wrong[0]["loc"]))
+        loc = ".".join(map(str, wrong[0]["loc"]))
         raise ValueError(
-            f"{kind.__name__}.{where}: a task that was stored could not be made again: {wrong[0]['msg']}, got "
+            f"{kind.__name__}.{loc}: a task that was stored could not be made again: {wrong[0]['msg']}, got "
             f"{wrong[0]['input']!r:.60}; give it a type that pydantic reads from what it writes in JSON, or {EXCLUDE}"
         ) from error
     for name, field in kind.model_fields.items():
         if (found := _difference(getattr(task, name), getattr(back, name))) is not None:
             where, was, now = found
-            place = ".".join([kind.__name__, name, *where])
-            raise ValueError(f"{place}: {_not_given_back(was, now, excluded=bool(field.exclude))}")
+            at = ".".join([kind.__name__, name, *where])
+            raise ValueError(f"{at}: {_not_given_back(was, now, excluded=bool(field.exclude))}")
 
 
 def _is_left_out(kind: type[Task], error: Mapping[str, Any]) -> bool:

@@ -26,6 +26,17 @@ PHASE = "eval"
 """The phase of an evaluation's rollouts in its store."""
 SUMMARY = "summary.json"
 """The file in the folder that holds the scores, once all is played."""
+FINGERPRINTS = "fingerprints"
+"""The setting that says what the models' answers depended on beside their names, by model and part."""
+PARTS = {
+    "weights": "what is in the model's files or weights",
+    "adapter": "the adapter, or the weights that the engine was given,",
+    "chat": "the chat template",
+    "context_tokens": "the engine's context_tokens",
+    "served": "the model that the endpoint serves",
+    "version": "the version of the engine's policy",
+}
+"""What a part of a fingerprint is."""
 MUST_AGREE = ("env", "env_args", "model", "models", "split", "seed", "sampling", "group_size")
 """Settings that a resumed evaluation must have as it was begun; it may have more or fewer tasks and rollouts."""
 
@@ -73,6 +84,26 @@ class KeptRollouts:
         self._store.add([Group(group_id=task.id, rollouts=tuple(rollouts), task=task)], phase=PHASE, step=0)
         self._store.flush()
 
+    def hold_models(self, fingerprints: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep what the models' answers depend on, "" being the one that is evaluated, where it is not kept yet.
+
+        :raises ValueError: for a model of which a part is not what was kept.
+        """
+        path = self.folder / SETTINGS
+        begun = json.loads(path.read_text())
+        kept: dict[str, dict[str, str]] = begun.setdefault(FINGERPRINTS, {})
+        before = json.dumps(kept)
+        for name, parts in fingerprints.items():
+            for part, now in parts.items():
+                if (was := kept.setdefault(name, {}).setdefault(part, now)) != now:
+                    raise ValueError(
+                        f"{f'models[{name!r}]' if name else 'model'}: {PARTS.get(part, part)} is not what it was when "
+                        f"{self.folder} was begun ({was or 'none'} then, {now or 'none'} now); give the same, or name "
+                        "another folder"
+                    )
+        if json.dumps(kept) != before:
+            path.write_text(json.dumps(begun, indent=2) + "\n")
+
     def finish(self, evaluation: Evaluation) -> None:
         """Write the summary; AgentGymError where a rollout could not be kept, so that `resume` would play it again."""
         content = _finite(summary_of(evaluation))
@@ -87,6 +118,7 @@ def kept_in(
     settings: Mapping[str, Any],
     envs: Mapping[str, EnvVersion],
     tasks: Sequence[Task],
+    fingerprints: Mapping[str, Mapping[str, str]],
     *,
     resume: bool,
     retry_failed: bool,
@@ -95,7 +127,8 @@ def kept_in(
 
     Without `resume` the folder must hold no evaluation. With it, what is there is not played again; with `retry_failed`
     the rollouts without a reward are. Raises ValueError, naming the field, where settings or tasks are not those that
-    it was begun with. Logs a warning for an env whose version or files are other ones.
+    it was begun with, for a model whose fingerprint is another one, and for a task that a store does not give back as
+    it is. Logs a warning for an env whose version or files are other ones.
     """
     refuse_unkept(tasks)
     make_folder(folder)
@@ -110,7 +143,9 @@ def kept_in(
             (folder / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
         with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay
             played = _played(folder, {task.id: task for task in tasks}, retry_failed)
-            yield KeptRollouts(folder, store, played)
+            kept = KeptRollouts(folder, store, played)
+            kept.hold_models(fingerprints)
+            yield kept
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -3,11 +3,13 @@
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentgym.engines.base import Engine, check_engine, model_name
 from agentgym.engines.endpoint.endpoint import Endpoint
+from agentgym.engines.fingerprint import fingerprint, model_files
 from agentgym.engines.messages import MessageEngine
 from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.environments.env import Env
@@ -15,6 +17,7 @@ from agentgym.environments.mixture import member_of
 from agentgym.messages import SEE_ELSEWHERE
 from agentgym.models import find_model
 from agentgym.tools.images import image_in
+from agentgym.tools.tool_threads import in_own_thread
 from agentgym.types import Task
 
 Model: TypeAlias = Engine | Path | str
@@ -64,7 +67,7 @@ def name_of(model: Model) -> str:
     if isinstance(model, str | Path):
         return str(model)
     if isinstance(model, Endpoint):
-        return " ".join(filter(None, [model.url, model.model]))
+        return model.name_as_given
     return model_name(model)
 
 
@@ -74,6 +77,20 @@ def opened_name(model: Model) -> str:
         return name_of(model)
     adapter = _adapter_folder(Path(model))
     return str(find_model(model)) if adapter is None else f"{find_model(_base_of(adapter))} with {adapter}"
+
+
+async def fingerprint_of(model: Model) -> dict[str, str]:
+    """Return what the model's answers depend on beside its name, by part, as far as it is known before it is opened."""
+    if not isinstance(model, str | Path):
+        return await fingerprint(model)
+    if is_url(model):
+        return {}
+    adapter = _adapter_folder(Path(model))
+    found = {"weights": model if adapter is None else _base_of(adapter), **({"adapter": adapter} if adapter else {})}
+    digests = {
+        part: await in_own_thread(partial(model_files, of), name="agentgym-digest") for part, of in found.items()
+    }
+    return {part: digest for part, digest in digests.items() if digest}
 
 
 def is_url(model: str | Path) -> bool:
@@ -86,7 +103,7 @@ def _adapter_folder(folder: Path) -> Path | None:
 
 
 def _base_of(adapter: Path) -> str:
-    base = json.loads((adapter / _ADAPTER).read_text()).get("base_model_name_or_path")
+    base = json.loads((adapter / _ADAPTER).read_text(encoding="utf-8-sig")).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"model: the adapter {adapter} names no base model; open an engine and give it the adapter")
     return str(base)

@@ -9,7 +9,7 @@ from agentgym.data.chosen import refuse_twice
 from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import Member, Mixture, mix
-from agentgym.environments.task_rows import as_tasks, is_data
+from agentgym.environments.task_rows import is_data, split_tasks
 from agentgym.types import Task
 
 
@@ -47,7 +47,7 @@ def _ids(file: Path) -> list[str]:
 
 
 def _with_tasks(env: type[Env[Any]], ids: Collection[str], file: Path) -> type[Env[Any]]:
-    tasks_of_all = as_tasks(env, env.tasks("train"))
+    tasks_of_all = split_tasks(env, "train")
     if isinstance(tasks_of_all, Endless):
         raise ValueError(
             f"tasks_from: the training tasks of {env.__name__} are endless, and cannot be searched for ids"
