@@ -11,16 +11,16 @@ from typing import Any, get_args
 from agentgym.asking.named import check_models
 from agentgym.boxes import Boxes
 from agentgym.cluster.config import OFF
-from agentgym.engines.fingerprint import fingerprint
 from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_boxes import check_boxes
 from agentgym.environments.task_rows import as_task, as_tasks, first_tasks, split_tasks
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.fingerprints import fingerprints, fingerprints_now, hold_models
 from agentgym.evals.kept import KeptRollouts, kept_in, settings_of
-from agentgym.evals.opening import Model, fingerprint_of, is_url, name_of, opened_name, refuse_images
-from agentgym.evals.playing import OwnPlaying, Playing, open_playing
+from agentgym.evals.opening import Model, name_of, opened_name, refuse_images
+from agentgym.evals.playing import Playing, open_playing
 from agentgym.evals.progress import progress_bar
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
@@ -96,7 +96,7 @@ async def evaluate(
     async with AsyncExitStack() as stack:
         kept = None
         if out is not None:
-            known = {name: await fingerprint_of(each) for name, each in {"": model, **asked}.items()}
+            known = await fingerprints({"": model, **asked})
             keeping = kept_in(Path(out), settings, envs, chosen, known, resume=resume, retry_failed=retry_failed)
             kept = stack.enter_context(keeping)
         ended = {} if kept is None else _usable(kept.played, chosen, k, judged)
@@ -112,7 +112,7 @@ async def evaluate(
                 opening = open_playing_on_ray(*given, at_once=at_once, address=ray, workers=workers)
                 playing = await stack.enter_async_context(opening)
             if kept is not None:
-                kept.hold_models(await _known_now(playing, {"": model, **asked}))
+                hold_models(kept.folder, await fingerprints_now({"": model, **asked}, playing))
                 kept.name_tokens(playing.token_bytes())
             told = stack.enter_context(progress_bar(len(chosen) * k, len(chosen) * k - len(left), shown=progress))
             await _Player(playing, k, judged, kept, told, ended).play_all(left, concurrency)
@@ -173,14 +173,6 @@ class _Player:
             await asyncio.to_thread(self.kept.add, task, rollouts)
         for done in rollouts:
             self.told(done)
-
-
-async def _known_now(playing: Playing, models: Mapping[str, Model]) -> dict[str, dict[str, str]]:
-    """Return the fingerprints of models that were opened by name, whose files or endpoints can be asked now."""
-    found = {name: await fingerprint_of(each) for name, each in models.items() if isinstance(each, str | Path)}
-    opened = {"": playing.engine, **playing.models} if isinstance(playing, OwnPlaying) else {}
-    asked = {name: await fingerprint(opened[name]) for name in opened if is_url(str(models.get(name, "")))}
-    return found | asked
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:

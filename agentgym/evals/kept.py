@@ -13,6 +13,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward, solved_in
+from agentgym.evals.fingerprints import hold_models
 from agentgym.run.folder_lock import hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
@@ -26,17 +27,6 @@ PHASE = "eval"
 """The phase of an evaluation's rollouts in its store."""
 SUMMARY = "summary.json"
 """The file in the folder that holds the scores, once all is played."""
-FINGERPRINTS = "fingerprints"
-"""The setting that says what the models' answers depended on beside their names, by model and part."""
-PARTS = {
-    "weights": "what is in the model's files or weights",
-    "adapter": "the adapter, or the weights that the engine was given,",
-    "chat": "the chat template",
-    "context_tokens": "the engine's context_tokens",
-    "served": "the model that the endpoint serves",
-    "version": "the version of the engine's policy",
-}
-"""What a part of a fingerprint is."""
 MUST_AGREE = ("env", "env_args", "model", "models", "split", "seed", "sampling", "group_size")
 """Settings that a resumed evaluation must have as it was begun; it may have more or fewer tasks and rollouts."""
 
@@ -84,26 +74,6 @@ class KeptRollouts:
         self._store.add([Group(group_id=task.id, rollouts=tuple(rollouts), task=task)], phase=PHASE, step=0)
         self._store.flush()
 
-    def hold_models(self, fingerprints: Mapping[str, Mapping[str, str]]) -> None:
-        """Keep what the models' answers depend on, "" being the one that is evaluated, where it is not kept yet.
-
-        :raises ValueError: for a model of which a part is not what was kept.
-        """
-        path = self.folder / SETTINGS
-        begun = json.loads(path.read_text())
-        kept: dict[str, dict[str, str]] = begun.setdefault(FINGERPRINTS, {})
-        before = json.dumps(kept)
-        for name, parts in fingerprints.items():
-            for part, now in parts.items():
-                if (was := kept.setdefault(name, {}).setdefault(part, now)) != now:
-                    raise ValueError(
-                        f"{f'models[{name!r}]' if name else 'model'}: {PARTS.get(part, part)} is not what it was when "
-                        f"{self.folder} was begun ({was or 'none'} then, {now or 'none'} now); give the same, or name "
-                        "another folder"
-                    )
-        if json.dumps(kept) != before:
-            path.write_text(json.dumps(begun, indent=2) + "\n")
-
     def finish(self, evaluation: Evaluation) -> None:
         """Write the summary; AgentGymError where a rollout could not be kept, so that `resume` would play it again."""
         content = _finite(summary_of(evaluation))
@@ -141,16 +111,15 @@ def kept_in(
         else:
             content = {**settings, "versions": versions(), "envs": as_json(envs)}
             (folder / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
+        hold_models(folder, fingerprints)
         with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay
             played = _played(folder, {task.id: task for task in tasks}, retry_failed)
-            kept = KeptRollouts(folder, store, played)
-            kept.hold_models(fingerprints)
-            yield kept
+            yield KeptRollouts(folder, store, played)
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     try:
-        begun = dict(json.loads((folder / SETTINGS).read_text()))
+        begun = dict(json.loads((folder / SETTINGS).read_bytes()))
     except (ValueError, TypeError) as error:
         raise ValueError(f"out: {folder / SETTINGS} cannot be read ({error}); name another folder") from error
     for name in MUST_AGREE:

@@ -3,13 +3,11 @@
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentgym.engines.base import Engine, check_engine, model_name
 from agentgym.engines.endpoint.endpoint import Endpoint
-from agentgym.engines.fingerprint import fingerprint, model_files
 from agentgym.engines.messages import MessageEngine
 from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.environments.env import Env
@@ -17,7 +15,6 @@ from agentgym.environments.mixture import member_of
 from agentgym.messages import SEE_ELSEWHERE
 from agentgym.models import find_model
 from agentgym.tools.images import image_in
-from agentgym.tools.tool_threads import in_own_thread
 from agentgym.types import Task
 
 Model: TypeAlias = Engine | Path | str
@@ -38,8 +35,8 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
     elif is_url(model):
         async with Endpoint(str(model)) as endpoint:
             yield endpoint
-    elif (adapter := _adapter_folder(Path(model))) is not None:
-        async with LocalEngine(_base_of(adapter)) as local:
+    elif (adapter := adapter_folder(Path(model))) is not None:
+        async with LocalEngine(base_of(adapter)) as local:
             await local.load_adapter(adapter, version=1)
             yield local
     else:
@@ -75,22 +72,8 @@ def opened_name(model: Model) -> str:
     """Name a model as its engine does when it is open."""
     if not isinstance(model, str | Path) or is_url(model):
         return name_of(model)
-    adapter = _adapter_folder(Path(model))
-    return str(find_model(model)) if adapter is None else f"{find_model(_base_of(adapter))} with {adapter}"
-
-
-async def fingerprint_of(model: Model) -> dict[str, str]:
-    """Return what the model's answers depend on beside its name, by part, as far as it is known before it is opened."""
-    if not isinstance(model, str | Path):
-        return await fingerprint(model)
-    if is_url(model):
-        return {}
-    adapter = _adapter_folder(Path(model))
-    found = {"weights": model if adapter is None else _base_of(adapter), **({"adapter": adapter} if adapter else {})}
-    digests = {
-        part: await in_own_thread(partial(model_files, of), name="agentgym-digest") for part, of in found.items()
-    }
-    return {part: digest for part, digest in digests.items() if digest}
+    adapter = adapter_folder(Path(model))
+    return str(find_model(model)) if adapter is None else f"{find_model(base_of(adapter))} with {adapter}"
 
 
 def is_url(model: str | Path) -> bool:
@@ -98,12 +81,14 @@ def is_url(model: str | Path) -> bool:
     return str(model).startswith(("http://", "https://"))
 
 
-def _adapter_folder(folder: Path) -> Path | None:
+def adapter_folder(folder: Path) -> Path | None:
+    """Return the folder of an adapter: this one, or that of a run; None where neither is one."""
     return next((path for path in (folder, folder / "adapter") if (path / _ADAPTER).is_file()), None)
 
 
-def _base_of(adapter: Path) -> str:
-    base = json.loads((adapter / _ADAPTER).read_text(encoding="utf-8-sig")).get("base_model_name_or_path")
+def base_of(adapter: Path) -> str:
+    """Return the base model of an adapter; ValueError where its config names none."""
+    base = json.loads((adapter / _ADAPTER).read_text()).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"model: the adapter {adapter} names no base model; open an engine and give it the adapter")
     return str(base)

@@ -38,7 +38,7 @@ def only_tasks(env: type[Env[Any]], file: Path | None) -> type[Env[Any]]:
 
 def _ids(file: Path) -> list[str]:
     try:
-        ids = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+        ids = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"tasks_from: {file} cannot be read ({error}); give a file with an id on each line") from None
     if not ids:
