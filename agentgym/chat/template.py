@@ -163,8 +163,8 @@ def template_text(given: Path | str) -> str:
     if "{" in str(given):
         return str(given)
     try:
-        return Path(given).read_text()
-    except OSError as error:
+        return Path(given).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"chat_template: {given} cannot be read ({type(error).__name__}); give a Jinja file, or the template itself"
         ) from None

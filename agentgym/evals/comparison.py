@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.data.content import same_fields
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import PHASE
@@ -153,7 +154,8 @@ class _Side:
 
     def differs(self, other: "_Side", name: str) -> bool:
         """Whether both know the task, and not as the same."""
-        return name in self.tasks and name in other.tasks and self.tasks[name] != other.tasks[name]
+        one, two = self.tasks.get(name), other.tasks.get(name)
+        return one is not None and two is not None and not same_fields(one, two)
 
 
 def _read(folder: Path, phase: str) -> _Side:

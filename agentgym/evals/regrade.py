@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.asking.named import NamedModels, check_models
+from agentgym.data.content import task_fields, task_of
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.mixture import Mixture, member_of
 from agentgym.environments.resources import open_resources
 from agentgym.environments.rewards import rewards_of, total
-from agentgym.environments.task_rows import as_task
+from agentgym.environments.task_rows import task_type
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
@@ -203,7 +204,8 @@ class _Scorer:
         if issubclass(cls, Mixture):
             cls = cls.members[name.partition("/")[0]].env
         try:
-            return as_task(cls, fields)
+            task_fields(task := task_of(task_type(cls), fields))  # which refuses what was stored as stars
+            return task
         except ValueError as error:
             raise ValueError(f"env: the task {name!r} of the run is none of {cls.__name__}: {error}") from error
 

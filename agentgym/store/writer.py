@@ -13,9 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from agentgym.data.content import refuse_unkept, task_fields
 from agentgym.folders.disk import Refusals, disk_trouble
 from agentgym.folders.names import whole_path
-from agentgym.store.rows import packed, stored_text, task_fields
+from agentgym.store.rows import packed, stored_text
 from agentgym.store.schema import FILE, open_store
 from agentgym.store.statements import (
     GroupsJob,
@@ -282,6 +283,7 @@ class RolloutWriter:
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
         """Write the task, or say the first time that one is not written; its rollouts are written either way."""
         try:
+            refuse_unkept([task])
             row = (stored_text(group_id), packed(task_fields(task)))
             connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", row)
         except Exception as error:

@@ -235,17 +235,26 @@ class OddTask(Task):
     """Anything, also what JSON has no form for."""
 
 
-@pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, "\ud800"])
-def test_a_task_that_json_cannot_hold_takes_no_rollout_with_it(tmp_path: Path, value: object) -> None:
+@pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, {"a set"}])
+def test_a_task_that_json_cannot_hold_is_not_kept_as_another_one_and_takes_no_rollout_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: object
+) -> None:
     odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value=value)
     with RolloutWriter(tmp_path) as writer:
         writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=0)
     assert writer.lost == 0
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
-        kept = store.task("a")
-    assert kept is not None
-    assert kept["prompt"] == [{"role": "user", "content": "Go."}]
+        assert store.task("a") is None
+    assert "task 'a' is not written, and its rollouts are: ValueError: OddTask.value" in caplog.text
+
+
+def test_half_a_character_in_a_task_is_kept(tmp_path: Path) -> None:
+    odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value="\ud800")
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=0)
+    with RolloutStore(tmp_path) as store:
+        assert store.task("a") == {"id": "a", "prompt": [{"role": "user", "content": "Go."}], "value": "\ud800"}
 
 
 def test_a_task_that_cannot_be_written_is_said_once_and_its_rollouts_are_written(
