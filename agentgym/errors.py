@@ -45,6 +45,16 @@ class ToolError(AgentGymError):
     """A tool's failure that the model should read; its text becomes the tool message."""
 
 
+class BoxContentError(ToolError):
+    """What is in a box, or a text that was to go into it, is not what was asked for; a failing box is a SandboxError.
+
+    Files of a box raise it if they are missing, a folder, a link, a pipe or a device, too large, closed to us or no
+    UTF-8; a path, command or code raises it if no box can take it. Depending on the reason it is also a
+    FileNotFoundError, an OSError with the kernel's number, a TimeoutError or a ValueError. In a tool the model reads
+    its text. A reward that raises it is 0.0, and the metric `box_content` counts it: what the policy left is scored.
+    """
+
+
 class EnvError(AgentGymError):
     """The user's environment raised; the cause is chained, and the line of the user's code is named."""
 
@@ -91,7 +101,20 @@ def alone(error: BaseException) -> BaseException:
         return error
     found = list(_errors_in(error))
     ours = [each for each in found if isinstance(each, AgentGymError) and not isinstance(each, ToolError)]
-    return ours[0] if ours else found[0] if len(found) == 1 else error
+    same = len(found) == 1 or all(isinstance(each, BoxContentError) for each in found)
+    return ours[0] if ours else found[0] if same else error
+
+
+def content_error(error: BaseException | None) -> BoxContentError | None:
+    """Return the BoxContentError that an error is, or that it was raised from; None if it has no such cause."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error = alone(error)
+        if isinstance(error, BoxContentError):
+            return error
+        error = error.__cause__
+    return None
 
 
 def _errors_in(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:

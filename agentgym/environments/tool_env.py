@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from agentgym.environments.env import Env, TaskT, has_group_reward
-from agentgym.environments.rewards import reward_value, rewards_of, role_totals
-from agentgym.errors import BoxKilledError, EnvError, boundary
+from agentgym.environments.rewards import BOX_CONTENT, is_of_content, reward_value, rewards_of, role_totals
+from agentgym.errors import AgentGymError, BoxKilledError, EnvError, boundary
 from agentgym.messages import Message, ToolCall
 from agentgym.tools.at_once import started
 from agentgym.tools.calls import ToolResult, dispatch, offered
@@ -131,12 +131,18 @@ class ToolEnv(Env[TaskT]):
         return scores
 
     async def _value(self, name: str) -> float:
-        """The value of a reward method; 0.0 where the code in the box had ended its box."""
+        """The value of a reward method; 0.0 if code in the box ended it, or left what the reward cannot use."""
+        method, where = getattr(self, name), f"{type(self).__name__}: reward {name!r}"
         try:
-            return await reward_value(getattr(self, name), f"{type(self).__name__}: reward {name!r}", self._threads)
+            return await reward_value(method, where, self._threads)
         except BoxKilledError:
-            self.metrics["box_killed"] = self.metrics.get("box_killed", 0.0) + 1
-            return 0.0
+            counted = "box_killed"
+        except AgentGymError as error:
+            if not is_of_content(error, where, method):
+                raise
+            counted = BOX_CONTENT
+        self.metrics[counted] = self.metrics.get(counted, 0.0) + 1
+        return 0.0
 
     def _dispatched(self, call: ToolCall, allowed_tools: Collection[str] | None) -> Coroutine[Any, Any, ToolResult]:
         function = call["function"]

@@ -9,6 +9,7 @@ from agentgym.asking.named import NamedModels
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.mixture import member_of
+from agentgym.environments.rewards import BOX_CONTENT, is_of_content
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.rollouts.at_exit import at_exit
 from agentgym.time_limits import TimeLimit
@@ -39,8 +40,13 @@ class GroupRewards(Generic[TaskT]):
         models = NamedModels(self._models, cls.stand_ins, owner=where, session=session, seed=seed, metrics=metrics)
         try:
             async with at_exit(EngineError, "release", models.release):
-                with boundary(EnvError, where):
-                    values = await _asked(cls, task, rollouts, models)
+                try:
+                    with boundary(EnvError, where):
+                        values = await _asked(cls, task, rollouts, models)
+                except EnvError as error:
+                    if not is_of_content(error, where, cls.group_reward):
+                        raise
+                    values, metrics[BOX_CONTENT] = [0.0] * len(rollouts), 1.0
                 rewards = _read(values, len(rollouts), where)
         except AgentGymError as error:
             failed = Failure.of(error)
