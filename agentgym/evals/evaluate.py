@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,6 +23,7 @@ from agentgym.evals.playing import Playing, open_playing
 from agentgym.evals.progress import progress_bar
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
+from agentgym.run.measures.reward_failures import RewardFailures
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.tools.declarations import check_whole
@@ -135,6 +136,7 @@ class _Player:
     told: Callable[[Rollout], None]
     ended: dict[str, Rollout]
     """Every rollout by its id."""
+    reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
         """Play these rollouts, at most `concurrency` at once."""
@@ -170,6 +172,8 @@ class _Player:
             await asyncio.to_thread(self.kept.add, task, rollouts)
         for done in rollouts:
             self.told(done)
+        for said in self.reward_failures.add(rollouts):
+            _LOG.warning("%s", said)
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from agentgym.evals.evaluation import Evaluation
 from agentgym.run.log import MetricsLogger, strict
 from agentgym.run.measures.batch import batch_figures, mismatch_figures
 from agentgym.run.measures.plot import PLOT, write_plot
+from agentgym.run.measures.reward_failures import RewardFailures
 from agentgym.run.measures.watch import Watch
 from agentgym.run.report import Report, account
 from agentgym.samples import SampleBatch
@@ -33,6 +34,7 @@ class Recorder:
     """None on every process but the first."""
     report: Report
     watch: Watch
+    reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Keep the bytes of each token id that occurs in the rollouts from now on."""
@@ -40,8 +42,10 @@ class Recorder:
             self.store.vocabulary.token_bytes = token_bytes
 
     def collected(self, groups: Groups, *, step: int) -> None:
-        """Keep the rollouts of a batch, failed ones included."""
+        """Keep the rollouts of a batch, failed ones included; say where many of them failed in their rewards."""
         self.report.add(groups)
+        for said in self.reward_failures.add(groups.rollouts):
+            self.log.alert(said)
         if self.store is not None:
             self.store.add(groups, step=step)
 

@@ -156,7 +156,7 @@ async def test_a_mistake_of_the_env_in_a_reward_stays_a_failure() -> None:
             try:
                 await self.box.read("missing")
             except ag.BoxContentError:
-                return {}["no such name"]
+                return {"name": 1.0}["no such name"]
             return 1.0
 
     rollout = await played(Mistaken)
@@ -264,7 +264,7 @@ def test_the_errors_are_those_that_python_has_for_such_things_too() -> None:
 async def test_a_reward_that_is_too_large_for_a_float_is_named() -> None:
     class Huge(Reads):
         @ag.reward
-        def right(self) -> int:  # type: ignore[override]
+        def right(self) -> int:
             return 10**5000
 
     rollout = await played(Huge)
