@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from agentgym.agents.env import AgentEnv
-from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, say
+from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, say
 from agentgym.env_checks.findings import Finding
 from agentgym.env_checks.observed import ObservedRollout
 from agentgym.env_checks.plays import Repeating, Stage
-from agentgym.env_checks.spoiled import TEXTS, Hostile, wrong_types
+from agentgym.env_checks.spoiled import TEXTS, Hostile, hostile_calls, wrong_types
 from agentgym.environments.env import has_group_reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EngineError, SandboxError
 from agentgym.failures import describe, place_of
-from agentgym.messages import text_of
+from agentgym.messages import ToolCall, text_of
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.types import Rollout
 
@@ -73,6 +73,9 @@ async def check_hostile(
             play = await stage.run("hostile", Repeating([say("x")]), hostile=Hostile(text=text))
             raised.add_play(f"a model that says {what}", play)
             scored += [play.rollout] if play.rollout is not None and play.rollout.reward is not None else []
+        for what, name, arguments in [] if is_agent else hostile_calls(_calls(plays)):
+            play = await stage.run("hostile", Repeating([call(name, **arguments), say("x")]))
+            raised.add_play(f"a model that calls {name!r} with {what}", play)
         answers = [(f"the answer {what}", text) for what, text in (texts if is_agent else [])]
         silent = [("a model that gives no answer", None)] if is_tools else []
         again = Hostile(box=True, answers=[*silent, *answers])
@@ -81,6 +84,12 @@ async def check_hostile(
         if scored and has_group_reward(stage.cls):
             await _add_group_reward(raised, stage, scored[:8])
     return list(raised.findings())
+
+
+def _calls(plays: Sequence[ObservedRollout]) -> Iterator[ToolCall]:
+    """Yield the calls of the first play, which is that of the oracle where there is one."""
+    for turn in plays[0].turns if plays else ():
+        yield from turn.action.get("tool_calls", ())
 
 
 async def _add_group_reward(raised: Raised, stage: Stage, rollouts: Sequence[Rollout]) -> None:

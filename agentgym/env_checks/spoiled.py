@@ -5,7 +5,7 @@ import copy
 import errno
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from agentgym.boxes import Box, ExecResult, Verdict
 from agentgym.boxes.content import NotAFile, TextFiles, WrongContent, of_number
 from agentgym.errors import BoxContentError, EngineError, EnvError, SandboxError
-from agentgym.messages import Message
+from agentgym.messages import Message, ToolCall
 
 MB = 1 << 20
 TEXTS: Mapping[str, str] = {
@@ -50,6 +50,27 @@ def wrong_types(text: str) -> Iterator[tuple[str, str]]:
         for wrong in (None, [], "x", {"x": [None]}):
             yield f"JSON whose {key!r} is {json.dumps(wrong)}", json.dumps({**right, key: wrong})
         yield f"JSON without {key!r}", json.dumps({name: value for name, value in right.items() if name != key})
+
+
+ARGUMENTS: Mapping[str, Mapping[type, Any]] = {
+    "numbers of 900 digits": {int: 10**900, float: 1e308, str: "9" * 900, list: [], dict: {}},
+    "numbers below zero": {int: -1, float: -1e308, str: "-1", list: [None], dict: {"x": None}},
+    "texts with NUL": {str: "../a\0b"},
+    "empty texts": {int: 0, float: 0.0, str: "", list: [""], dict: {"": ""}},
+}
+"""What stands in the place of a call's arguments, by their type; those of other types stay as they are."""
+
+
+def hostile_calls(calls: Iterable[ToolCall]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield what a model may call each tool with in the place of the first right call, by what it is."""
+    seen: set[str] = set()
+    for call in calls:
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        if name in seen or not isinstance(given, Mapping):
+            continue
+        seen.add(name)
+        for what, kinds in ARGUMENTS.items():
+            yield what, name, {key: kinds.get(type(value), value) for key, value in given.items()}
 
 
 @dataclass(slots=True)

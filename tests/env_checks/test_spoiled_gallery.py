@@ -39,9 +39,8 @@ QUICK = ("an empty folder", "a loop of links")
 
 
 def files_of_terminal(task: Any) -> list[str]:
-    """What the checks of a job look at: a file, or the first and a new file in a folder."""
-    named = [(call, path) for check in task.expect for call, path in re.findall(r"(\w+)\('([^']+)'\)", check)]
-    return [path if call == "text" else f"{path}/spoiled" for call, path in named]
+    """What the checks of a job look at: files and folders."""
+    return [path for check in task.expect for path in re.findall(r"\('([^']+)'\)", check)]
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,8 @@ def spoiled_by(name: str, command: str) -> type[ag.Env[Any]]:
         scores: dict[str, float] = await env.score(self)
         return scores
 
-    made: Any = type(env)(env.__name__, (env,), {"score": score, "__module__": env.__module__, "__doc__": env.__doc__})
+    kind: Any = type(env)
+    made: Any = kind(env.__name__, (env,), {"score": score, "__module__": env.__module__, "__doc__": env.__doc__})
     spoiled: type[ag.Env[Any]] = made
     return spoiled
 
@@ -104,9 +104,11 @@ async def boxes_of(name: str, *, on_docker: bool = False) -> AsyncIterator[Boxes
     why_not = why_no_docker() if docker else why_no_bubblewrap()
     if why_not is not None:
         pytest.skip(why_not)
+    own = READ[name].box == "docker"
     async with open_boxes(
-        env_of(name), 1, None if READ[name].box == "docker" else ag.Docker() if docker else ag.Bubblewrap(disk_mb=40)
+        env_of(name), 1, None if own else ag.Docker() if docker else ag.Bubblewrap(disk_mb=40)
     ) as boxes:
+        assert boxes is not None
         yield boxes
 
 
