@@ -110,25 +110,22 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
     return _number(value, where)
 
 
-BOX_CONTENT = "box_content"
-"""The metric that counts rewards which are 0.0 because of what is in the box, and the stop reason of a step that met
-it."""
 ZERO = "it is 0.0: "
-"""How the reason of a reward begins that is 0.0 because of what is in the box."""
+"""How the reason of a reward begins that is 0.0 because of what the policy said or left behind."""
 
 
-def is_of_content(error: BaseException, where: str, method: Callable[..., Any]) -> bool:
-    """Whether an error comes from what is in the box; then it is noted among the failed cases, and logged once.
+def counted_content(error: BaseException, where: str, method: Callable[..., Any]) -> str:
+    """Return what counts an error that comes from what the policy said or left behind; "" for any other error.
 
-    What the policy left behind is scored: what `where` names is worth 0.0.
+    It is noted among the failed cases and logged once: what the policy left is scored, and what `where` names is 0.0.
     """
     content = content_error(error)
     if content is None:
-        return False
+        return ""
     place = place_of(content) or place_of_function(method)
     note_failed(where.partition(": ")[2] or where, f"{ZERO}{describe(content)}, at {place}")
-    log_once(f"{where}, which is 0.0 for it ({BOX_CONTENT} counts that),", content, method)
-    return True
+    log_once(f"{where}, which is 0.0 for it ({content.counted} counts that),", content, method)
+    return content.counted
 
 
 def _number(value: Any, where: str) -> float:

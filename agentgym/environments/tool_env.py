@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from agentgym.environments.env import Env, TaskT, has_group_reward
-from agentgym.environments.rewards import BOX_CONTENT, is_of_content, reward_value, rewards_of, role_totals
+from agentgym.environments.rewards import counted_content, reward_value, rewards_of, role_totals
 from agentgym.errors import AgentGymError, BoxKilledError, EnvError, boundary
 from agentgym.messages import Message, ToolCall
 from agentgym.tools.at_once import started
@@ -138,9 +138,9 @@ class ToolEnv(Env[TaskT]):
         except BoxKilledError:
             counted = "box_killed"
         except AgentGymError as error:
-            if not is_of_content(error, where, method):
+            counted = counted_content(error, where, method)
+            if not counted:
                 raise
-            counted = BOX_CONTENT
         self.metrics[counted] = self.metrics.get(counted, 0.0) + 1
         return 0.0
 

@@ -12,7 +12,7 @@ from agentgym.boxes.verdicts import kept_cases, noting_failed_cases
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.resources import share_resources
-from agentgym.environments.rewards import BOX_CONTENT, is_of_content, total
+from agentgym.environments.rewards import counted_content, total
 from agentgym.environments.task_boxes import sandbox_of
 from agentgym.errors import (
     AgentGymError,
@@ -188,9 +188,10 @@ class Attempt:
                     raise _too_slow(self.seconds) from error
             end = Ending(StopReason.SECONDS)
         except (BoxKilledError, EnvError) as error:
-            if not self.state.segments or not self._is_of_the_box(error, env.step):
+            reason = _counted(error, env.step) if self.state.segments else ""
+            if not reason:
                 raise
-            end = Ending(BOX_KILLED if isinstance(error, BoxKilledError) else BOX_CONTENT)
+            end = Ending(reason)
         if not end.is_scored:
             scores = read_rewards(await self._scores(env), f"{self.name}.score")
             self._credit(total(self.cls, scores), scores)
@@ -203,14 +204,10 @@ class Attempt:
         try:
             return await self._within(f"{self.name}.score", env.score)
         except (BoxKilledError, EnvError) as error:
-            if not self._is_of_the_box(error, env.score):
+            if not (counted := _counted(error, env.score)):
                 raise
-            self.state.count(BOX_KILLED if isinstance(error, BoxKilledError) else BOX_CONTENT)
+            self.state.count(counted)
             return {}
-
-    def _is_of_the_box(self, error: BoxKilledError | EnvError, method: Callable[..., Any]) -> bool:
-        """Whether code in the box is behind an error of the env's: it ended its box, or left what cannot be used."""
-        return isinstance(error, BoxKilledError) or is_of_content(error, error.where, method)
 
     def _read_metrics(self) -> None:
         """Take the env's metrics over into the rollout's."""
@@ -303,7 +300,7 @@ class Attempt:
                 try:
                     await self._within(f"{self.name}.close", env.close)
                 except (BoxKilledError, EnvError) as error:  # It has been counted where it mattered.
-                    if not self._is_of_the_box(error, env.close):
+                    if not _counted(error, env.close):
                         raise
 
     async def _within(self, where: str, work: Callable[[], Awaitable[T]]) -> T:
@@ -317,6 +314,11 @@ class Attempt:
                 if not limit.expired():
                     raise
                 raise _too_slow(seconds) from error
+
+
+def _counted(error: BoxKilledError | EnvError, method: Callable[..., Any]) -> str:
+    """Return what counts an error that the policy is behind: its code ended the box, or left what cannot be used."""
+    return BOX_KILLED if isinstance(error, BoxKilledError) else counted_content(error, error.where, method)
 
 
 async def _awaited(work: Callable[[], Awaitable[T]]) -> T:

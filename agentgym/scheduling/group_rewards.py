@@ -9,7 +9,7 @@ from agentgym.asking.named import NamedModels
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.mixture import member_of
-from agentgym.environments.rewards import BOX_CONTENT, is_of_content
+from agentgym.environments.rewards import counted_content
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.rollouts.at_exit import at_exit
 from agentgym.time_limits import TimeLimit
@@ -44,9 +44,9 @@ class GroupRewards(Generic[TaskT]):
                     with boundary(EnvError, where):
                         values = await _asked(cls, task, rollouts, models)
                 except EnvError as error:
-                    if not is_of_content(error, where, cls.group_reward):
+                    if not (counted := counted_content(error, where, cls.group_reward)):
                         raise
-                    values, metrics[BOX_CONTENT] = [0.0] * len(rollouts), 1.0
+                    values, metrics[counted] = [0.0] * len(rollouts), 1.0
                 rewards = _read(values, len(rollouts), where)
         except AgentGymError as error:
             failed = Failure.of(error)

@@ -10,7 +10,6 @@ import pytest
 
 import agentgym as ag
 from agentgym.boxes.content import MissingContent, NotAFile
-from agentgym.environments.rewards import BOX_CONTENT
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.testing import FakeBox, FakeBoxes, Scripted, say
 
@@ -110,6 +109,7 @@ class Runs(Reads):
 
 
 ENVS = [ReadsBytes, ReadsText, ReadsFromAThread, ReadsInAGroup, SaysItOtherwise, Lists, Gets, Archives, Runs]
+BOX_CONTENT = ag.BoxContentError.counted
 BAD = ["missing", "large", "../out", "a\0b", "folder/../.."]
 LINE = Path(__file__).read_text().splitlines().index("class ReadsText(Reads):") + 4
 """Where ReadsText reads."""

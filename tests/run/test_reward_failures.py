@@ -81,11 +81,11 @@ async def test_a_score_and_a_group_reward_that_raise_are_said_too() -> None:
     assert "it was Scores.score, at" in said
 
 
-async def test_rewards_that_are_zero_for_their_box_are_said_with_their_line() -> None:
+async def test_rewards_that_are_zero_for_what_the_policy_left_are_said_with_their_line() -> None:
     boxes = FakeBoxes(lambda: FakeBox(files={"one": "1"}))
     rollouts = [await ag.rollout(Files, task(0), Scripted([say(path)]), boxes=boxes) for path in ("one", "two")]
     (said,) = RewardFailures().add(rollouts)
-    assert said.startswith("1 of 2 rollouts (50.0 %) have a reward that is 0.0 because of what is in the box (box_")
+    assert said.startswith("1 of 2 rollouts (50.0 %) have a reward that is 0.0 because of what the policy said or left in")
     assert f"reward 'read', at {Path(__file__).name}:{READS} in read" in said
 
 

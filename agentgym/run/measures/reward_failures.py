@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from agentgym.environments.rewards import BOX_CONTENT, ZERO
+from agentgym.environments.rewards import ZERO
 from agentgym.errors import EnvError
 from agentgym.scheduling.group_rewards import NAME
 from agentgym.transcript import printable
@@ -14,7 +14,7 @@ SHARE = 0.01
 
 
 class RewardFailures:
-    """Counts the rollouts that have no reward because a reward raised, and the rewards that are 0.0 for their box."""
+    """Counts the rollouts that have no reward because a reward raised, and the rewards that are 0.0 for what the policy left."""
 
     def __init__(self) -> None:
         self.rollouts = 0
@@ -32,8 +32,8 @@ class RewardFailures:
         for played in rollouts:
             if (line := _line_of_failure(played)) is not None:
                 self._raised[line] += 1
-            if BOX_CONTENT in played.metrics:
-                self._zero[next(_lines_of_zeros(played), "another reward")] += 1
+            if (zero := next(_lines_of_zeros(played), None)) is not None:
+                self._zero[zero] += 1
         said = []
         if self._is_due("raised", self._raised):
             said.append(
@@ -43,8 +43,8 @@ class RewardFailures:
             )
         if self._is_due("zero", self._zero):
             said.append(
-                f"{self._count(self._zero)} have a reward that is 0.0 because of what is in the box "
-                f"({BOX_CONTENT}); {_most(self._zero)}."
+                f"{self._count(self._zero)} have a reward that is 0.0 because of what the policy said or left in its "
+                f"box; {_most(self._zero)}."
             )
         return said
 
@@ -73,7 +73,7 @@ def _line_of_failure(played: Rollout) -> str | None:
 
 
 def _lines_of_zeros(played: Rollout) -> Iterator[str]:
-    """Yield each reward of a rollout that is 0.0 because of its box, and the line that found it so."""
+    """Yield each reward of a rollout that is 0.0 because of what the policy left, and the line that found it so."""
     for name, why in played.failed_cases.items():
         if why.startswith(ZERO):
             yield f"{name}, at {why.rpartition(', at ')[2]}"
