@@ -40,6 +40,7 @@ if _TYPE_CHECKING:
     from agentgym.environments.tool_env import ToolEnv
     from agentgym.errors import (
         AgentGymError,
+        BoxContentError,
         BoxKilledError,
         ClosedError,
         ContextOverflow,
@@ -91,6 +92,7 @@ __all__ = [
     "Allow",
     "AnyBox",
     "Box",
+    "BoxContentError",
     "BoxKilledError",
     "Branching",
     "Bubblewrap",
@@ -247,6 +249,7 @@ _LAZY = {
     "agentgym.environments.tool_env": ("ToolEnv",),
     "agentgym.errors": (
         "AgentGymError",
+        "BoxContentError",
         "BoxKilledError",
         "ClosedError",
         "ContextOverflow",

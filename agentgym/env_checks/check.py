@@ -16,8 +16,10 @@ from agentgym.env_checks.comparing import compare, compare_state, failed_again, 
 from agentgym.env_checks.declared import check_class, check_tasks
 from agentgym.env_checks.findings import Finding, report
 from agentgym.env_checks.hidden import check_hidden
+from agentgym.env_checks.hostile import check_hostile
 from agentgym.env_checks.leaks import LeakWatch
-from agentgym.env_checks.plays import RESET, SCORE, ObservedRollout, Once, Repeating, Stage
+from agentgym.env_checks.observed import RESET, SCORE, ObservedRollout
+from agentgym.env_checks.plays import Once, Repeating, Stage
 from agentgym.env_checks.stalls import StallWatch
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
@@ -136,6 +138,7 @@ async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
             findings += found
             plays.append(play)
         findings += await _check_cancel(settings, stage, solved)
+        findings += await check_hostile(stage, settings.oracle, settings.noop, plays)
     if stage.shows_images and not sees:
         log.warning("%s shows images: it is checked as on an endpoint that sees, and %s", settings.cls.__name__, ONLY)
         return await _played(settings, sees=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentgym.env_checks.findings import Finding
-from agentgym.env_checks.plays import ObservedRollout
+from agentgym.env_checks.observed import ObservedRollout
 from agentgym.environments.env import Env
 from agentgym.messages import Message, text_of
 

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from agentgym.environments.env import Env, TaskT, has_group_reward
-from agentgym.environments.rewards import reward_value, rewards_of, role_totals
-from agentgym.errors import BoxKilledError, EnvError, boundary
+from agentgym.environments.rewards import counted_content, reward_value, rewards_of, role_totals
+from agentgym.errors import AgentGymError, BoxKilledError, EnvError, boundary
 from agentgym.messages import Message, ToolCall
 from agentgym.tools.at_once import started
 from agentgym.tools.calls import ToolResult, dispatch, offered
@@ -151,12 +151,18 @@ class ToolEnv(Env[TaskT]):
         return scores
 
     async def _value(self, name: str) -> float:
-        """The value of a reward method; 0.0 where the code in the box had ended its box."""
+        """The value of a reward method; 0.0 if code in the box ended it, or left what the reward cannot use."""
+        method, where = getattr(self, name), f"{type(self).__name__}: reward {name!r}"
         try:
-            return await reward_value(getattr(self, name), f"{type(self).__name__}: reward {name!r}", self._threads)
+            return await reward_value(method, where, self._threads)
         except BoxKilledError:
-            self._add("box_killed")
-            return 0.0
+            counted = "box_killed"
+        except AgentGymError as error:
+            counted = counted_content(error, where, method)
+            if not counted:
+                raise
+        self._add(counted)
+        return 0.0
 
     def _dispatched(self, call: ToolCall, allowed_tools: Collection[str] | None) -> Coroutine[Any, Any, ToolResult]:
         function = call["function"]

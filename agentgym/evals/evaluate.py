@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,6 +27,7 @@ from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
 from agentgym.folders.held import place_now
 from agentgym.folders.names import whole_path
+from agentgym.run.measures.reward_failures import RewardFailures
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.tools.declarations import check_whole
@@ -153,6 +154,7 @@ class _Player:
     """Every rollout by its id."""
     kept_ids: set[str]
     """The ids of the rollouts that were kept."""
+    reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
         """Play these rollouts, at most `concurrency` at once."""
@@ -192,6 +194,8 @@ class _Player:
                 self.kept.sign(Group(group_id=task.id, rollouts=tuple(self.ended[name] for name in names)))
         for done in rollouts:
             self.told(done)
+        for said in self.reward_failures.add(rollouts):
+            _LOG.warning("%s", said)
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
