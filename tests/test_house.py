@@ -35,7 +35,7 @@ ORDER = [
     "failures sound_json task_fields field_checks frozen completion models process_identity time_limits messages "
     "adapter sampling",
     "errors boxes transcript branching",
-    "extras types",
+    "extras types foreign_files",
     "data tools",
     "environments",
     "advantages credit agents games store sandboxes train chat",

@@ -12,11 +12,12 @@ from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward, solved_in
+from agentgym.foreign_files.content import Unpacker
 from agentgym.run.folder_lock import hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
 from agentgym.store.reader import RolloutStore
-from agentgym.store.rows import packed, task_fields, unpacked
+from agentgym.store.rows import packed, task_fields
 from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
@@ -133,7 +134,7 @@ def _played(folder: Path, tasks: Mapping[str, Task], retry_failed: bool) -> dict
             if stored.rollout.group_id in tasks:
                 found[stored.rollout.rollout_id] = stored.rollout
         for name in {rollout.group_id for rollout in found.values()}:
-            if store.task(name) != unpacked(packed(task_fields(tasks[name]))):
+            if store.task(name) != Unpacker().unpacked(packed(task_fields(tasks[name]))):
                 raise ValueError(
                     f"tasks: task {name!r} is not what it was when {folder} was begun; name another folder"
                 )

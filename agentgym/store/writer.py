@@ -78,7 +78,7 @@ class RolloutWriter:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        open_store(self.path, write=True).close()  # a store that cannot be opened is said here, not in the thread
+        open_store(self.path).close()  # a store that cannot be opened is said here, not in the thread
         self._thread.start()
         return self
 
@@ -124,7 +124,7 @@ class RolloutWriter:
     def _run(self) -> None:
         connection: sqlite3.Connection | None = None
         try:
-            connection = open_store(self.path, write=True)
+            connection = open_store(self.path)
             self.vocabulary.read(connection)
             self._cut_done_again(connection)
         except (sqlite3.Error, OSError, ValueError) as error:
