@@ -12,7 +12,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward, solved_in
-from agentgym.foreign_files.content import Unpacker
+from agentgym.foreign_files.content import Unpacker, read_object
 from agentgym.run.folder_lock import hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
@@ -115,8 +115,8 @@ def kept_in(
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     try:
-        begun = dict(json.loads((folder / SETTINGS).read_text()))
-    except (ValueError, TypeError) as error:
+        begun = read_object(folder / SETTINGS, within=folder)
+    except ValueError as error:
         raise ValueError(f"out: {folder / SETTINGS} cannot be read ({error}); name another folder") from error
     for name in MUST_AGREE:
         if begun.get(name) != settings[name]:

@@ -12,6 +12,8 @@ MOST_LEVELS = 200
 """The most levels of lists and objects in JSON: code that walks them calls itself for each."""
 MOST_VALUES = 1 << 22
 """The most lists, objects and commas of one JSON text; each becomes a Python object of up to 100 bytes."""
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""What goes wrong where values are not what they should be."""
 _SMALL = 1 << 22
 """JSON of fewer bytes cannot become more than memory holds, whatever is in it."""
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -43,7 +45,7 @@ def parsed(text: bytes) -> Any:
     """Return the value of a JSON text; ValueError where it is none, nests too deep, or holds too many values.
 
     Whole numbers are as large as Python reads them, and NaN and Infinity are numbers: whoever computes with one checks
-    it, as `agentgym.foreign_files.numbers` does.
+    it, as `agentgym.foreign_files.values` does.
     """
     if len(text) > _SMALL and _values(text) > MOST_VALUES and _values(_TEXT.sub(b"", text)) > MOST_VALUES:
         raise ValueError(f"it holds more than {MOST_VALUES:,} values")

@@ -58,6 +58,27 @@ def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> by
     return content
 
 
+def check_folder(folder: Path) -> None:
+    """Raise UnreadableFileError where a file of the folder is a link that leads out of it, a pipe or a device.
+
+    Whoever writes into a folder that may be a stranger's calls it: what is written to a link changes another file.
+    Links to folders stay, such as to checkpoints on another disk.
+    """
+    try:
+        found = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in found:
+        if entry.is_symlink():
+            real = os.path.realpath(entry.path)
+            if not entry.is_dir() and not Path(real).is_relative_to(os.path.realpath(folder)):
+                raise UnreadableFileError(
+                    f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it"
+                )
+        elif not entry.is_file() and not entry.is_dir() and not stat.S_ISSOCK(entry.stat().st_mode):
+            raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, and no regular file; remove it")
+
+
 def regular_file(path: Path, *, within: Path | None) -> Path:
     """Return the path without links of a regular file, for what opens files itself.
 

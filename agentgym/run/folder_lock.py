@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentgym.errors import AgentGymError
+from agentgym.foreign_files.opening import check_folder
 
 LOCK = ".lock"
 """The file in the run's folder that its process holds locked and that holds the process's number."""
@@ -33,6 +34,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
     The lock file is removed at the end. A process that is killed leaves the file, which the kernel unlocks, and the
     next run takes it over. Only processes that see the same file system's locks are told apart.
     """
+    check_folder(folder)
     path = folder / LOCK
     file = _lock(path)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentgym.errors import Failure
 from agentgym.foreign_files.content import Unpacker, parsed
-from agentgym.foreign_files.numbers import number as checked
+from agentgym.foreign_files.values import number as checked
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import failure_of, stored_text
 from agentgym.store.table import Filters, conditions

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from agentgym.foreign_files.content import Unpacker
+from agentgym.foreign_files.content import DAMAGE, Unpacker
 from agentgym.foreign_files.database import ForeignDatabase
 from agentgym.foreign_files.opening import UnreadableFileError
 from agentgym.store.rows import (
@@ -31,8 +31,6 @@ from agentgym.types import Floats, Rollout
 Order: TypeAlias = Literal["written", "latest", "worst", "best"]
 LARGEST = 2**63 - 1
 """The largest integer that SQLite holds."""
-DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
-"""What goes wrong where values are not what they should be."""
 _ORDERS = {
     "written": "number",
     "latest": "number DESC",

@@ -11,8 +11,8 @@ import numpy as np
 from agentgym.branching.ends import RolloutBranch
 from agentgym.errors import Failure
 from agentgym.foreign_files.content import Unpacker, parsed
-from agentgym.foreign_files.numbers import number, numbers, whole
 from agentgym.foreign_files.opening import MOST_BYTES
+from agentgym.foreign_files.values import number, numbers, text_of, whole
 from agentgym.transcript import printable
 from agentgym.types import Floats, Ints, Rollout, Segment, Task, Turn, Version
 
@@ -137,8 +137,8 @@ def segment_of(row: Sequence[Any], unpacker: Unpacker) -> Segment:
         turns=tuple(made),
         prompt_messages=tuple(said["prompt"]),
         tools=tuple(said.get("tools", ())),
-        role=_text(role, "role"),
-        model=_text(model, "model"),
+        role=text_of(role, "role"),
+        model=text_of(model, "model"),
         trained=bool(trained),
         branch=None if branch is None else whole(branch, "branch"),
     )
@@ -171,7 +171,7 @@ def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> T
     return Turn(
         start=whole(start, "start"),
         stop=whole(stop, "stop"),
-        finish_reason=_text(finish_reason, "finish_reason"),  # type: ignore[arg-type]
+        finish_reason=text_of(finish_reason, "finish_reason"),  # type: ignore[arg-type]
         versions=tuple(Version(whole(at, "versions"), whole(version, "versions")) for at, version in versions),
         message=message,
         env_messages=tuple(env_messages),
@@ -186,7 +186,7 @@ def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> T
 
 def failure_of(found: Any) -> Failure:
     """The failure of these fields, in JSON's types; ValueError, which names the field."""
-    return Failure(**{name: _text(value, f"failure.{name}") for name, value in found.items()})
+    return Failure(**{name: text_of(value, f"failure.{name}") for name, value in found.items()})
 
 
 def branch_of(found: Mapping[str, Any]) -> RolloutBranch:
@@ -195,7 +195,7 @@ def branch_of(found: Mapping[str, Any]) -> RolloutBranch:
     for name in ("rewards", "role_rewards", "metrics"):
         numbers(found.get(name, {}), name)
     whole(found["turn"], "turn")
-    _text(found["stop_reason"], "stop_reason")
+    text_of(found["stop_reason"], "stop_reason")
     if found["reward"] is not None:
         number(found["reward"], "reward")
     return RolloutBranch(**{**found, "failure": None if failure is None else failure_of(failure)})
@@ -222,14 +222,8 @@ def detail_of(found: Mapping[str, Any]) -> dict[str, Any]:
         "rewards": numbers(found["rewards"], "rewards"),
         "failure": failure_of(found["failure"]) if found["failure"] is not None else None,
         "metrics": numbers(found["metrics"], "metrics"),
-        "box": None if found["box"] is None else _text(found["box"], "box"),
-        "failed_cases": {name: _text(why, "failed_cases") for name, why in cases.items()},
+        "box": None if found["box"] is None else text_of(found["box"], "box"),
+        "failed_cases": {name: text_of(why, "failed_cases") for name, why in cases.items()},
         "role_rewards": numbers(found.get("role_rewards", {}), "role_rewards"),
         "branches": tuple(branch_of(branch) for branch in found.get("branches", ())),
     }
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: must be text, got {type(value).__name__}")
-    return value

@@ -1,4 +1,4 @@
-"""Checks of the numbers that somebody else may have written: JSON has larger ones than arrays and files hold."""
+"""Checks of the values that somebody else may have written: JSON has larger numbers than arrays and files hold."""
 
 import math
 from collections.abc import Mapping
@@ -30,6 +30,13 @@ def numbers(found: Any, name: str) -> Mapping[str, float]:
     for key, value in found.items():
         number(value, f"{name}.{key:.80}", finite=False)
     return found
+
+
+def text_of(value: Any, name: str) -> str:
+    """Return a text as it is; ValueError, which names it, for anything else."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: must be text, got {type(value).__name__}")
+    return value
 
 
 def _shown(value: object) -> str:
