@@ -222,6 +222,11 @@ def _is_busy(error: sqlite3.Error) -> bool:
 def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError:
     """Name the file, and say what to do."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+        return StoreError(
+            f"{path}: it was left in the middle of a change, which {path.name}-journal beside it takes back, and a "
+            "reader takes nothing back; resume its run, or move that file out of the folder"
+        )
     if _is_busy(error):
         todo = "another process holds it: wait for that process, or end it"
     elif code == sqlite3.SQLITE_FULL:

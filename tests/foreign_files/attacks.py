@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 import struct
 import zlib
@@ -194,8 +195,9 @@ ATTACKS: Mapping[str, Callable[[Path], object]] = {
         replaced(folder, FILE, Path.touch),
         hot_journal(folder / FILE, folder.parent / "thesis.txt"),
     ),
-    "a hot journal of an index": lambda folder: hot_journal(
-        folder / "search-index.sqlite", folder.parent / "thesis.txt"
+    "a hot journal of an index": lambda folder: (
+        shutil.copy(folder / FILE, folder / "search-index.sqlite"),
+        hot_journal(folder / "search-index.sqlite", folder.parent / "thesis.txt"),
     ),
     "an index that is a link": lambda folder: (folder / "search-index.sqlite").symlink_to(
         folder.parent / "mine.sqlite"

@@ -1,4 +1,4 @@
-"""Commands on the folders of strangers, and what must hold of each: its exit, its memory, and what it left as it was."""
+"""Commands on the folders of strangers, and what must hold of each: its exit, its memory, and what it changed."""
 
 import json
 import os
