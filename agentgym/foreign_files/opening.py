@@ -49,13 +49,10 @@ def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> by
     with opened(path, within=within) as file:
         try:
             if (size := os.fstat(file.fileno()).st_size) <= most:
-                content = file.read(most + 1)
-                size = len(content)
+                return file.read(size)
         except OSError as error:
             raise UnreadableFileError(f"{path}: it cannot be read ({error.strerror})") from error
-    if size > most:
-        raise UnreadableFileError(f"{path}: it has {size:,} bytes, and at most {most:,} are read")
-    return content
+    raise UnreadableFileError(f"{path}: it has {size:,} bytes, and at most {most:,} are read")
 
 
 def check_folder(folder: Path) -> None:

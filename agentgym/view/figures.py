@@ -229,7 +229,7 @@ class Progress:
                 if (status.st_ino, True) != (self._file, status.st_size >= self._read):
                     self.lines, self.steps, self.reward, self._read, self._file = 0, 0, None, 0, status.st_ino
                 file.seek(self._read)
-                content = file.read(MOST_BYTES)
+                content = file.read(min(MOST_BYTES, status.st_size - self._read))
         except (OSError, UnreadableFileError):  # none yet, or none that may be read: its figures say why when asked for
             return
         whole = content if len(content) == MOST_BYTES else content[: content.rfind(b"\n") + 1]
