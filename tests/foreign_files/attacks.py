@@ -13,6 +13,7 @@ from pathlib import Path
 from agentgym.store.schema import FILE
 
 MAGIC = bytes.fromhex("d9d505f920a163d7")
+Attack = Callable[[Path], None]
 STEERING = "\x1b]0;owned\x07\x1b[2J\rgone \u202etxt.exe\u2066 \x9b31m"
 """Text that would set a terminal's title, clear it, go back in the line, and turn the writing round."""
 
@@ -152,13 +153,44 @@ def sparse(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-def in_settings(text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / "settings.json").write_text(text) and None
+def in_settings(text: str) -> Attack:
+    return lambda folder: written(folder / "settings.json", text)
 
 
-ATTACKS: Mapping[str, Callable[[Path], object]] = {
+def written(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def replacing(name: str, make: Callable[[Path], object]) -> Attack:
+    return lambda folder: replaced(folder, name, make)
+
+
+def journal_of(name: str, *, empty: bool = False) -> Attack:
+    """A hot journal beside the store, or a copy of it, that deletes a file of the user's."""
+
+    def attack(folder: Path) -> None:
+        changed(folder)
+        if empty:
+            replaced(folder, FILE, Path.touch)
+        elif name != FILE:
+            shutil.copy(folder / FILE, folder / name)
+        hot_journal(folder / name, folder.parent / "thesis.txt")
+
+    return attack
+
+
+def links_at_written_names(folder: Path) -> None:
+    for name in (".settings.json-new", ".metrics.jsonl-cut", "export-sft.jsonl.part", "export-openai.jsonl.part"):
+        (folder / name).symlink_to(folder.parent / "thesis.txt")
+    (folder / "report").mkdir()
+    (folder / "report/report.html").symlink_to(folder.parent / "site/report.html")
+    (folder / "report/.report.html-new").symlink_to(folder.parent / "thesis.txt")
+    (folder / "report/reward.png").symlink_to(folder.parent / "site/picture.png")
+
+
+ATTACKS: Mapping[str, Attack] = {
     **{
-        f"{name} is {what}": lambda folder, name=name, make=make: replaced(folder, name, make)
+        f"{name} is {what}": replacing(name, make)
         for name in ("metrics.jsonl", "settings.json", "summary.json", ".lock", FILE, f"{FILE}-wal", f"{FILE}-shm")
         for what, make in {
             "a pipe": os.mkfifo,
@@ -186,30 +218,20 @@ ATTACKS: Mapping[str, Callable[[Path], object]] = {
         json.dumps({"settings": {"env": 3, "model": [], "steps": 2**70, "recipe": {}}, "envs": {"a": {"where": 3}}})
     ),
     "settings with a number of 5,000 digits": in_settings('{"settings": {"steps": %s}}' % ("9" * 5000)),
-    "figures of odd sizes": lambda folder: (folder / "metrics.jsonl").write_text(
+    "figures of odd sizes": lambda folder: written(
+        folder / "metrics.jsonl",
         f'{{"step": {2**70}, "reward": NaN}}\n{{"step": 1, "reward": {"9" * 5000}}}\n{{"step": 2, "x": {deep()}}}\n'
-        f'{{"step": 3, "reward": {2**70}, "time/step": "a"}}\n{{"step": true}}\n{{"step": -5, "reward": 1e400}}\n'
+        f'{{"step": 3, "reward": {2**70}, "time/step": "a"}}\n{{"step": true}}\n{{"step": -5, "reward": 1e400}}\n',
     ),
-    "a hot journal": lambda folder: (changed(folder), hot_journal(folder / FILE, folder.parent / "thesis.txt")),
-    "a hot journal of an empty store": lambda folder: (
-        replaced(folder, FILE, Path.touch),
-        hot_journal(folder / FILE, folder.parent / "thesis.txt"),
-    ),
-    "a hot journal of an index": lambda folder: (
-        shutil.copy(folder / FILE, folder / "search-index.sqlite"),
-        hot_journal(folder / "search-index.sqlite", folder.parent / "thesis.txt"),
-    ),
+    "a hot journal": journal_of(FILE),
+    "a hot journal of an empty store": journal_of(FILE, empty=True),
+    "a hot journal of an index": journal_of("search-index.sqlite"),
     "an index that is a link": lambda folder: (folder / "search-index.sqlite").symlink_to(
         folder.parent / "mine.sqlite"
     ),
-    "a store that is a link": lambda folder: replaced(folder, FILE, link(str(folder.parent / "mine.sqlite"))),
-    "links at every name that is written": lambda folder: [
-        (folder / name).symlink_to(folder.parent / "thesis.txt")
-        for name in (
-            *(".settings.json-new", ".metrics.jsonl-cut", "export-sft.jsonl.part", "export-atif.part"),
-            *("report", "export-openai.jsonl.part"),
-        )
-    ],
+    "a store that is a link": replacing(FILE, link("../mine.sqlite")),
+    "links at every name that is written": links_at_written_names,
+    "a report that is a link": lambda folder: (folder / "report").symlink_to("../site"),
 }
 
 CHOSEN = [name for name in ATTACKS if not name.endswith(("a folder", "nothing")) or name.startswith("metrics")]

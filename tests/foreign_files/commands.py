@@ -107,10 +107,11 @@ class Place:
         return {str(path): _content(path) for path in sorted(paths)}
 
     def changes(self, before: Mapping[str, str]) -> list[str]:
-        """The files that are gone or hold something else; SQLite's memory beside a store may, and parts are removed."""
+        """The files that are gone or hold something else; SQLite's memory beside a store may, and parts are removed, and a report is drawn anew."""
         after = self.kept()
+        changed = [name for name, content in before.items() if after.get(name) != content]
         own = ("-shm", ".part")
-        return [name for name, content in before.items() if after.get(name) != content and not name.endswith(own)]
+        return [name for name in changed if not name.endswith(own) and not name.startswith(f"{self.run}/report/")]
 
     def strange(self) -> list[str]:
         """Files that are new where no command writes."""
