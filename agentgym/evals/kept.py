@@ -17,6 +17,7 @@ from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.evals.fingerprints import Fingerprints, hold_models
 from agentgym.folders.disk import Refusals, write_whole
+from agentgym.foreign_files.content import read_object
 from agentgym.run.folder_lock import FolderInUse, LockedFolder, hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
@@ -165,8 +166,8 @@ def kept_in(
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     try:
-        begun = dict(json.loads((folder / SETTINGS).read_bytes()))
-    except (ValueError, TypeError) as error:
+        begun = read_object(folder / SETTINGS, within=folder)
+    except ValueError as error:
         raise ValueError(f"out: {folder / SETTINGS} cannot be read ({error}); name another folder") from error
     for name in MUST_AGREE:
         if begun.get(name) != settings[name]:

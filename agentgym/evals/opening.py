@@ -1,6 +1,5 @@
 """The engine of an evaluation: the one that is given, or one that is opened for a model or a URL."""
 
-import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from agentgym.engines.messages import MessageEngine
 from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
+from agentgym.foreign_files.content import read_object
 from agentgym.messages import SEE_ELSEWHERE
 from agentgym.models import find_model
 from agentgym.tools.images import image_in
@@ -88,7 +88,7 @@ def adapter_folder(folder: Path) -> Path | None:
 
 def base_of(adapter: Path) -> str:
     """Return the base model of an adapter; ValueError where its config names none."""
-    base = json.loads((adapter / _ADAPTER).read_text()).get("base_model_name_or_path")
+    base = read_object(adapter / _ADAPTER, within=None).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"model: the adapter {adapter} names no base model; open an engine and give it the adapter")
     return str(base)

@@ -25,6 +25,7 @@ from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, bound
 from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
 from agentgym.folders.disk import Refusals, write_whole
 from agentgym.folders.names import whole_path
+from agentgym.foreign_files.content import read_object
 from agentgym.rollouts.step_result import read_rewards
 from agentgym.run.settings import SETTINGS, versions
 from agentgym.run.tasks.content import as_json, env_versions
@@ -299,7 +300,7 @@ def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, flo
 def _write_settings(run: Path, out: Path, env: type[Env[Any]]) -> None:
     """Write the settings of the run, with what its rewards are of now."""
     try:
-        begun = json.loads((run / SETTINGS).read_text())
+        begun = read_object(run / SETTINGS, within=run)
     except (OSError, ValueError):
         begun = {}
     begun |= {"versions": versions(), "envs": as_json(env_versions(env)), "regraded": str(run)}

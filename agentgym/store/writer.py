@@ -84,7 +84,7 @@ class RolloutWriter:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        open_store(self.path, write=True).close()  # a store that cannot be opened is said here, not in the thread
+        open_store(self.path).close()  # a store that cannot be opened is said here, not in the thread
         self._thread.start()
         return self
 
@@ -145,7 +145,7 @@ class RolloutWriter:
     def _run(self) -> None:
         connection: sqlite3.Connection | None = None
         try:
-            connection = open_store(self.path, write=True)
+            connection = open_store(self.path)
             self.vocabulary.read(connection)
             self._cut_done_again(connection)
         except (sqlite3.Error, OSError, ValueError) as error:
@@ -234,7 +234,7 @@ class RolloutWriter:
         try:
             if connection is not None and place.lost:
                 return self._written_again(connection, path)
-            opened = open_store(path, write=True)
+            opened = open_store(path)
         except (sqlite3.Error, OSError, ValueError) as error:
             self._stuck = error
             self._refusals.refused("rollouts", _said(error), then="they are held in memory, and the run goes on")
@@ -250,7 +250,7 @@ class RolloutWriter:
             connection.backup(copy)
         connection.close()  # before there is a file of its name: it removes the write-ahead log by that
         fresh.replace(path)
-        return open_store(path, write=True)
+        return open_store(path)
 
     def _cut_done_again(self, connection: sqlite3.Connection) -> None:
         """Drop the rollouts of steps that are done again, or say that they stay; either way the run goes on."""

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.errors import Failure
+from agentgym.foreign_files.content import Unpacker
 from agentgym.messages import Message
 from agentgym.store import schema
 from agentgym.store.reader import RolloutStore
@@ -112,7 +113,7 @@ def written(folder: Path, *groups: Group, step: int = 0) -> None:
 def test_a_segment_comes_back_as_it_was_whatever_was_said(text: str, cuts: list[int], top: int) -> None:
     spans = list(zip(cuts[::2], cuts[1::2], strict=False))
     one = segment(spans, length=64, text=text, top=top)
-    assert same(segment_of(segment_row(one)), one)
+    assert same(segment_of(segment_row(one), Unpacker()), one)
 
 
 def test_rollouts_come_back_whole_with_their_task(tmp_path: Path) -> None:
