@@ -125,7 +125,7 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
     """
     from agentgym.run.settings import SETTINGS, versions
     from agentgym.store.writer import RolloutWriter
-    from agentgym.types import Group, Rollout
+    from agentgym.types import Group
 
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of an import that was killed

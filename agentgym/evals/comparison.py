@@ -84,6 +84,15 @@ class Comparison:
         return least_p(list(self.differences.values()))
 
 
+def compare(
+    one: Evaluation | str | Path,
+    other: Evaluation | str | Path,
+    *,
+    phase: str | Sequence[str] = AFTER,
+    common: bool = False,
+) -> Comparison:
+    """Compare two evaluations, or the folders that they were kept in.
+
     `phase` says which evaluation of a training run is meant, or of the one and of the other: `after` training,
     `before` it, or a number of steps. Both must have played the same tasks; with `common` those that both have played
     are compared. The seeds may differ; `luck` says whether they do. Raises ValueError if the tasks are not the same, if
@@ -168,7 +177,8 @@ def _read(folder: Path, phase: str) -> _Side:
             tasks = {name: task for name in found if (task := store.task(name)) is not None}
     except (FileNotFoundError, ValueError) as error:
         raise AgentGymError(f"run: {error}") from error
-    return _Side.holding({name: of.values() for name, of in found.items()}, tasks=tasks, seed=begun_eval_seed(folder), what=what)
+    rewards = {name: of.values() for name, of in found.items()}
+    return _Side.holding(rewards, tasks=tasks, seed=begun_eval_seed(folder), what=what)
 
 
 def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:

@@ -13,7 +13,6 @@ from typing import Any
 from agentgym.data.content import refuse_unkept, same_fields, task_fields
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
-from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.evals.fingerprints import Fingerprints, hold_models
 from agentgym.folders.disk import Refusals, write_whole

@@ -29,7 +29,7 @@ class Word(str, enum.Enum):  # noqa: UP042  # as in code that is older
 @dataclass
 class Place:
     name: str
-    around: set[str]
+    around: set[Any]
 
 
 class Found(NamedTuple):

@@ -6,7 +6,8 @@ from agentgym.adapter import Adapter
 from agentgym.engines.other import OtherEngine
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.model_info import served
-from agentgym.run.config import LocalConfig, RunConfig
+from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.run.config import RunConfig
 from agentgym.train.config import TrainConfig
 
 
