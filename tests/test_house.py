@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -110,15 +111,17 @@ LINES = 350
 """Most lines of a code file of the library, the environments, the recipes, the benchmarks and what goes into a box."""
 
 
-def files(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+@cache
+def files(folder: str) -> tuple[Path, ...]:
+    return tuple(sorted((ROOT / folder).rglob("*.py")))
 
 
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names the file imports, inside functions too; `from a import b` counts as a.b, a module or a name in a."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -129,7 +132,7 @@ def imports(path: Path) -> set[str]:
             assert node.level == (path.parent == SERVER and node.module in SERVER_ORDER), f"{path}: relative import"
             module = f"server.{node.module}" if node.level else node.module
             found |= {f"{module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def room_of(module: str) -> str | None:
