@@ -1,8 +1,6 @@
 """Train language-model agents by reinforcement learning.
 
-An environment is one class, a test needs no GPU, a recipe is one file. All that a user needs is here; what tests need
-is in `agentgym.testing`. Importing this package loads nothing: each name is loaded when it is first used, and the heavy
-packages when an engine, a trainer or a box is.
+Importing this package loads nothing: each name is loaded on first use. `agentgym.testing` has what tests need.
 """
 
 import importlib as _importlib

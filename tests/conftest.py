@@ -39,7 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if share <= 1:
         return
     place: Counter[Path] = Counter()
-    kept, left_out = [], []
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
         (left_out if place[item.path] % share else kept).append(item)
         place[item.path] += 1

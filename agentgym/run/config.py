@@ -152,8 +152,7 @@ class RunConfig:
     keep: Positive = 2
     """Checkpoints that stay; the oldest goes first."""
     seed: Seed = 0
-    """The seed that all chance of the run is derived from: order of tasks, env's luck, sampling, first weights and
-    evaluations; from 0 to 2^63 - 1."""
+    """The seed of all chance: the order of tasks, envs, sampling, first weights, evaluations; from 0 to 2^63 - 1."""
     ray: Name = OFF
     """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
     HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
@@ -235,10 +234,7 @@ class RunConfig:
                 "set engine.adapters='merged', which pushes whole weights"
             )
         if "experts" in self.train.lora_targets and not isinstance(self.engine, OtherEngine):
-            raise ValueError(
-                "train.lora_targets: neither the embedded engine nor SGLang samples from an adapter of stacked "
-                "experts; leave experts out, or give an engine of your own that does"
-            )
+            raise ValueError("train.lora_targets: only an engine of your own samples from experts; leave experts out")
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
         if self.train.temperature == 0:
@@ -291,8 +287,7 @@ class RunConfig:
     def _check_value(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a critic or without one."""
         if self.advantage_level != "value":
-            own = TrainConfig()
-            changed = [name for name in _VALUE if getattr(self.train, name) != getattr(own, name)]
+            changed = [name for name in _VALUE if getattr(self.train, name) != getattr(TrainConfig(), name)]
             if changed or self.gae != GAE():
                 named = f"train.{changed[0]}" if changed else "gae"
                 raise ValueError(f"{named}: no critic is trained; set advantage_level value, or leave it out")
