@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from agentgym.errors import Failure
 from agentgym.messages import Message
 from agentgym.store import schema
+from agentgym.store import writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import segment_of, segment_row
 from agentgym.store.schema import FILE, StoreError
@@ -392,11 +393,12 @@ def test_of_more_rollouts_than_can_be_held_the_oldest_are_lost_and_counted(
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
     monkeypatch.setattr(writing, "HELD_MOST", 2)
     with RolloutWriter(tmp_path) as writer:
-        with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            for step in range(5):
-                writer.add([group(rollout(f"a{step}/0"))], step=step)
-                writer.flush()
-            assert writer.lost == 3
+        other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for step in range(5):
+            writer.add([group(rollout(f"a{step}/0"))], step=step)
+            writer.flush()
+        assert writer.lost == 3
+        other.close()
     with RolloutStore(tmp_path) as store:
         assert [of.rollout.rollout_id for of in store.find()] == ["a3/0", "a4/0"]
