@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
-    """A shell's background job ignores Ctrl-C, and so would each process that a test starts and interrupts."""
+    """Let tests run as in a shell whose virtual environment is active.
+
+    A shell's background job ignores Ctrl-C, and so would each process that a test starts and interrupts.
+    """
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

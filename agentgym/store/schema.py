@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import re
+import shlex
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -192,9 +193,12 @@ def read_store(path: Path) -> ForeignDatabase:
 def damaged(path: Path, error: Exception) -> StoreError:
     """Say that a store cannot be read on, and what can be done."""
     return StoreError(
-        f"{path}: the store cannot be read ({error}); "
-        f"if it is damaged, `sqlite3 {path.name} .recover` saves what it can"
+        f"{path}: the store cannot be read ({error}); if it is damaged, `{_recover(path)}` saves what it can"
     )
+
+
+def _recover(path: Path) -> str:
+    return shlex.join(["sqlite3", str(path), ".recover"])
 
 
 def _check_version(path: Path, found: int) -> None:
@@ -265,7 +269,7 @@ def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError
     elif write:
         todo = f"move {path.name}, and {path.name}-wal if there is one, out of the folder: the run makes a new store"
     else:
-        todo = f"if it is damaged, `sqlite3 {path.name} .recover` saves what it can"
+        todo = f"if it is damaged, `{_recover(path)}` saves what it can"
     return StoreError(f"{path}: it cannot be opened as a store of rollouts ({error}); {todo}")
 
 

@@ -20,6 +20,7 @@ from agentgym.errors import Failure
 from agentgym.foreign_files.content import Unpacker
 from agentgym.messages import Message
 from agentgym.store import schema
+from agentgym.store import writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import segment_of, segment_row
 from agentgym.store.schema import FILE, StoreError
@@ -367,3 +368,47 @@ def test_a_rollout_with_a_call_that_is_none_is_kept(tmp_path: Path, call: Any) -
     assert writer.lost == 0
     with RolloutStore(tmp_path) as store:
         assert [one.rollout.segments[0].turns[0].message["tool_calls"] for one in store.find()] == [[call]]
+
+
+def test_a_store_that_was_locked_for_a_while_loses_nothing_and_the_warning_says_so_and_a_later_loss_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
+    with RolloutWriter(tmp_path) as writer:
+        other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for step in range(3):
+            writer.add([group(rollout(f"a{step}/0"))], step=step)
+            writer.flush()
+        assert [of.levelname for of in caplog.records] == ["WARNING"]
+        assert "held in memory and tried again" in caplog.messages[0]
+        other.execute("ROLLBACK")
+        writer.add_step([Trained(rollout_id="a0/0", segment=0, logprobs=None, advantages=[0.5, -0.5])], step=0)
+        writer.flush()
+        assert "it can be written again, and takes the rollouts that were held" in caplog.messages[1]
+        other.execute("CREATE TRIGGER no BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
+        writer.add([group(rollout("b/0"))], step=3)
+        writer.flush()
+        assert "1 are lost so far" in caplog.messages[2]
+        other.close()
+    with RolloutStore(tmp_path) as store:
+        assert [of.rollout.rollout_id for of in store.find()] == ["a0/0", "a1/0", "a2/0"]
+        assert [of.advantages for of in store.find(ids=["a0/0"])] == [((0.5, -0.5),)]
+    assert writer.lost == 1
+
+
+def test_of_more_rollouts_than_can_be_held_the_oldest_are_lost_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
+    monkeypatch.setattr(writing, "HELD_MOST", 2)
+    with RolloutWriter(tmp_path) as writer:
+        other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for step in range(5):
+            writer.add([group(rollout(f"a{step}/0"))], step=step)
+            writer.flush()
+        assert writer.lost == 3
+        other.close()
+    with RolloutStore(tmp_path) as store:
+        assert [of.rollout.rollout_id for of in store.find()] == ["a3/0", "a4/0"]
