@@ -70,7 +70,7 @@ class Judge(Generic[AnswerT]):
         model, and the answers that were cached.
 
         :raises EngineError: where the model has not answered after all.
-        :raises ModelLimitError: where the question is too long, or the rollout has had its calls; it makes a reward 0.0.
+        :raises ModelLimitError: if the question is too long, or the rollout has had its calls; a reward is 0.0 for it.
         """
         said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         asked = [Message(role="system", content=self.rubric), *said]

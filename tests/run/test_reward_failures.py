@@ -85,7 +85,9 @@ async def test_rewards_that_are_zero_for_what_the_policy_left_are_said_with_thei
     boxes = FakeBoxes(lambda: FakeBox(files={"one": "1"}))
     rollouts = [await ag.rollout(Files, task(0), Scripted([say(path)]), boxes=boxes) for path in ("one", "two")]
     (said,) = RewardFailures().add(rollouts)
-    assert said.startswith("1 of 2 rollouts (50.0 %) have a reward that is 0.0 because of what the policy said or left in")
+    assert said.startswith(
+        "1 of 2 rollouts (50.0 %) have a reward that is 0.0 because of what the policy said or left in"
+    )
     assert f"reward 'read', at {Path(__file__).name}:{READS} in read" in said
 
 
