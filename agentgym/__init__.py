@@ -47,6 +47,7 @@ if _TYPE_CHECKING:
         EngineError,
         EnvError,
         Failure,
+        MachineError,
         SandboxError,
         ToolError,
     )
@@ -126,6 +127,7 @@ __all__ = [
     "Limits",
     "LocalConfig",
     "LocalEngine",
+    "MachineError",
     "Member",
     "Message",
     "MetricsLogger",
@@ -254,6 +256,7 @@ _LAZY = {
         "EngineError",
         "EnvError",
         "Failure",
+        "MachineError",
         "SandboxError",
         "ToolError",
     ),

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 from agentgym.failures import describe, encodable, place_of, users_traceback
+from agentgym.machine.exhausted import exhausted
 
 
 class AgentGymError(Exception):
@@ -35,6 +36,10 @@ class BoxKilledError(SandboxError):
 
     told = "[the box was ended by the code that ran in it]"
     """The text for the model."""
+
+
+class MachineError(AgentGymError):
+    """The machine had no thread, process or descriptor left for what the env needs; never text for the model."""
 
 
 class ClosedError(SandboxError):
@@ -135,6 +140,18 @@ def content_error(error: BaseException | None) -> PolicyContentError | None:
     return None
 
 
+def of_machine(error: BaseException) -> MachineError | None:
+    """Return the error of a machine that has run out of something; None where the error is of the code that raised it.
+
+    `agentgym.machine.exhausted` says which is which.
+    """
+    what = exhausted(error)
+    if what is None:
+        return None
+    place = place_of(error)
+    return MachineError(f"{what} on this machine: {describe(error)}{f', at {place}' if place else ''}")
+
+
 def _errors_in(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
     """Yield the errors of a group and of the groups in it."""
     for error in group.exceptions:
@@ -183,6 +200,9 @@ class boundary:
             if error is not given:
                 raise error from error.__cause__
         elif not must_pass(error):
+            if self.kind is EnvError and (lacking := of_machine(error)) is not None:
+                lacking.where = self.where
+                raise lacking from error
             stray = is_stray(error) and not str(error)
             said = "CancelledError: nobody cancelled the rollout" if stray else describe(error)
             place = place_of(error) if self.kind is EnvError else ""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,31 @@ def pytest_configure() -> None:
     """A shell's background job ignores Ctrl-C, and so would each process that a test starts and interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="play every Nth of the chosen tests of each file, and its first",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the share of each file's tests that was asked for; what is left out is counted as deselected."""
+    share: int = config.getoption("--share")
+    if share <= 1:
+        return
+    place: Counter[Path] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        (left_out if place[item.path] % share else kept).append(item)
+        place[item.path] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from agentgym.env_checks.spoiled import Hostile, score_of_each
 from agentgym.environments.env import Env
 from agentgym.environments.rewards import rewards_of
+from agentgym.errors import alone
+from agentgym.failures import describe
 from agentgym.messages import Message
 from agentgym.types import Rollout, StepResult
 
@@ -47,6 +49,8 @@ class ObservedRollout:
     turns: list[Turn] = field(default_factory=list)
     bad_rewards: dict[str, str] = field(default_factory=dict)
     changed_scores: list[str] = field(default_factory=list)
+    second_score_failed: str | None = None
+    """The error of the second time that the env was asked for its score."""
     waited_in_reset: bool = False
     waited_in_score: str | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -155,14 +159,20 @@ def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
         return result
 
     async def score(self: Any) -> dict[str, float]:
-        play = stage.play
+        play, models = stage.play, self._models
         if play.hostile is not None:
             return await score_of_each(play.hostile, self, lambda: cls.score(self))
+        asked = models.calls() if models is not None else {}
         first = await FirstWait(cls.score(self), lambda: play.first_wait(_where_of_score(play), SCORE))
         play.went_on(_where_of_score(play))
         if play.score_twice and not play.bad_rewards:
             play.score_twice = False
-            play.changed_scores = _differing(first, await cls.score(self))
+            if models is not None:
+                models.rewind(asked)  # What a judge may be asked is for one score.
+            try:
+                play.changed_scores = _differing(first, await cls.score(self))
+            except Exception as error:
+                play.second_score_failed = describe(alone(error))
         return first
 
     async def close(self: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 from agentgym.boxes.arguments import shown
 from agentgym.boxes.verdicts import note_failed
-from agentgym.errors import AgentGymError, EnvError, alone, content_error, must_pass
+from agentgym.errors import AgentGymError, EnvError, alone, content_error, must_pass, of_machine
 from agentgym.failures import describe, log_once, place_of, place_of_function
 from agentgym.field_checks import names_its_arguments
 from agentgym.tools.declarations import (
@@ -102,6 +102,9 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
             raise
         if isinstance(error, AgentGymError):
             raise error from error.__cause__
+        if (lacking := of_machine(error)) is not None:
+            lacking.where = where
+            raise lacking from error
         log_once(where, error, method)
         place = place_of(error) or place_of_function(method)
         failed = EnvError(f"{where} raised {describe(error)}, at {place}")

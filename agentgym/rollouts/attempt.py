@@ -21,6 +21,7 @@ from agentgym.errors import (
     EngineError,
     EnvError,
     Failure,
+    MachineError,
     SandboxError,
     boundary,
 )
@@ -33,7 +34,8 @@ from agentgym.rollouts.role_rewards import count_untrained, read_role_rewards
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.rollout_warnings import warn_of_cases_without_an_outcome, warn_of_short_context
 from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
-from agentgym.time_limits import TimeLimit
+from agentgym.seeds import seed_for
+from agentgym.time_limits import TimeLimit, counting_time_at_gate
 from agentgym.types import Rollout, Sampling, StopReason
 
 T = TypeVar("T")
@@ -107,7 +109,7 @@ class Attempt:
         assert running is not None
         self.running, self.cancellations = running, running.cancelling()
         try:
-            with noting_failed_cases() as self.failed_cases:
+            with noting_failed_cases() as self.failed_cases, counting_time_at_gate() as held:
                 self.stop_reason = await self._opened(boxes)
         except AgentGymError as error:
             if running.cancelling() > self.cancellations:
@@ -122,7 +124,9 @@ class Attempt:
         if self.failed_cases:
             self.state.metrics["failed_cases"] = len(self.failed_cases)
         warn_of_cases_without_an_outcome(self.name, self.failed_cases)
-        self.state.metrics["seconds"] = time.perf_counter() - start
+        self.state.metrics["seconds"] = max(0.0, time.perf_counter() - start - held.seconds)
+        if held.seconds:
+            self.state.metrics["held_seconds"] = held.seconds
         self.state.metrics["turns"] = self.state.turns
         count_untrained(self.state.segments, self.state.metrics)
         if self.retries:
@@ -154,7 +158,7 @@ class Attempt:
                 error.add_note(str(worse))
         self.stop_reason, self.failure = StopReason.ERROR, Failure.of(error)
         self.touched |= isinstance(self.env, AgentEnv) and self.state.answers > 0
-        self.may_be_retried = not self.touched and isinstance(error, EngineError | SandboxError)
+        self.may_be_retried = not self.touched and isinstance(error, EngineError | MachineError | SandboxError)
 
     async def _opened(self, boxes: Boxes | None) -> str:
         """Make the env and lease its box, play, and close what was opened, whatever happens; the stop reason."""
@@ -241,8 +245,9 @@ class Attempt:
             return Ending(await env.play(policy, first))
 
     async def _first(self, env: Env[Any]) -> list[Message]:
+        seed = seed_for("env", self.state.seed, self.task.id, bits=31)
         with boundary(EnvError, f"{self.name}.reset"):
-            answer = await env.reset(seed=self.state.seed)
+            answer = await env.reset(seed=seed)
         return read_reset(answer, f"{self.name}.reset")
 
     async def _reset(self, env: Env[Any]) -> Conversation:

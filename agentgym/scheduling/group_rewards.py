@@ -12,6 +12,7 @@ from agentgym.environments.mixture import member_of
 from agentgym.environments.rewards import counted_content
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.rollouts.at_exit import at_exit
+from agentgym.seeds import seed_for
 from agentgym.time_limits import TimeLimit
 from agentgym.types import Rollout, StopReason
 
@@ -36,8 +37,8 @@ class GroupRewards(Generic[TaskT]):
         """
         cls = member_of(self._env, task)
         where, metrics = f"{cls.__name__}.{NAME}", dict[str, float]()
-        session = f"{task.id}/{NAME}"
-        models = NamedModels(self._models, cls.stand_ins, owner=where, session=session, seed=seed, metrics=metrics)
+        session, own = f"{task.id}/{NAME}", seed_for("group reward", seed, task.id)
+        models = NamedModels(self._models, cls.stand_ins, owner=where, session=session, seed=own, metrics=metrics)
         try:
             async with at_exit(EngineError, "release", models.release):
                 try:

@@ -93,9 +93,11 @@ def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixtu
     assert run(capsys, *chosen, "--out", "two", "--seed", "1")[0] == 0
     with RolloutStore("two") as store:
         assert {row.group_id for row in store.summaries()} == {"test-1", "test-4"}
-    code, lines, _ = run(capsys, "compare", "one", "two")
+    code, _, refused = run(capsys, "compare", "one", "two")
+    assert (code, "compare the 1 that both have with common=True (--common)" in refused) == (1, True)
+    code, lines, _ = run(capsys, "compare", "one", "two", "--common")
     assert code == 0
-    assert lines[0].split() == ["tasks", "1", "in", "both,", "3", "in", "one", "alone,", "which", "are", "left", "out"]
+    assert lines[0] == "tasks       1 in both, 3 left out, which one side did not play or score"
     assert [line.split()[0] for line in lines[1:4]] == ["reward", "difference", "p"]
 
 

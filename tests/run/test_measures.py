@@ -1,5 +1,6 @@
 """The figures and warnings of a run beside its rewards: each is what it says, by hand."""
 
+import io
 import json
 import subprocess
 from collections import Counter
@@ -15,7 +16,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.run.measures.batch import batch_figures, mismatch_figures, tool_figures
 from agentgym.run.measures.clock import StepClock
-from agentgym.run.measures.plot import write_plot
+from agentgym.run.measures.plot import draw_plot
 from agentgym.run.measures.surroundings import FILE, write_surroundings
 from agentgym.run.measures.watch import FIRST, LEAST_CALLS, NO_SIGNAL, Watch
 from agentgym.run.report import Report
@@ -58,6 +59,8 @@ async def test_the_figures_of_a_batch_are_counted_by_task_tool_and_error() -> No
     groups = await groups_of([say("1")], [say("0")], [call("look"), call("read"), say("1")], [say("not a number")])
     figures = batch_figures(groups)
     assert (figures["groups/solved_by_all"], figures["groups/solved_by_none"]) == (2 / 3, 1 / 3)
+    assert batch_figures(groups, least_solved=0.0)["groups/solved_by_all"] == 1.0
+    assert batch_figures(groups, least_solved=1.5)["groups/solved_by_none"] == 1.0
     assert figures["reward/std"] == pytest.approx(np.std([1, 1, 0, 0, 1, 1]))
     assert figures["failures/EnvError"] == 2
     assert (figures["tools/look/calls"], figures["tools/look/errors"], figures["tools/read/calls"]) == (2, 2, 2)
@@ -98,7 +101,8 @@ def test_the_parts_of_a_step_are_timed_and_the_next_step_begins_anew() -> None:
     assert 0 <= first["time/collect"] + first["time/train"] <= first["time/step"]
     assert first["throughput/sampled_tokens_per_s"] == pytest.approx(8 / first["time/step"])
     assert first["throughput/trained_tokens_per_s"] == pytest.approx(4 / first["time/train"])
-    assert clock.figures(sampled_tokens=0, trained_tokens=0).keys() == {"time/step", "throughput/sampled_tokens_per_s"}
+    again = clock.figures(sampled_tokens=0, trained_tokens=0)
+    assert again.keys() == {"time/step", "time/stood_still", "throughput/sampled_tokens_per_s"}
 
 
 QUIET = {"samples/groups": 4.0, "samples/groups_without_signal": 4.0, "train/optimizer_steps": 0.0}
@@ -173,8 +177,9 @@ def test_what_a_run_runs_on_stands_in_its_folder(tmp_path: Path, monkeypatch: py
 
 def test_the_rewards_are_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert write_plot(tmp_path, [{"reward": 0.1}, {}, {"reward": 0.5}], {0: 0.2, 3: 0.6})
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    picture = io.BytesIO()
+    assert draw_plot(picture, [{"reward": 0.1}, {}, {"reward": 0.5}], {0: 0.2, 3: 0.6})
+    assert picture.getvalue().startswith(b"\x89PNG")
 
 
 def test_the_share_of_the_gpus_peak_is_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.errors import Failure
+from agentgym.foreign_files.content import Unpacker
 from agentgym.messages import Message
 from agentgym.store import schema
 from agentgym.store.reader import RolloutStore
@@ -112,7 +113,7 @@ def written(folder: Path, *groups: Group, step: int = 0) -> None:
 def test_a_segment_comes_back_as_it_was_whatever_was_said(text: str, cuts: list[int], top: int) -> None:
     spans = list(zip(cuts[::2], cuts[1::2], strict=False))
     one = segment(spans, length=64, text=text, top=top)
-    assert same(segment_of(segment_row(one)), one)
+    assert same(segment_of(segment_row(one), Unpacker()), one)
 
 
 def test_rollouts_come_back_whole_with_their_task(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
         writer.add([group(rollout("c/0"))], step=1)
         writer.flush()
         assert writer.lost == 3
-    assert len([r for r in caplog.records if "rollouts are not written" in r.message]) == 1
+    assert len([r for r in caplog.records if "are lost so far" in r.message]) == 1
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
 
@@ -235,17 +236,26 @@ class OddTask(Task):
     """Anything, also what JSON has no form for."""
 
 
-@pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, "\ud800"])
-def test_a_task_that_json_cannot_hold_takes_no_rollout_with_it(tmp_path: Path, value: object) -> None:
+@pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, {"a set"}])
+def test_a_task_that_json_cannot_hold_is_not_kept_as_another_one_and_takes_no_rollout_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: object
+) -> None:
     odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value=value)
     with RolloutWriter(tmp_path) as writer:
         writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=0)
     assert writer.lost == 0
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
-        kept = store.task("a")
-    assert kept is not None
-    assert kept["prompt"] == [{"role": "user", "content": "Go."}]
+        assert store.task("a") is None
+    assert "task 'a' is not written, and its rollouts are: ValueError: OddTask.value" in caplog.text
+
+
+def test_half_a_character_in_a_task_is_kept(tmp_path: Path) -> None:
+    odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value="\ud800")
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=0)
+    with RolloutStore(tmp_path) as store:
+        assert store.task("a") == {"id": "a", "prompt": [{"role": "user", "content": "Go."}], "value": "\ud800"}
 
 
 def test_a_task_that_cannot_be_written_is_said_once_and_its_rollouts_are_written(
@@ -285,7 +295,7 @@ def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
             other.execute(f"CREATE TRIGGER no_{deed} BEFORE {deed} ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
     with RolloutWriter(tmp_path, done=2) as writer:
         writer.add([group(rollout("b/0"))], step=2)
-    assert [("could not be removed" in m, "rollouts are not written" in m) for m in caplog.messages] == [
+    assert [("could not be removed" in m, "are lost so far" in m) for m in caplog.messages] == [
         (True, False),
         (False, True),
     ]

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import main as cli
+from agentgym.extras import install_line
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
 from agentgym.store.writer import RolloutWriter
@@ -61,6 +62,27 @@ def test_it_prints_its_address_and_answers_whoever_opens_it_and_nobody_else(tmp_
         port = int(place.split(":")[2].rstrip("/"))
         with pytest.raises(ConnectionRefusedError):  # it listens on this machine's own address alone
             socket.create_connection(("127.0.0.2", port))
+
+
+def test_pipes_and_devices_in_place_of_a_runs_files_hold_nobody_up_and_it_ends_when_it_is_asked_to(
+    tmp_path: Path,
+) -> None:
+    for name in ("pipes", "sound", "zeros"):
+        make_run(tmp_path / name)
+    for file in ("metrics.jsonl", "settings.json", "summary.json", ".lock"):
+        for name in ("pipes", "zeros"):
+            (tmp_path / name / file).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / "pipes" / file)
+        (tmp_path / "zeros" / file).symlink_to("/dev/zero")
+    with viewer(tmp_path, "--no-token") as (process, address):
+        runs = json.loads(opened(f"{address}api/runs"))["runs"]
+        assert [run["name"] for run in runs] == ["pipes", "sound", "zeros"]
+        for run in runs:
+            assert json.loads(opened(f"{address}api/runs/{run['run']}/state"))["rollouts"] == 10
+        with pytest.raises(urllib.error.HTTPError, match="409"):
+            opened(f"{address}api/runs/{runs[0]['run']}/metrics")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("path", ["/../guard.py", "/..%2fguard.py", "/%2e%2e/guard.py", "/page/../../server.py"])
@@ -154,7 +176,7 @@ def test_without_its_packages_one_line_says_what_to_install(tmp_path: Path) -> N
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "agentgym: starlette is not installed: pip install 'agentgym[view]'\n"
+    assert done.stderr == f"agentgym: starlette is not installed: {install_line('view')}\n"
 
 
 def test_a_reader_that_stays_never_blocks_the_writer(tmp_path: Path) -> None:

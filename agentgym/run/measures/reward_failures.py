@@ -14,7 +14,7 @@ SHARE = 0.01
 
 
 class RewardFailures:
-    """Counts rollouts that have no reward because a reward raised, and those that are 0.0 for what the policy left."""
+    """Counts rollouts without a reward because one raised, and rewards that are 0.0 for what the policy left."""
 
     def __init__(self) -> None:
         self.rollouts = 0
