@@ -208,6 +208,8 @@ async def test_a_rollout_asks_a_judge_no_more_often_than_it_is_allowed() -> None
 
 async def test_no_answer_is_too_long_for_a_judge_to_cost_a_rollout_its_reward() -> None:
     class Long(Judged):
+        judge = ag.Judge(rubric="1 is good.", response=Verdict)
+
         @ag.reward
         async def good(self) -> float:
             return (await self.judge.ask(self.model("judge"), self.answer or "")).score
