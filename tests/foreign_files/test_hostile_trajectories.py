@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from agentgym.engines.adapter_files import read_adapter
 from agentgym.exports.atif_reader import read_atif
 from agentgym.foreign_files.opening import UnreadableFileError
+from agentgym.models import find_model
 from agentgym.store.reader import RolloutStore
 from tests.foreign_files.attacks import deep
 from tests.foreign_files.commands import Worker, worker, wrong_with
@@ -185,6 +187,26 @@ def test_the_config_of_an_adapter_is_refused_with_a_sentence(
     (found,) = commands.run(["merge", str(tmp_path), str(tmp_path / "out")])
     assert wrong_with(found) == []
     assert (found["code"], told in found["error"]) == (1, True), found["error"]
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("what", ["a pipe", "a device", "100,000 levels", "a number"])
+def test_the_tokenizer_of_a_stranger_is_looked_at_or_refused(
+    file: str, what: str, tmp_path: Path, commands: Worker
+) -> None:
+    shutil.copytree(find_model("tiny"), tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.unlink()
+    match what:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a device":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.write_text(deep() if what == "100,000 levels" else "7")
+    (found,) = commands.run(["doctor", "--model", str(tmp_path / "model")])
+    assert wrong_with(found) == []
+    assert found["code"] == 1
 
 
 def test_the_error_is_one_class_that_is_a_value_error_too(tmp_path: Path) -> None:
