@@ -10,6 +10,7 @@ from agentgym.engines.fingerprint import fingerprint, model_files
 from agentgym.evals.opening import Model, adapter_folder, base_of, is_url
 from agentgym.evals.playing import OwnPlaying, Playing
 from agentgym.folders.disk import write_whole
+from agentgym.foreign_files.content import read_object
 from agentgym.run.settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
@@ -60,7 +61,7 @@ def hold_models(folder: Path, found: Fingerprints) -> None:
     :raises ValueError: for a model of which a part is not what was kept; it names the part.
     """
     path = folder / SETTINGS
-    begun = json.loads(path.read_bytes())
+    begun = read_object(path, within=folder)
     kept: dict[str, dict[str, str]] = begun.setdefault(KEPT, {})
     before = json.dumps(kept)
     for name, parts in found.items():

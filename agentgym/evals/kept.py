@@ -17,6 +17,7 @@ from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.evals.fingerprints import Fingerprints, hold_models
 from agentgym.folders.disk import Refusals, write_whole
 from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.opening import read_bytes
 from agentgym.run.folder_lock import FolderInUse, LockedFolder, hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
@@ -67,7 +68,7 @@ class KeptRollouts:
 
     def __init__(self, held: LockedFolder, store: RolloutWriter, played: dict[str, Rollout]) -> None:
         self._held, self._store = held, store
-        self._settings = (held.path / SETTINGS).read_bytes()
+        self._settings = read_bytes(held.path / SETTINGS, within=held.path)
         self._disk = Refusals(_LOG.warning)
         self.played = played
         """Rollouts that an earlier process played, by their ids."""
@@ -77,7 +78,7 @@ class KeptRollouts:
         self._follow()
         write = partial(hold_models, self._held.path, found)
         self._disk.attempt(SETTINGS, write, then="a resumed evaluation does not know the models by them")
-        self._settings = (self._held.path / SETTINGS).read_bytes()
+        self._settings = read_bytes(self._held.path / SETTINGS, within=self._held.path)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Keep the bytes of each token id that occurs in the rollouts from now on."""

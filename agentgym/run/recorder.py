@@ -13,6 +13,7 @@ from agentgym.evals.evaluation import Evaluation
 from agentgym.extras import install_line
 from agentgym.folders.disk import write_whole
 from agentgym.folders.held import Change
+from agentgym.foreign_files.opening import UnreadableFileError, read_bytes
 from agentgym.run.folder_lock import LockedFolder
 from agentgym.run.log import MetricsLogger, strict
 from agentgym.run.measures.batch import batch_figures, mismatch_figures
@@ -80,8 +81,8 @@ class Recorder:
                 write = partial(write_whole, change.path / name, self.texts[name])
                 self.log.disk.attempt(name, write, then="the run goes on without it")
             elif name not in self.texts:
-                with suppress(OSError):
-                    self.texts[name] = (self.log.folder / name).read_bytes()
+                with suppress(OSError, UnreadableFileError):
+                    self.texts[name] = read_bytes(self.log.folder / name, within=self.log.folder)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Keep the bytes of each token id that occurs in the rollouts from now on."""
