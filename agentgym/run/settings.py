@@ -149,7 +149,7 @@ def begun_steps(folder: Path, otherwise: int) -> int:
 def begun_eval_seed(folder: Path) -> int | None:
     """Return the seed of the evaluations in `folder`; None where it is not said, or seeds were derived otherwise."""
     try:
-        kept = read_object(folder / SETTINGS, within=folder)["seeds"]
+        kept = _kept(folder)["seeds"]
         return int(kept["evaluation"]) if kept["derivation"] == DERIVATION else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -158,7 +158,7 @@ def begun_eval_seed(folder: Path) -> int | None:
 def refuse_other_derivation(folder: Path, field: str = "resume") -> None:
     """Raise ValueError where what is in `folder` was begun by an agentgym that derives seeds in another way."""
     try:
-        derivation = read_object(folder / SETTINGS, within=folder)["seeds"]["derivation"]
+        derivation = _kept(folder)["seeds"]["derivation"]
     except (OSError, ValueError, KeyError, TypeError):
         derivation = None
     if derivation != DERIVATION:
