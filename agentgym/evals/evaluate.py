@@ -124,9 +124,7 @@ async def evaluate(
             _warn_of_unasked(cls, asked, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
         resumed = len(chosen) * k - len(left) if resume else None
-        played = Evaluation(
-            groups=Groups(groups), k=k, envs=envs, seed=seed, solved=float(solved), resumed=resumed
-        )
+        played = Evaluation(groups=Groups(groups), k=k, envs=envs, seed=seed, solved=float(solved), resumed=resumed)
         if kept is not None:
             await asyncio.to_thread(kept.finish, played)
     if kept is not None and kept.lost:

@@ -12,7 +12,6 @@ from typing import Any
 
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
-from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.folders.disk import Refusals, write_whole
 from agentgym.run.folder_lock import FolderInUse, LockedFolder, hold_folder, make_folder

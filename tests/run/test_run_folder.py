@@ -121,9 +121,7 @@ def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_th
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path
 ) -> None:
     fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
-    with pytest.raises(
-        AgentGymError, match=r"adapter could not be written.* 3 steps .* the checkpoint of step 2"
-    ):
+    with pytest.raises(AgentGymError, match=r"adapter could not be written.* 3 steps .* the checkpoint of step 2"):
         played(replace(run, steps=3), {1: fill})
     disk.close()
     assert last_checkpoint(tmp_path / "run/checkpoints").step == 2

@@ -44,7 +44,9 @@ class Deep(ag.Env[ag.Task]):
     def tasks(cls, split: str) -> list[ag.Task]:
         return Plain.tasks(split)
 
-    async def reset(self, *, seed: int) -> tuple[list[ag.Message], dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[ag.Message], dict[str, Any]]:
         self.metrics["depth"] = 10.0
         return [ag.Message(role="user", content="x")], {}
 
