@@ -16,7 +16,7 @@ from agentgym.asking.answer_cache import AnswerCache, question_key
 from agentgym.asking.named import kept
 from agentgym.asking.structured import read_answer
 from agentgym.environments.forks import AnswerT, Model
-from agentgym.errors import EnvError
+from agentgym.errors import ModelLimitError
 from agentgym.field_checks import Above0, Count, Folder, NotNegative, Positive, Text, check_fields, names_its_fields
 from agentgym.folders.names import whole_path
 from agentgym.messages import Message
@@ -73,7 +73,7 @@ class Judge(Generic[AnswerT]):
         model, and the answers that were cached.
 
         :raises EngineError: where the model has not answered after all.
-        :raises EnvError: where the rollout has had its calls.
+        :raises ModelLimitError: if the question is too long, or the rollout has had its calls; a reward is then 0.0.
         """
         said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         asked = [Message(role="system", content=self.rubric), *said]
@@ -112,7 +112,7 @@ class Judge(Generic[AnswerT]):
         async with self._place():
             if self.calls is not None:
                 if model.calls >= self.calls:
-                    raise EnvError(
+                    raise ModelLimitError(
                         f"judge {model.name!r}: the rollout has asked it {model.calls} times, and Judge.calls allows "
                         f"{self.calls}; ask for less, or raise it"
                     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.data.content import same_fields
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import PHASE
@@ -28,12 +29,12 @@ class Comparison:
     """The mean reward of each task in the one and in the other, by its id."""
     left_out: int = 0
     """Tasks that have a scored rollout in one of the two alone."""
+    seeds: tuple[int | None, int | None] = (None, None)
+    """The seeds of the one and of the other; None where it is not known."""
     sides: tuple[str, str] = ("", "")
     """What the one and the other are: which evaluation of a run; empty for an evaluation of its own."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """The least and the largest reward that is possible, as far as is known."""
-    seeds: tuple[int | None, int | None] = (None, None)
-    """The seeds of the one and of the other; None where it is not known."""
 
     def __repr__(self) -> str:
         one, other = self.means
@@ -94,8 +95,9 @@ def compare(
 
     `phase` says which evaluation of a training run is meant, or of the one and of the other: `after` training,
     `before` it, or a number of steps. Both must have played the same tasks; with `common` those that both have played
-    are compared. The seeds may differ; `luck` says whether they do. Raises ValueError if the tasks or a task's fields
-    differ, or if no task has a scored rollout in both; AgentGymError for a folder without such an evaluation.
+    are compared. The seeds may differ; `luck` says whether they do. Raises ValueError if the tasks are not the same, if
+    a task's fields differ, or if no task has a scored rollout in both; AgentGymError for a folder without such an
+    evaluation.
     """
     phases = (phase, phase) if isinstance(phase, str) else tuple(phase)
     if len(phases) not in (1, 2):
@@ -112,9 +114,13 @@ def compare(
     left_out = len(first.played ^ second.played) if common else 0
     left_out += len((first.played & second.played) - set(both))
     rewards = {name: (first.rewards[name], second.rewards[name]) for name in both}
-    bounds = min(first.bounds[0], second.bounds[0]), max(first.bounds[1], second.bounds[1])
-    sides, seeds = (first.what, second.what), (first.seed, second.seed)
-    return Comparison(rewards=rewards, left_out=left_out, sides=sides, seeds=seeds, bounds=bounds)
+    return Comparison(
+        rewards=rewards,
+        left_out=left_out,
+        seeds=(first.seed, second.seed),
+        sides=(first.what, second.what),
+        bounds=(min(first.bounds[0], second.bounds[0]), max(first.bounds[1], second.bounds[1])),
+    )
 
 
 def _refuse_other_tasks(first: "_Side", second: "_Side") -> None:
@@ -139,8 +145,8 @@ class _Side:
     """The tasks that were played, those without a scored rollout too."""
     bounds: tuple[float, float]
     tasks: Mapping[str, Any] = field(default_factory=dict)
-    what: str = ""
     seed: int | None = None
+    what: str = ""
 
     @classmethod
     def of(cls, given: Evaluation | str | Path, phase: str) -> "_Side":
@@ -157,7 +163,8 @@ class _Side:
 
     def differs(self, other: "_Side", name: str) -> bool:
         """Whether both know the task, and not as the same."""
-        return name in self.tasks and name in other.tasks and self.tasks[name] != other.tasks[name]
+        one, two = self.tasks.get(name), other.tasks.get(name)
+        return one is not None and two is not None and not same_fields(one, two)
 
 
 def _read(folder: Path, phase: str) -> _Side:
@@ -170,8 +177,8 @@ def _read(folder: Path, phase: str) -> _Side:
             tasks = {name: task for name in found if (task := store.task(name)) is not None}
     except (FileNotFoundError, ValueError) as error:
         raise AgentGymError(f"run: {error}") from error
-    known = {"tasks": tasks, "what": what, "seed": begun_eval_seed(folder)}
-    return _Side.holding({name: of.values() for name, of in found.items()}, **known)
+    rewards = {name: of.values() for name, of in found.items()}
+    return _Side.holding(rewards, tasks=tasks, seed=begun_eval_seed(folder), what=what)
 
 
 def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,8 +16,9 @@ from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_boxes import check_boxes
-from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.task_rows import as_task, as_tasks, first_tasks, split_tasks
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.fingerprints import fingerprints, fingerprints_now
 from agentgym.evals.kept import KeptRollouts, kept_in, settings_of
 from agentgym.evals.opening import Model, name_of, opened_name, refuse_images
 from agentgym.evals.playing import Playing, open_playing
@@ -26,6 +27,7 @@ from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
 from agentgym.folders.held import place_now
 from agentgym.folders.names import whole_path
+from agentgym.run.measures.reward_failures import RewardFailures
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.tools.declarations import check_whole
@@ -103,7 +105,8 @@ async def evaluate(
     async with AsyncExitStack() as stack:
         kept = None
         if out is not None:
-            keeping = kept_in(folder, settings, envs, chosen, k=k, resume=resume, retry_failed=retry_failed)
+            known = await fingerprints({"": model, **asked})
+            keeping = kept_in(folder, settings, envs, chosen, known, k=k, resume=resume, retry_failed=retry_failed)
             kept = stack.enter_context(keeping)
         ended = {} if kept is None else _usable(kept.played, chosen, k, judged)
         left = [(task, number) for task in chosen for number in range(k) if _id(task, number) not in ended]
@@ -118,9 +121,10 @@ async def evaluate(
                 opening = open_playing_on_ray(*given, at_once=at_once, address=ray, workers=workers)
                 playing = await stack.enter_async_context(opening)
             if kept is not None:
+                kept.hold_models(await fingerprints_now({"": model, **asked}, playing))
                 kept.name_tokens(playing.token_bytes())
             told = stack.enter_context(progress_bar(len(chosen) * k, len(chosen) * k - len(left), shown=progress))
-            await _Player(playing, k, judged, kept, told, ended).play_all(left, concurrency)
+            await _Player(playing, k, judged, kept, told, ended, set(ended)).play_all(left, concurrency)
             _warn_of_unasked(cls, asked, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
         resumed = len(chosen) * k - len(left) if resume else None
@@ -146,6 +150,9 @@ class _Player:
     told: Callable[[Rollout], None]
     ended: dict[str, Rollout]
     """Every rollout by its id."""
+    kept_ids: set[str]
+    """The ids of the rollouts that were kept."""
+    reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
         """Play these rollouts, at most `concurrency` at once."""
@@ -179,8 +186,14 @@ class _Player:
         """Keep rollouts that have ended, and say so."""
         if self.kept is not None:
             await asyncio.to_thread(self.kept.add, task, rollouts)
+            self.kept_ids.update(done.rollout_id for done in rollouts)
+            names = _ids(task, self.k)
+            if self.kept_ids.issuperset(names):
+                self.kept.sign(Group(group_id=task.id, rollouts=tuple(self.ended[name] for name in names)))
         for done in rollouts:
             self.told(done)
+        for said in self.reward_failures.add(rollouts):
+            _LOG.warning("%s", said)
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
@@ -214,20 +227,20 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
     """The tasks to play."""
     if split not in get_args(Split):
         raise ValueError(f"split: must be one of {', '.join(get_args(Split))}, got {split!r}")
-    found = (cls.tasks(split) if tasks is None else tasks)[: TASKS if n is None else n]
-    chosen: list[Task] = list(as_tasks(cls, list(found)))
+    found = split_tasks(cls, split) if tasks is None else as_tasks(cls, tasks)
+    chosen: list[Task] = [as_task(cls, row) for row in first_tasks(found, TASKS if n is None else n)]
     if not chosen:
         what = f'{cls.__name__}.tasks("{split}") has no task' if tasks is None else "the sequence is empty"
         raise ValueError(f"tasks: {what}; an evaluation needs at least one")
     if n is not None and len(chosen) < n:
         _LOG.warning("%s: n is %d, and there are %d tasks, all of which are played", cls.__name__, n, len(chosen))
-    if n is None and tasks is not None and hasattr(tasks, "__len__") and len(tasks) > len(chosen):
+    if n is None and tasks is not None and len(found) > len(chosen):
         _LOG.warning(
             "%s: of the %d tasks that were given the first %d are played; n=%d plays all",
             cls.__name__,
-            len(tasks),
+            len(found),
             len(chosen),
-            len(tasks),
+            len(found),
         )
     unique([task.id for task in chosen])
     return chosen

@@ -10,16 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentgym.data.content import refuse_unkept, same_fields, task_fields
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.evals.evaluation import Evaluation, mean_reward
+from agentgym.evals.fingerprints import Fingerprints, hold_models
 from agentgym.folders.disk import Refusals, write_whole
+from agentgym.foreign_files.content import read_object
 from agentgym.run.folder_lock import FolderInUse, LockedFolder, hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
 from agentgym.seeds import VERSION as DERIVATION
 from agentgym.store.reader import RolloutStore
-from agentgym.store.rows import packed, task_fields, unpacked
 from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
@@ -70,6 +72,13 @@ class KeptRollouts:
         self.played = played
         """Rollouts that an earlier process played, by their ids."""
 
+    def hold_models(self, found: Fingerprints) -> None:
+        """Keep what is known of the models by now; ValueError for one that is not what the folder was begun with."""
+        self._follow()
+        write = partial(hold_models, self._held.path, found)
+        self._disk.attempt(SETTINGS, write, then="a resumed evaluation does not know the models by them")
+        self._settings = (self._held.path / SETTINGS).read_bytes()
+
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Keep the bytes of each token id that occurs in the rollouts from now on."""
         self._store.vocabulary.token_bytes = token_bytes
@@ -80,8 +89,13 @@ class KeptRollouts:
         What the disk does not take is held in memory, and tried again with the next ones.
         """
         self._follow()
-        self._store.add([Group(group_id=task.id, rollouts=tuple(rollouts), task=task)], phase=PHASE, step=0)
+        group = Group(group_id=task.id, rollouts=tuple(rollouts), task=task)
+        self._store.add([group], phase=PHASE, step=0, whole=False)
         self._store.flush()
+
+    def sign(self, group: Group) -> None:
+        """Write the signs of a task's rollouts, all of which were added: they are made by comparing them."""
+        self._store.sign(group, phase=PHASE, step=0)
 
     def finish(self, evaluation: Evaluation) -> None:
         """Write the summary; what the disk does not take is said, and the evaluation has its result all the same."""
@@ -116,6 +130,7 @@ def kept_in(
     settings: Mapping[str, Any],
     envs: Mapping[str, EnvVersion],
     tasks: Sequence[Task],
+    fingerprints: Fingerprints,
     *,
     k: int,
     resume: bool,
@@ -125,9 +140,11 @@ def kept_in(
 
     Without `resume` the folder must hold no evaluation. With it, what is there is not played again; with `retry_failed`
     the rollouts without a reward are. Raises ValueError, naming the field, if settings or tasks are not those that it
-    was begun with, or if it holds more tasks, or more than `k` rollouts of one. Logs a warning for an env whose version
-    or files are other ones.
+    was begun with, if it holds more tasks, or more than `k` rollouts of one, for a model whose fingerprint is another
+    one, and for a task that a store does not give back as it is. Logs a warning for an env whose version or files are
+    other ones.
     """
+    refuse_unkept(tasks)
     make_folder(folder)
     with hold_folder(folder) as held:
         if (folder / FILE).is_file() and not resume:
@@ -140,6 +157,7 @@ def kept_in(
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
             content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
             write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
+        hold_models(folder, fingerprints)
         with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay
             played = _played(folder, {task.id: task for task in tasks}, k, retry_failed)
             yield KeptRollouts(held, store, played)
@@ -147,8 +165,8 @@ def kept_in(
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     try:
-        begun = dict(json.loads((folder / SETTINGS).read_text()))
-    except (ValueError, TypeError) as error:
+        begun = read_object(folder / SETTINGS, within=folder)
+    except ValueError as error:
         raise ValueError(f"out: {folder / SETTINGS} cannot be read ({error}); name another folder") from error
     for name in MUST_AGREE:
         if begun.get(name) != settings[name]:
@@ -166,7 +184,7 @@ def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool)
         for stored in store.find(phase=PHASE):
             found[stored.rollout.rollout_id] = stored.rollout
         for name in {rollout.group_id for rollout in found.values()}:
-            if store.task(name) != unpacked(packed(task_fields(tasks[name]))):
+            if not same_fields(store.task(name) or {}, task_fields(tasks[name])):
                 raise ValueError(
                     f"tasks: task {name!r} is not what it was when {folder} was begun; name another folder"
                 )

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.asking.named import NamedModels, check_models
+from agentgym.data.content import task_fields, task_of
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.mixture import Mixture, member_of
 from agentgym.environments.resources import open_resources
 from agentgym.environments.rewards import rewards_of, total
-from agentgym.environments.task_rows import as_task
+from agentgym.environments.task_rows import task_type
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
 from agentgym.folders.disk import Refusals, write_whole
 from agentgym.folders.names import whole_path
+from agentgym.foreign_files.content import read_object
 from agentgym.rollouts.step_result import read_rewards
 from agentgym.run.settings import SETTINGS, versions
 from agentgym.run.tasks.content import as_json, env_versions
@@ -203,7 +205,8 @@ class _Scorer:
         if issubclass(cls, Mixture):
             cls = cls.members[name.partition("/")[0]].env
         try:
-            return as_task(cls, fields)
+            task_fields(task := task_of(task_type(cls), fields))  # which refuses what was stored as stars
+            return task
         except ValueError as error:
             raise ValueError(f"env: the task {name!r} of the run is none of {cls.__name__}: {error}") from error
 
@@ -297,7 +300,7 @@ def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, flo
 def _write_settings(run: Path, out: Path, env: type[Env[Any]]) -> None:
     """Write the settings of the run, with what its rewards are of now."""
     try:
-        begun = json.loads((run / SETTINGS).read_text())
+        begun = read_object(run / SETTINGS, within=run)
     except (OSError, ValueError):
         begun = {}
     begun |= {"versions": versions(), "envs": as_json(env_versions(env)), "regraded": str(run)}

@@ -23,7 +23,7 @@ from agentgym.field_checks import (
     PartBelow1,
     Positive,
     Share,
-    Texts,
+    Stops,
     check_fields,
     names_its_fields,
 )
@@ -54,8 +54,8 @@ WHOLE = (
 class TrainSampling:
     """Says how rollouts are sampled for training, beside train.temperature and max_tokens."""
 
-    stop: Texts = ()
-    """Texts that end a turn once it has sampled one of them; the turn keeps the text."""
+    stop: Stops = ()
+    """Texts that end a turn once it has sampled one of them: at most 16, of 256 characters. The turn keeps the text."""
     top_p: Share = 1.0
     """Refused below 1 in training; set eval_sampling.top_p for the evaluations."""
     top_k: Positive | None = None
@@ -85,7 +85,7 @@ class EvalSampling:
     """Draw from this many likeliest tokens; None is all of them."""
     min_p: PartBelow1 = 0.0
     """Draw from the tokens that are at least this many times as likely as the likeliest; 0 is all of them."""
-    stop: Texts | None = None
+    stop: Stops | None = None
     """Texts that end a turn; None is train_sampling.stop."""
 
     def __post_init__(self) -> None:
@@ -152,8 +152,7 @@ class RunConfig:
     keep: Positive = 2
     """Checkpoints that stay; the oldest goes first."""
     seed: Seed = 0
-    """The seed that all chance of the run is derived from: order of tasks, env's luck, sampling, first weights and
-    evaluations; from 0 to 2^63 - 1."""
+    """The seed of all chance: the order of tasks, envs, sampling, first weights, evaluations; from 0 to 2^63 - 1."""
     ray: Name = OFF
     """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
     HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
@@ -232,10 +231,7 @@ class RunConfig:
                 "set engine.adapters='merged', which pushes whole weights"
             )
         if "experts" in self.train.lora_targets and not isinstance(self.engine, OtherEngine):
-            raise ValueError(
-                "train.lora_targets: neither the embedded engine nor SGLang samples from an adapter of stacked "
-                "experts; leave experts out, or give an engine of your own that does"
-            )
+            raise ValueError("train.lora_targets: only an engine of your own samples from experts; leave experts out")
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
         if self.train.temperature == 0:
@@ -288,8 +284,7 @@ class RunConfig:
     def _check_value(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a critic or without one."""
         if self.advantage_level != "value":
-            own = TrainConfig()
-            changed = [name for name in _VALUE if getattr(self.train, name) != getattr(own, name)]
+            changed = [name for name in _VALUE if getattr(self.train, name) != getattr(TrainConfig(), name)]
             if changed or self.gae != GAE():
                 named = f"train.{changed[0]}" if changed else "gae"
                 raise ValueError(f"{named}: no critic is trained; set advantage_level value, or leave it out")

@@ -11,7 +11,7 @@ from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine
 from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
-from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.task_rows import first_tasks, split_tasks
 from agentgym.evals.evaluation import Evaluation
 from agentgym.run.config import WHOLE
 from agentgym.run.peers import Peers
@@ -146,7 +146,7 @@ class Collector:
         self, count: int, *, n: int = 1, seed: int = 0, must_score: bool = True, sampling: Sampling | None = None
     ) -> Evaluation:
         """Play the first `count` held-out tasks, `n` attempts each; with one seed, `ag.evaluate` has the same luck."""
-        tasks = as_tasks(self.env, self.env.tasks("test"))[:count]
+        tasks = first_tasks(split_tasks(self.env, "test"), count)
         envs = await in_own_thread(lambda: env_versions(self.env), name="agentgym-versions")
         given: dict[str, Any] = {"must_score": must_score, "sampling": sampling}
         groups = await self.collect(tasks, n=n, seed=seed, same_instance=False, **given)

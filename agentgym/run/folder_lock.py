@@ -12,6 +12,7 @@ from agentgym.errors import AgentGymError
 from agentgym.folders.file_systems import has_locks, shared_kind
 from agentgym.folders.held import Change, HeldFolder
 from agentgym.folders.names import cannot_be_made
+from agentgym.foreign_files.opening import check_folder
 from agentgym.process_identity import owner, state_of
 
 _LOG = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ def hold_folder(folder: Path) -> Iterator[LockedFolder]:
     next run takes it over. Only processes that see the same file system's locks are told apart. On a file system
     without locks the file itself is the lock, and names the process and its machine; see `_claimed`.
     """
+    check_folder(folder)
     held = LockedFolder(folder)
     try:
         yield held

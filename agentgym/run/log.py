@@ -17,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agentgym.folders.disk import Refusals, disk_trouble, write_whole
 from agentgym.folders.names import whole_path
+from agentgym.foreign_files.content import parsed
+from agentgym.foreign_files.opening import read_bytes
 
 METRICS = "metrics.jsonl"
 """The file in the run's folder that holds its figures."""
@@ -209,7 +211,7 @@ def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, 
 
     Warns where figures of one of them are missing.
     """
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = _lines(path)
     kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < steps]
     found = [json.loads(line) for line in kept]
     held_out = {int(row["step"]): row[HELD_OUT] for row in found if row.get(HELD_OUT) is not None}
@@ -222,14 +224,22 @@ def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, 
 
 def steps_in(path: Path) -> int:
     """Count the steps that the file at `path` has figures of."""
-    rows = [_row(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    rows = map(_row, _lines(path))
     return sum(row is not None and HELD_OUT not in row for row in rows)
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of the file at `path`, however long the run has been; none where there is no file."""
+    try:
+        return read_bytes(path, within=path.parent, most=sys.maxsize).splitlines()
+    except FileNotFoundError:
+        return []
 
 
 def _row(line: bytes) -> dict[str, float] | None:
     """Read the figures of a line; None for one that was cut off in the middle or damaged."""
     try:
-        row = json.loads(line)
+        row = parsed(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

@@ -17,6 +17,7 @@ from agentgym.run.folder_lock import LockedFolder
 from agentgym.run.log import MetricsLogger, strict
 from agentgym.run.measures.batch import batch_figures, mismatch_figures
 from agentgym.run.measures.plot import PLOT, draw_plot
+from agentgym.run.measures.reward_failures import RewardFailures
 from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
 from agentgym.run.measures.watch import Watch
 from agentgym.run.report import Report, account
@@ -47,6 +48,7 @@ class Recorder:
     """The run's folder as this process holds it; None on every process but the first."""
     texts: dict[str, bytes] = field(default_factory=dict)
     """The files that were written once, at the start: a folder that is lost is given them again."""
+    reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     def follow(self) -> Change | None:
         """Go on where the run's folder is now, and return what has happened to it since the last call; it blocks.
@@ -87,8 +89,10 @@ class Recorder:
             self.store.vocabulary.token_bytes = token_bytes
 
     def collected(self, groups: Groups, *, step: int) -> None:
-        """Keep the rollouts of a batch, failed ones included."""
+        """Keep the rollouts of a batch, failed ones included; say where many of them failed in their rewards."""
         self.report.add(groups)
+        for said in self.reward_failures.add(groups.rollouts):
+            self.log.alert(said)
         if self.store is not None:
             self.store.add(groups, step=step)
 

@@ -49,6 +49,7 @@ class Report:
             "optimizer_steps": _total(rows, "train/optimizer_steps"),
             "groups_without_signal": _total(rows, "samples/groups_without_signal"),
             "failed": _total(rows, "rollouts/failed"),
+            "seconds_stood_still": round(sum(row.get("time/stood_still", 0.0) for row in rows), 1),
             "failures": dict(self.failures.most_common(MOST)),
             "tool_errors": dict(self.tools.errors.most_common()),
             **{name: _of_rollouts(rows, name) for name in BRANCHES if any(f"rollout/{name}" in row for row in rows)},

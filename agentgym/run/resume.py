@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from agentgym.errors import AgentGymError
+from agentgym.foreign_files.content import read_object
 from agentgym.run.config import RunConfig
 from agentgym.run.folder_lock import FolderInUse
 from agentgym.run.log import METRICS, steps_in
@@ -74,7 +75,7 @@ def read_best(folder: Path) -> Best | None:
     if not (folder / BEST).exists():
         return None
     try:
-        said = json.loads(file.read_text())
+        said = read_object(file, within=folder)
         return Best(step=int(said["step"]), reward=float(said["reward"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(

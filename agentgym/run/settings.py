@@ -12,6 +12,7 @@ from typing import Any
 
 from agentgym.folders.disk import write_whole
 from agentgym.folders.names import command
+from agentgym.foreign_files.content import read_object
 from agentgym.run.tasks.content import EnvVersion, as_json
 from agentgym.seeds import VERSION as DERIVATION
 
@@ -88,16 +89,27 @@ def _version(package: str) -> str | None:
 def begun_envs(folder: Path) -> dict[str, EnvVersion]:
     """Return what the envs of the run in `folder` were when it was last begun or resumed; none where it is not said."""
     try:
-        kept = json.loads((folder / SETTINGS).read_text())["envs"]
-        return {name: EnvVersion(**of) for name, of in kept.items()}
+        return {name: _env_version(of) for name, of in _kept(folder)["envs"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _env_version(kept: Mapping[str, Any]) -> EnvVersion:
+    found = EnvVersion(**kept)
+    if not isinstance(found.where, str) or not all(isinstance(of, str | None) for of in (found.version, found.sha256)):
+        raise TypeError("envs: where, version and sha256 must be texts")
+    return found
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """Read the settings of the run or the evaluation in `folder`, whoever has made it."""
+    return read_object(folder / SETTINGS, within=folder)
 
 
 def begun_model(folder: Path) -> str | None:
     """Return the model of the run or the evaluation in `folder`; None where it is not said."""
     try:
-        kept = json.loads((folder / SETTINGS).read_text())
+        kept = _kept(folder)
         found = (kept.get("settings") or kept).get("model")
     except (OSError, ValueError, AttributeError):
         return None
@@ -110,7 +122,7 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
     :raises ValueError: where its settings do not say it.
     """
     try:
-        kept = json.loads((folder / SETTINGS).read_text())
+        kept = _kept(folder)
         begun = kept.get("settings") or kept
         return begun["env"], dict(begun.get("env_args") or {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -120,7 +132,7 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
 def regraded_from(folder: Path) -> str | None:
     """Return the folder whose rollouts were scored again in this one; None for one that was played."""
     try:
-        found = json.loads((folder / SETTINGS).read_text())["regraded"]
+        found = _kept(folder)["regraded"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(found)
@@ -159,7 +171,7 @@ def refuse_other_derivation(folder: Path, field: str = "resume") -> None:
 def _begun(folder: Path) -> Mapping[str, Any]:
     """Read the settings of the run in `folder`; ValueError where there is none."""
     try:
-        begun: Mapping[str, Any] = dict(json.loads((folder / SETTINGS).read_text())["settings"])
+        begun: Mapping[str, Any] = dict(_kept(folder)["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"resume: {folder} is no folder of a run, its {SETTINGS} cannot be read ({type(error).__name__})"

@@ -3,11 +3,12 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agentgym.store.rows import ROLLOUT_COLUMNS, SEGMENT_COLUMNS, rollout_row, segment_row, stored_text
+from agentgym.store.suspicious import signs_of_group
 from agentgym.store.tool_counts import call_counts
 from agentgym.store.training_step import Trained
 from agentgym.types import Group, Rollout
@@ -25,6 +26,17 @@ class GroupsJob:
     groups: Sequence[Group]
     phase: str
     step: int
+    whole: bool = True
+    """Whether no other rollouts of these groups are written apart from them, so that they can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignsJob:
+    """The signs of a group's rollouts, which were written before."""
+
+    group: Group
+    phase: str
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +48,20 @@ class StepJob:
     step: int
 
 
-def parts_of(job: GroupsJob) -> list[GroupsJob]:
-    """Return a job for each group, or for each rollout of the only group, so that one refused takes no other along."""
+def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
+    """Return a job for each group, or for each rollout of the only group, so that one refused takes no other along.
+
+    The signs of a group's rollouts come from all of them, and are written after them.
+    """
     if len(job.groups) > 1:
-        return [GroupsJob([group], job.phase, job.step) for group in job.groups]
-    return [
-        GroupsJob([Group(group_id=group.group_id, rollouts=(rollout,), task=group.task)], job.phase, job.step)
-        for group in job.groups
-        for rollout in group.rollouts
-    ]
+        return [replace(job, groups=[group]) for group in job.groups]
+    (group,) = job.groups
+    alone = [Group(group_id=group.group_id, rollouts=(rollout,), task=group.task) for rollout in group.rollouts]
+    signs = [SignsJob(group, job.phase, job.step)] if job.whole and len(alone) > 1 else []
+    return [*(replace(job, groups=[part], whole=False) for part in alone), *signs]
 
 
-def rollouts_in(job: GroupsJob | StepJob) -> int:
+def rollouts_in(job: GroupsJob | SignsJob | StepJob) -> int:
     """Count the rollouts of a job."""
     return sum(len(group.rollouts) for group in job.groups) if isinstance(job, GroupsJob) else 0
 
@@ -70,6 +84,18 @@ def write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: GroupsJ
     columns = (*row, " ".join(signs) or None, *call_counts(rollout))
     number = connection.execute(_INSERT_ROLLOUT, columns).lastrowid
     connection.executemany(_INSERT_SEGMENT, [(number, *segment_row(segment)) for segment in rollout.segments])
+
+
+def write_signs(connection: sqlite3.Connection, job: SignsJob) -> None:
+    """Write the signs that a group's rollouts have among all of them."""
+    signs = signs_of_group(job.group)
+    connection.executemany(
+        "UPDATE rollouts SET suspicious = ? WHERE rollout_id = ? AND phase = ? AND step = ?",
+        [
+            (" ".join(signs.get(name, ())) or None, stored_text(name), stored_text(job.phase), job.step)
+            for name in (rollout.rollout_id for rollout in job.group.rollouts)
+        ],
+    )
 
 
 def write_step(connection: sqlite3.Connection, job: StepJob) -> None:

@@ -6,24 +6,27 @@ import queue
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from agentgym.data.content import refuse_unkept, task_fields
 from agentgym.folders.disk import Refusals, disk_trouble
 from agentgym.folders.names import whole_path
-from agentgym.store.rows import packed, stored_text, task_fields
+from agentgym.store.rows import packed, stored_text
 from agentgym.store.schema import FILE, open_store
 from agentgym.store.statements import (
     GroupsJob,
+    SignsJob,
     StepJob,
     in_transaction,
     parts_of,
     rollouts_in,
     write_rollout,
+    write_signs,
     write_step,
 )
 from agentgym.store.suspicious import signs_of_group
@@ -43,7 +46,7 @@ class _Place:
     """Whether the store is gone where it was, and is to be written again from what is open."""
 
 
-_Work: TypeAlias = GroupsJob | StepJob
+_Work: TypeAlias = GroupsJob | SignsJob | StepJob
 _Job: TypeAlias = _Work | _Place | threading.Event
 
 HELD_MOST = 4096
@@ -71,6 +74,7 @@ class RolloutWriter:
         self.vocabulary = VocabularyWriter(token_bytes)
         self.lost = 0
         self._done = done
+        self._cut_tried = False
         self._task_refused = False
         self._stuck: Exception | None = None
         """Why the store did not take the first of what is held, the last time it was tried."""
@@ -81,7 +85,7 @@ class RolloutWriter:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        open_store(self.path, write=True).close()  # a store that cannot be opened is said here, not in the thread
+        open_store(self.path).close()  # a store that cannot be opened is said here, not in the thread
         self._thread.start()
         return self
 
@@ -105,9 +109,16 @@ class RolloutWriter:
             await asyncio.wait([closing])
             raise
 
-    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int) -> None:
-        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them."""
-        self._jobs.put(GroupsJob(list(groups), phase, step))
+    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int, whole: bool = True) -> None:
+        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them.
+
+        With `whole=False` other rollouts of the groups are added apart: none has a sign before `sign` is called.
+        """
+        self._jobs.put(GroupsJob(list(groups), phase, step, whole))
+
+    def sign(self, group: Group, *, phase: str, step: int) -> None:
+        """Write the signs of a whole group beside its rollouts, which were added one by one."""
+        self._jobs.put(SignsJob(group, phase, step))
 
     def add_step(self, trained: Iterable[Trained], *, phase: str = "train", step: int) -> None:
         """Write what the step's training computed, beside the rollouts that were added for it.
@@ -133,20 +144,36 @@ class RolloutWriter:
     # In the thread
 
     def _run(self) -> None:
-        connection: sqlite3.Connection | None = None
-        try:
-            connection = open_store(self.path, write=True)
-            self.vocabulary.read(connection)
-            self._cut_done_again(connection)
-        except (sqlite3.Error, OSError, ValueError) as error:
-            self._stuck = error
+        connection = self._opened(None)
         while (job := self._jobs.get()) is not None:
             connection = self._do(connection, job)
-        self._write_held(connection)
-        self._lose([job for job in self._held if isinstance(job, GroupsJob)], self._stuck)
+        connection = self._write_held(connection)
+        self._lose(sum(map(rollouts_in, self._held)), self._stuck)
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
+
+    def _opened(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
+        """Return the connection, or a new one if there is none; None if the store cannot be opened now."""
+        if connection is not None:
+            return connection
+        try:
+            connection = open_store(self.path)
+            self.vocabulary.read(connection)
+        except (sqlite3.Error, OSError, ValueError) as error:
+            self._wait_for(error)
+            return None
+        if not self._cut_tried:
+            self._cut_done_again(connection)
+            self._cut_tried = True
+        return connection
+
+    def _wait_for(self, error: Exception) -> None:
+        """Say that the store takes nothing now, the first time."""
+        if self._stuck is None:
+            said = "they are held in memory and tried again, and the run goes on"
+            self._refusals.refused("rollouts", _said(error), then=said)
+        self._stuck = error
 
     def _do(self, connection: sqlite3.Connection | None, job: _Job) -> sqlite3.Connection | None:
         """Do a job, and return the connection for the next one."""
@@ -154,38 +181,39 @@ class RolloutWriter:
             return self._moved(connection, job)
         if isinstance(job, StepJob):
             job = replace(job, trained=list(job.trained)) if self._held else job
-        if isinstance(job, GroupsJob | StepJob):
+        if isinstance(job, GroupsJob | SignsJob | StepJob):
             self._held.append(job)
         if self._stuck is None or self._jobs.empty():  # a locked store is waited for once, not for each job
-            self._write_held(connection)
+            connection = self._write_held(connection)
         if isinstance(job, threading.Event):
             if connection is not None:
                 self._checkpoint(connection)
             job.set()
         return connection
 
-    def _write_held(self, connection: sqlite3.Connection | None) -> None:
-        """Write what is held, in its order, until the store does not take it."""
+    def _write_held(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
+        """Write what is held, in its order, until the store does not take it; return the connection."""
+        connection = self._opened(connection)
         while self._held and connection is not None:
-            if (stuck := self._written(connection, self._held[0])) is not None:
-                if self._stuck is None:
-                    said = "they are held in memory and tried again, and the run goes on"
-                    self._refusals.refused("rollouts", _said(stuck), then=said)
-                self._stuck = stuck
+            if (waits := self._written(connection, self._held[0])) is not None:
+                self._wait_for(waits)
                 break
             if self._stuck is not None:
                 log.warning("%s: it can be written again, and takes the rollouts that were held", self.path)
             self._stuck = None
         many = sum(map(rollouts_in, self._held))
         while many > HELD_MOST:
-            many -= rollouts_in(dropped := self._held.popleft())
-            self._lose([dropped] if isinstance(dropped, GroupsJob) else [], self._stuck)
+            many -= (dropped := rollouts_in(self._held.popleft()))
+            self._lose(dropped, self._stuck)
+        return connection
 
     def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
         """Write the first of what is held, or put its parts in its place; the error where it is to be tried again."""
         try:
             if isinstance(job, StepJob):
                 in_transaction(connection, lambda to: write_step(to, job))
+            elif isinstance(job, SignsJob):
+                in_transaction(connection, lambda to: write_signs(to, job))
             else:
                 in_transaction(connection, lambda to: self._write_groups(to, job))
                 self.vocabulary.keep()
@@ -196,15 +224,15 @@ class RolloutWriter:
             self._held.popleft()
             parts = parts_of(job) if isinstance(job, GroupsJob) else []
             if len(parts) < 2:
-                self._lose([job] if isinstance(job, GroupsJob) else [], error)
+                self._lose(rollouts_in(job), error)
             self._held.extendleft(reversed(parts if len(parts) > 1 else []))
             return None
         self._held.popleft()
         return None
 
-    def _lose(self, jobs: Sequence[GroupsJob], error: Exception | None) -> None:
+    def _lose(self, many: int, error: Exception | None) -> None:
         """Count rollouts as lost, and say why; the run goes on."""
-        if many := sum(map(rollouts_in, jobs)):
+        if many:
             self.lost += many
             why = _said(error) if error is not None else "the store was never opened"
             self._refusals.refused("some rollouts", why, then=f"{self.lost} are lost so far, and the run goes on")
@@ -217,28 +245,28 @@ class RolloutWriter:
             self._refusals.refused("the store's write-ahead log", _said(error), then="rollouts stay in it until then")
 
     def _moved(self, connection: sqlite3.Connection | None, place: _Place) -> sqlite3.Connection | None:
-        """Return a connection to the store at its new place."""
-        path = place.folder / FILE
-        try:
-            if connection is not None and place.lost:
-                return self._written_again(connection, path)
-            opened = open_store(path, write=True)
-        except (sqlite3.Error, OSError, ValueError) as error:
-            self._stuck = error
-            self._refusals.refused("rollouts", _said(error), then="they are held in memory, and the run goes on")
-            return connection
-        if connection is not None:
-            connection.close()  # after the other is open: the last one to close would remove files of its old name
-        return opened
+        """Return a connection to the store at its new place; None if it cannot be opened there now.
 
-    def _written_again(self, connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-        """Write a store that was removed, and is still open, into another folder."""
-        fresh = path.with_name(f".{FILE}-new")
-        with closing(sqlite3.connect(fresh)) as copy:
-            connection.backup(copy)
-        connection.close()  # before there is a file of its name: it removes the write-ahead log by that
-        fresh.replace(path)
-        return open_store(path, write=True)
+        A connection that is closed last removes files by the name that its store had: the old one is closed after the
+        new one is open, or before there is a new store of that name.
+        """
+        if connection is None:
+            return self._opened(None)
+        if not place.lost:
+            opened = self._opened(None)
+            connection.close()
+            return opened
+        fresh = place.folder / f".{FILE}-new"
+        try:
+            with closing(open_store(fresh)) as copy:
+                connection.backup(copy)
+        except (sqlite3.Error, OSError, ValueError) as error:
+            self._lose(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0], error)
+            fresh.unlink(missing_ok=True)
+        connection.close()
+        with suppress(FileNotFoundError):
+            fresh.replace(place.folder / FILE)
+        return self._opened(None)
 
     def _cut_done_again(self, connection: sqlite3.Connection) -> None:
         """Drop the rollouts of steps that are done again, or say that they stay; either way the run goes on."""
@@ -263,7 +291,7 @@ class RolloutWriter:
         for group in job.groups:
             if group.task is not None:
                 self._write_task(connection, group.group_id, group.task)
-            signs = signs_of_group(group)
+            signs = signs_of_group(group) if job.whole else {}
             for rollout in group.rollouts:
                 write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
         self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])
@@ -271,6 +299,7 @@ class RolloutWriter:
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
         """Write the task, or say the first time that one is not written; its rollouts are written either way."""
         try:
+            refuse_unkept([task])
             row = (stored_text(group_id), packed(task_fields(task)))
             connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", row)
         except Exception as error:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.engines.scripted import Scripted, say
+from agentgym.engines.scripted import Scripted, call, say
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.opening import name_of, open_engine
 from agentgym.store.reader import RolloutStore
@@ -251,6 +251,39 @@ async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_pa
     assert [len(of) for of in more.rewards.values()] == [3] * 4
     assert len(stored(tmp_path)["100"]) == 3
     assert (first.resumed, again.resumed, more.resumed) == (None, 8, 8)
+
+
+class Digging(ag.ToolEnv[ag.Task]):
+    """The first attempt at a task scores low, with a tool that fails; the second one scores high."""
+
+    @classmethod
+    def tasks(cls, split: str) -> list[ag.Task]:
+        return [ag.Task(id="a", prompt="Dig."), ag.Task(id="b", prompt="Dig.")]
+
+    @ag.tool
+    async def dig(self) -> str:
+        """Dig."""
+        raise ag.ToolError("stone")
+
+    @ag.reward
+    async def found(self) -> float:
+        return 0.15 if self.metrics["tool_errors"] else 1.0
+
+
+async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(tmp_path: Path) -> None:
+    poor = Scripted([call("dig"), say("nothing")])
+    await ag.evaluate(Digging, poor, k=1, out=tmp_path)
+    with RolloutStore(tmp_path) as store:
+        assert {row.rollout_id: row.suspicious for row in store.summaries(suspicious=True)} == {
+            "a/0": ("tool-fails",),
+            "b/0": ("tool-fails",),
+        }
+    await ag.evaluate(Digging, Scripted([say("gold")]), k=2, out=tmp_path, resume=True)
+    with RolloutStore(tmp_path) as store:
+        assert {row.rollout_id: row.suspicious for row in store.summaries(suspicious=True)} == {
+            "a/1": ("no-tool-call",),
+            "b/1": ("no-tool-call",),
+        }
 
 
 async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -126,12 +126,13 @@ def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
 
 def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
     odd = rollout("a/0")
-    object.__setattr__(odd, "metrics", {"score": np.float32(0.5), "where": Path("x")})
+    object.__setattr__(odd, "metrics", {"score": np.float32(0.5)})
+    object.__setattr__(odd, "failed_cases", {"where": Path("x")})
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(odd)], step=0)
     with RolloutStore(tmp_path) as store:
         (found,) = store.find()
-    assert (writer.lost, found.rollout.metrics) == (0, {"score": 0.5, "where": "x"})
+    assert (writer.lost, found.rollout.metrics, found.rollout.failed_cases) == (0, {"score": 0.5}, {"where": "x"})
 
 
 def test_a_store_that_is_taken_away_in_the_middle_stops_no_run(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_of_ten_thousand_rollouts_a_few_are_found_by_an_index(many: Path, asked: dict[str, Any]) -> None:
     with RolloutStore(many) as store:
         assert len(store) == 10_000
-        connection = store._connection
+        connection = store._opened().connection
         assert connection is not None
         plans: list[str] = []
         rows = store.query

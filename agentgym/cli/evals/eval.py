@@ -190,10 +190,10 @@ def _tasks(env: type[Env[Any]], split: Split, ids: Sequence[str]) -> list[Any] |
     """The tasks of these ids, in their order; None for no ids."""
     if not ids:
         return None
-    from agentgym.environments.task_rows import as_tasks
+    from agentgym.environments.task_rows import split_tasks
 
     found: dict[str, Any] = {}
-    every = as_tasks(env, env.tasks(split))
+    every = split_tasks(env, split)
     for index in range(len(every)):
         if every[index].id in ids:
             found[every[index].id] = every[index]
