@@ -179,9 +179,8 @@ class RunConfig:
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
     advantage_level: AdvantageLevel = "outcome"
-    """Whether all tokens of a rollout have its advantage, or each turn that of what came after it, or that of what
-    branches from the states before and behind it came to, or that of a critic which learns what a state is worth
-    (value)."""
+    """What the advantage of a token is of: its rollout (outcome), what came after its turn (turn), the branches from
+    the states before and after its turn (branches), or a critic that learns what a state is worth (value)."""
     gae: GAE = field(default_factory=GAE)
     """Discount and weight of what was seen, with advantage_level value."""
     branching: Branching = field(default_factory=Branching)
@@ -192,8 +191,7 @@ class RunConfig:
     teacher_engine: LocalConfig | SGLangConfig | OtherEngine = field(default_factory=LocalConfig)
     """What scores tokens under the teacher."""
     models: Annotated[dict[Name, InstanceOf[NamedModel]], Field(strict=False)] = field(default_factory=dict)
-    """Models that the env asks by name (`self.model`), such as a judge; those that a recipe names have flags under
-    --models.NAME."""
+    """Models that the env asks by name (`self.model`), such as a judge; a recipe's have flags under --models.NAME."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
     eval_tasks: Count = 128
@@ -203,8 +201,7 @@ class RunConfig:
     solved: float = 1.0
     """The least reward that solves a task, in eval/pass@K, groups/solved_by_all and the counts of resting tasks."""
     eval_every: Count = 0
-    """Steps from one evaluation to the next, of which the best one's policy is kept in best/; 0: only before and
-    after."""
+    """Steps from one evaluation to the next, whose best policy is kept in best/; 0: only before and after."""
     eval_seed: Seed | None = None
     """The seed of every evaluation; None derives one from seed."""
     track: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
@@ -321,9 +318,7 @@ class RunConfig:
             raise ValueError("teacher_engine.colocate: a teacher's servers lend no memory; give them GPUs of their own")
         launched = isinstance(self.engine, SGLangConfig) and not self.engine.urls and not servers.urls
         if launched and not servers.gpus:
-            raise ValueError(
-                "teacher_engine.gpus: without it the teacher's servers get the GPUs of the student's; name others"
-            )
+            raise ValueError("teacher_engine.gpus: without it they get the GPUs of the student's servers; name others")
 
     @property
     def sampling(self) -> Sampling:
