@@ -68,6 +68,15 @@ Words: TypeAlias = Annotated[tuple[Word, ...], Field(strict=False)]
 """Texts as `Word` has them; a list or another row of them becomes a tuple."""
 Texts: TypeAlias = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], Field(strict=False)]
 """Texts without a NUL, none of them empty; a list of them becomes a tuple."""
+MAX_STOPS = 16
+"""Texts that may end a turn."""
+MAX_STOP_LENGTH = 256
+"""Characters of a text that ends a turn: each of them is looked for after each token."""
+Stops: TypeAlias = Annotated[
+    tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...],
+    Field(strict=False, max_length=MAX_STOPS),
+]
+"""Texts that end a turn, as `Texts` has them: at most 16, of at most 256 characters."""
 Folder: TypeAlias = Annotated[Path, Field(strict=False), BeforeValidator(_named)]
 """A path, or its text, which becomes one; without a NUL."""
 FolderOrName: TypeAlias = Annotated[Path | str, BeforeValidator(_named)]
@@ -172,6 +181,9 @@ def _what_to_give(name: str, value: Any, errors: list[ErrorDetails]) -> str:
 def _asked(error: ErrorDetails) -> str:
     if error["type"] == "too_short":
         return f"must have at least {error['ctx']['min_length']} item"
+    if error["type"] == "too_long":
+        what = "characters" if isinstance(error["input"], str) else "items"
+        return f"must have at most {error['ctx']['max_length']} {what}"
     if error["type"] == "dict_type":
         return "must be a mapping"
     if error["type"] == "string_type":

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -32,10 +33,10 @@ LIGHT = (
 )
 
 ORDER = [
-    "failures seeds sound_json task_fields field_checks frozen completion models process_identity time_limits messages "
-    "adapter sampling",
-    "errors boxes transcript branching",
-    "extras types",
+    "failures seeds sound_json task_fields field_checks frozen completion models process_identity machine time_limits "
+    "messages adapter sampling",
+    "errors boxes transcript branching folders",
+    "extras types foreign_files",
     "data tools",
     "environments",
     "advantages credit agents games store sandboxes train chat",
@@ -110,15 +111,17 @@ LINES = 350
 """Most lines of a code file of the library, the environments, the recipes, the benchmarks and what goes into a box."""
 
 
-def files(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+@cache
+def files(folder: str) -> tuple[Path, ...]:
+    return tuple(sorted((ROOT / folder).rglob("*.py")))
 
 
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names the file imports, inside functions too; `from a import b` counts as a.b, a module or a name in a."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -129,7 +132,7 @@ def imports(path: Path) -> set[str]:
             assert node.level == (path.parent == SERVER and node.module in SERVER_ORDER), f"{path}: relative import"
             module = f"server.{node.module}" if node.level else node.module
             found |= {f"{module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def room_of(module: str) -> str | None:
@@ -271,6 +274,37 @@ def test_a_name_that_is_not_there_is_an_attribute_error_that_names_it() -> None:
 def test_only_the_pytest_plugin_imports_pytest() -> None:
     in_boxes = ["agentgym.sandboxes.verification.runners"]  # A program that runs in boxes; nothing here imports it.
     assert importers("agentgym", "pytest") == ["agentgym.pytest_plugin", *in_boxes]
+
+
+def test_what_may_be_a_strangers_is_opened_in_one_place() -> None:
+    """Files of runs, trajectories, adapters and checkpoints are opened by `foreign_files`, which bounds them."""
+    plain = {"read_text", "read_bytes", "sqlite3.connect", "zlib.decompress", "pickle.load", "json.load", "torch.load"}
+    own = {
+        "view/server.py": {"read_bytes"},  # the page
+        "report/page.py": {"read_bytes"},  # the pictures that it has drawn
+        "view/search/index.py": {"sqlite3.connect"},  # the index, in the user's cache
+        "store/schema.py": {"sqlite3.connect"},  # to write, behind check_journal
+        "train/snapshot.py": {"read_text", "torch.load"},  # what the ranks say of their parts; weights alone
+        "train/checkpoint.py": {"torch.load"},  # weights alone
+    }
+    rooms = ["store", "view", "report", "exports", "evals"]
+    named = ["engines/adapter_files", "cli/merge", "cli/show", "cli/exports", "train/snapshot", "train/checkpoint"]
+    named += [f"run/{name}" for name in ("settings", "log", "resume", "recorder")]
+    of_strangers = [path for room in rooms for path in files(f"agentgym/{room}")]
+    of_strangers += [ROOT / "agentgym" / f"{name}.py" for name in named]
+    found = {path.relative_to(ROOT / "agentgym").as_posix(): calls(path) & plain for path in of_strangers}
+    assert {name: used for name, used in found.items() if used} == own
+
+
+def calls(path: Path) -> set[str]:
+    """The methods that a file calls, by their names, and functions of modules as `module.name`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found.add(node.func.attr)
+            if isinstance(node.func.value, ast.Name):
+                found.add(f"{node.func.value.id}.{node.func.attr}")
+    return found
 
 
 def test_the_mutation_tests_name_tests_that_there_are() -> None:

@@ -15,7 +15,7 @@ from agentgym.engines.base import Engine, check_engine, own_model_name
 from agentgym.engines.message_turns import open_chat
 from agentgym.engines.messages import MessageCompletion, MessageEngine
 from agentgym.environments.forks import AnswerT
-from agentgym.errors import EngineError, EnvError, boundary
+from agentgym.errors import EngineError, EnvError, ModelLimitError, boundary
 from agentgym.messages import Message, kept_message
 from agentgym.seeds import seed_for
 from agentgym.time_limits import TimeLimit, off_the_clock
@@ -85,6 +85,15 @@ class NamedModels:
     def asked(self) -> dict[str, "AskedModel"]:
         """The models that were made so far, by name."""
         return dict(self._models)
+
+    def calls(self) -> dict[str, int]:
+        """How often each model was asked so far."""
+        return {name: model.calls for name, model in self._models.items()}
+
+    def rewind(self, calls: Mapping[str, int]) -> None:
+        """Count on from an earlier `calls`, so that the next questions are as those that followed it."""
+        for name, model in self._models.items():
+            model.calls = calls.get(name, 0)
 
     def sessions(self) -> list[tuple[Engine, str]]:
         """Every session that was opened, with its engine."""
@@ -264,7 +273,7 @@ class AskedModel:
             ids = chat.prompt_ids()
         room = self.engine.context_tokens - len(ids)
         if room <= 0:
-            raise EnvError(
+            raise ModelLimitError(
                 f"model {self.name!r}: {len(messages)} messages of {len(ids)} ids leave no room for an answer in its "
                 f"context of {self.engine.context_tokens}; give a model with a larger context, or ask with less (a "
                 "conversation with a simulated user ends sooner with lower limits.turns)"

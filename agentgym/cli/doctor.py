@@ -17,6 +17,7 @@ from agentgym.boxes import Sandbox
 from agentgym.cli.output import flush, say
 from agentgym.errors import EngineError, SandboxError, boundary
 from agentgym.extras import install_line
+from agentgym.foreign_files.opening import regular_file
 from agentgym.models import find_model, refuse_missing, why_no_hub
 
 PACKAGES = {
@@ -89,6 +90,9 @@ def model_findings(model: str) -> Iterator[Finding]:
     with boundary(EngineError, f"model {model!r}"):
         model = str(find_model(model))
         refuse_missing(model)
+        for file in Path(model).iterdir() if Path(model).is_dir() else ():
+            if not file.is_dir():
+                regular_file(file, within=None)  # the hub's cache has links to its files
     why_not = None if Path(model).is_dir() else why_no_hub()
     with boundary(EngineError, f"model {model!r}"):
         try:

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -82,7 +85,8 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
         paths: Files of trajectories, or folders of them.
         out: The folder to make.
     """
-    from agentgym.exports.atif_reader import continuations, is_atif, read_atif
+    from agentgym.exports.atif_files import continuations, is_atif
+    from agentgym.exports.atif_reader import read_atif
 
     if not paths:
         raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
@@ -90,18 +94,18 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
         raise AgentGymError(f"--out: {out} is there already; name another folder")
     if missing := [path for path in paths if not path.exists()]:
         raise AgentGymError(f"paths: there is no {missing[0]}")
-    asked = [
-        file for path in paths for file in (sorted(path.rglob("*.json"), key=_natural) if path.is_dir() else [path])
-    ]
-    files = [file for file in dict.fromkeys(asked) if file in paths or is_atif(file)]
+    asked = {
+        file: path if path.is_dir() else file.parent
+        for path in paths
+        for file in (sorted(path.rglob("*.json"), key=_natural) if path.is_dir() else [path])
+    }
+    files = [file for file, folder in asked.items() if file in paths or is_atif(file, folder)]
     try:
         behind = {file.resolve() for path in files for file in continuations(path)}
-        read = [read_atif(file) for file in files if file.resolve() not in behind]
-        _write(read, out)
+        many, unscored = _write((read_atif(file) for file in files if file.resolve() not in behind), out)
     except ValueError as error:
         raise AgentGymError(f"paths: {error}") from error
-    unscored = sum(one.rollout.reward is None for one in read)
-    say(f"{len(read)} rollouts, {unscored} of them without a reward: {out}")
+    say(f"{many} rollouts, {unscored} of them without a reward: {out}")
     if len(asked) > len(files):
         say(f"left out: {len(asked) - len(files)} files that are no trajectories")
     flush()
@@ -113,25 +117,54 @@ def _natural(path: Path) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
-def _write(read: "list[Imported]", out: Path) -> None:
-    """Write a store of the rollouts, and settings that say their model where they have one; ValueError for none."""
+def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
+    """Write a store of the rollouts, one in memory at a time, and settings that say their model where they have one.
+
+    Return how many there are, and how many have no reward. The folder is there once all is written; ValueError for no
+    rollout, and for two of one name.
+    """
     from agentgym.run.settings import SETTINGS, versions
     from agentgym.store.writer import RolloutWriter
     from agentgym.types import Group
 
-    if not read:
-        raise ValueError("there is no trajectory of ATIF among the files; its schema_version begins with ATIF-v1.")
-    seen: set[tuple[str, int, str]] = set()
-    for one in read:
-        if (key := (one.phase, one.step, one.rollout.rollout_id)) in seen:
-            raise ValueError(f"two trajectories have the session_id {one.rollout.rollout_id!r}; import them apart")
-        seen.add(key)
-    models = {one.model for one in read}
-    with RolloutWriter(out) as store:
-        for one in read:
-            group = Group(group_id=one.rollout.group_id, rollouts=(one.rollout,))
-            store.add([group], phase=one.phase, step=one.step)
-    if store.lost:
-        raise AgentGymError(f"--out: {store.lost} rollouts could not be written to {store.path}")
-    content = {"versions": versions(), "model": models.pop() if len(models) == 1 else None}
-    (out / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
+    part = out.with_name(f"{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
+    seen, models, unscored = set[tuple[str, int, str]](), set[str | None](), 0
+    try:
+        with RolloutWriter(part) as store:
+            for one in read:
+                if (key := (one.phase, one.step, one.rollout.rollout_id)) in seen:
+                    raise ValueError(f"two trajectories have the session_id {key[2]!r}; import them apart")
+                seen.add(key)
+                models.add(one.model)
+                unscored += one.rollout.reward is None
+                group = Group(group_id=one.rollout.group_id, rollouts=(one.rollout,))
+                store.add([group], phase=one.phase, step=one.step, whole=False)
+                store.flush()
+        if not seen:
+            raise ValueError("there is no trajectory of ATIF among the files; its schema_version begins with ATIF-v1.")
+        if store.lost:
+            raise AgentGymError(f"--out: {store.lost} rollouts could not be written to {part}")
+        _sign(part)
+        content = {"versions": versions(), "model": models.pop() if len(models) == 1 else None}
+        (part / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
+        part.replace(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return len(seen), unscored
+
+
+def _sign(folder: Path) -> None:
+    """Write the signs of what was imported: they come from comparing the rollouts of a group, which files mix."""
+    from agentgym.store.reader import RolloutStore
+    from agentgym.store.writer import RolloutWriter
+    from agentgym.types import Group
+
+    with RolloutStore(folder) as store:
+        names = {(row.phase, row.step, row.group_id): None for row in store.summaries()}
+        with RolloutWriter(folder, done=sys.maxsize) as writer:
+            for phase, step, name in names:
+                found = store.find(phase=phase, step=step, ids=(name,))
+                rollouts = tuple(stored.rollout for stored in found if stored.rollout.group_id == name)
+                writer.sign(Group(group_id=name, rollouts=rollouts), phase=phase, step=step)
+                writer.flush()

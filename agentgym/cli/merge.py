@@ -1,12 +1,12 @@
 """The command `agentgym merge`: one plain model from what a run has trained."""
 
-import json
 from pathlib import Path
 
 import tyro
 
 from agentgym.cli.output import say
 from agentgym.errors import EngineError, boundary
+from agentgym.foreign_files.content import read_object
 from agentgym.models import find_model, refuse_unreachable
 
 
@@ -42,7 +42,7 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
 
 def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
-        config = json.loads((adapter / "adapter_config.json").read_text())
+        config = read_object(adapter / "adapter_config.json", within=None)
     base = base or config.get("base_model_name_or_path")
     if base is None:
         raise EngineError(f"adapter {str(adapter)!r} names no base model; give one with --base")

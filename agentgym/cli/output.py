@@ -4,6 +4,7 @@ import os
 import sys
 
 from agentgym.errors import AgentGymError
+from agentgym.transcript import printable
 
 
 class RefusedWords(AgentGymError):
@@ -11,7 +12,7 @@ class RefusedWords(AgentGymError):
 
 
 def say(line: str) -> None:
-    """Write one line; a character that the terminal's encoding does not have is escaped.
+    """Write a line, or several; what would steer the terminal, or what its encoding does not have, is escaped.
 
     Raises AgentGymError where stdout is closed or refuses what is written, as a full disk does; BrokenPipeError where
     whoever read it has gone.
@@ -32,7 +33,7 @@ def _write(line: str | None) -> None:
             sys.stdout.flush()
         else:
             encoding = sys.stdout.encoding or "utf-8"
-            sys.stdout.write(f"{line.encode(encoding, 'backslashreplace').decode(encoding)}\n")
+            sys.stdout.write(f"{printable(line).encode(encoding, 'backslashreplace').decode(encoding)}\n")
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -13,7 +13,7 @@ from agentgym.run.settings import begun_envs, regraded_from
 from agentgym.store.reader import Order, RolloutStore, RolloutSummary, StoredRollout
 from agentgym.store.schema import FILE, StoreError
 from agentgym.store.suspicious import SIGNS
-from agentgym.transcript import printable
+from agentgym.transcript import one_line, printable
 
 ROWS = 20
 """Lines of the table, where no --limit is given."""
@@ -130,7 +130,7 @@ def _cells(found: RolloutSummary) -> tuple[str, ...]:
     reward = "failed" if found.reward is None else f"{found.reward:g}"
     said = found.failure.partition("\n")[0] if found.failure else " ".join(found.suspicious)
     cells = (found.number, found.phase, found.step, found.rollout_id, reward, found.stop_reason)
-    return tuple(printable(str(cell)) for cell in (*cells, found.turns, found.tokens, said))
+    return tuple(one_line(str(cell)) for cell in (*cells, found.turns, found.tokens, said))
 
 
 def _show_transcripts(
@@ -140,7 +140,8 @@ def _show_transcripts(
     for found in store.find(**chosen, order=order, limit=min(number, limit or number)):
         if shown:
             say("")
-        _show_one(found, full)
+        with store.sound(f"rollout {found.number}"):
+            _show_one(found, full)
         shown += 1
     if not shown:
         only_failed = chosen["failed"] and order not in ("worst", "best")
@@ -154,9 +155,9 @@ def _show_transcripts(
 
 
 def _show_one(found: StoredRollout, full: bool) -> None:
-    say(f"number {found.number}, {found.phase}, step {found.step}")
+    say(one_line(f"number {found.number}, {found.phase}, step {found.step}"))
     for sign in found.suspicious:
-        say(f"suspicious: {sign}: {SIGNS[sign]}")
+        say(one_line(f"suspicious: {sign}: {SIGNS.get(sign, 'a sign that this agentgym does not know')}"))
     if sys.stdout.isatty():
         found.rollout.show(full=full)
     else:

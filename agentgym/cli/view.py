@@ -23,8 +23,9 @@ def view(
 ) -> int:
     """Show runs and evaluations in the browser, also while they run: curves, tables, rollouts token by token.
 
-    It prints the address of a page on this machine and serves it until Ctrl-C. It reads the folders and writes nothing
-    there but an index for searching. The address holds a token, without which nobody is answered.
+    It prints the address of a page on this machine and serves it until Ctrl-C. The folders, which may be a stranger's,
+    are only read: what it searches by is kept in the user's cache. The address holds a token, without which nobody is
+    answered.
 
     For example:
     $ agentgym view runs

@@ -176,6 +176,7 @@ class ClusterCollector(Collector):
         alone: bool = False,
         by_turn: bool = False,
         rest_rounds: int = 0,
+        solved: float = 1.0,
         branching: Branching | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator["ClusterScheduler"]:
@@ -188,6 +189,7 @@ class ClusterCollector(Collector):
             seed=seed,
             by_turn=by_turn,
             rest_rounds=rest_rounds,
+            solved=solved,
             branching=branching,
         )
         scheduler = ClusterScheduler(self.workers, asked, self.world, on_rollout)

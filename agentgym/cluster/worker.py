@@ -39,6 +39,7 @@ class Schedule:
     seed: int = 0
     by_turn: bool = False
     rest_rounds: int = 0
+    solved: float = 1.0
     branching: Branching | None = None
 
     @property
@@ -136,6 +137,7 @@ class RolloutWorker:
             alone=alone,
             by_turn=asked.by_turn,
             rest_rounds=asked.rest_rounds,
+            solved=asked.solved,
             branching=asked.branching,
         )
         self._scheduler = await self._scheduling.enter_async_context(opening)

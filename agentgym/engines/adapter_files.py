@@ -1,12 +1,12 @@
 """A saved adapter: the folder that PEFT and the trainer write, read back."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 from agentgym.adapter import Adapter
 from agentgym.extras import needs_extra
+from agentgym.foreign_files.content import read_object
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -33,6 +33,6 @@ def read_adapter(folder: str | Path) -> Adapter:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     try:
-        return Adapter(config=json.loads((folder / _CONFIG).read_text()), tensors=load_file(folder / _TENSORS))
+        return Adapter(config=read_object(folder / _CONFIG, within=None), tensors=load_file(folder / _TENSORS))
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"adapter: {str(folder)!r} cannot be read: {type(error).__name__}: {error}") from error

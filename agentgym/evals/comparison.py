@@ -1,18 +1,24 @@
 """`ag.compare`: two evaluations beside each other, task by task."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agentgym.data.content import same_fields
 from agentgym.errors import AgentGymError
-from agentgym.evals.evaluation import Evaluation, mean_reward
+from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import PHASE
-from agentgym.evals.statistics import Interval, interval_over_tasks, sign_flip_p
+from agentgym.evals.statistics import Interval, interval_over_tasks, least_p, sign_flip_p
 from agentgym.run.settings import begun_eval_seed
 from agentgym.store.reader import RolloutStore
+
+BEFORE, AFTER = "before", "after"
+"""The evaluations before and after the training of a run."""
+_EVALUATIONS = "SELECT DISTINCT phase, step FROM rollouts WHERE phase GLOB 'eval*' ORDER BY step, phase = 'eval_after'"
+"""Phase and steps done of each evaluation in a store; of two after as many steps, that after training is the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +31,10 @@ class Comparison:
     """Tasks that have a scored rollout in one of the two alone."""
     seeds: tuple[int | None, int | None] = (None, None)
     """The seeds of the one and of the other; None where it is not known."""
+    sides: tuple[str, str] = ("", "")
+    """What the one and the other are: which evaluation of a run; empty for an evaluation of its own."""
+    bounds: tuple[float, float] = (0.0, 1.0)
+    """The least and the largest reward that is possible, as far as is known."""
 
     def __repr__(self) -> str:
         one, other = self.means
@@ -59,67 +69,135 @@ class Comparison:
 
     @property
     def interval(self) -> Interval:
-        """The 95 % bootstrap interval of `difference`, over tasks."""
-        return interval_over_tasks(list(self.differences.values()))
+        """The 95 % interval of `difference`, over tasks."""
+        span = self.bounds[1] - self.bounds[0]
+        return interval_over_tasks(list(self.differences.values()), least=-span, most=span)
 
     @property
     def p(self) -> float:
         """The two-sided p-value of the paired sign-flip test."""
         return sign_flip_p(list(self.differences.values()))
 
+    @property
+    def least_p(self) -> float:
+        """The least p that these tasks could give: if every task that differs did so in the same direction."""
+        return least_p(list(self.differences.values()))
 
-def compare(one: Evaluation | str | Path, other: Evaluation | str | Path) -> Comparison:
-    """Compare two evaluations, or the folders that they were kept in, on the tasks that both have.
 
-    Of a task that both folders hold, the fields must be the same. The seeds may differ; `luck` says whether they do.
-    Raises ValueError where the fields are not the same, or where no task has a scored rollout in both; AgentGymError
-    for a folder without an evaluation.
+def compare(
+    one: Evaluation | str | Path,
+    other: Evaluation | str | Path,
+    *,
+    phase: str | Sequence[str] = AFTER,
+    common: bool = False,
+) -> Comparison:
+    """Compare two evaluations, or the folders that they were kept in.
+
+    `phase` says which evaluation of a training run is meant, or of the one and of the other: `after` training,
+    `before` it, or a number of steps. Both must have played the same tasks; with `common` those that both have played
+    are compared. The seeds may differ; `luck` says whether they do. Raises ValueError if the tasks are not the same, if
+    a task's fields differ, or if no task has a scored rollout in both; AgentGymError for a folder without such an
+    evaluation.
     """
-    first, second = _Side.of(one), _Side.of(other)
+    phases = (phase, phase) if isinstance(phase, str) else tuple(phase)
+    if len(phases) not in (1, 2):
+        raise ValueError(f"phase: give one, or one for each of the two, got {phase!r}")
+    first, second = _Side.of(one, phases[0]), _Side.of(other, phases[-1])
+    if not common:
+        _refuse_other_tasks(first, second)
     both = [name for name in first.rewards if name in second.rewards]
     if not both:
         raise ValueError("other: no task has a scored rollout in both evaluations")
     changed = [name for name in both if first.differs(second, name)]
     if changed:
         raise ValueError(f"other: task {changed[0]!r} is another one than in the first evaluation; play the same tasks")
-    left_out = len(first.rewards.keys() ^ second.rewards.keys())
+    left_out = len(first.played ^ second.played) if common else 0
+    left_out += len((first.played & second.played) - set(both))
     rewards = {name: (first.rewards[name], second.rewards[name]) for name in both}
-    return Comparison(rewards=rewards, left_out=left_out, seeds=(first.seed, second.seed))
+    return Comparison(
+        rewards=rewards,
+        left_out=left_out,
+        seeds=(first.seed, second.seed),
+        sides=(first.what, second.what),
+        bounds=(min(first.bounds[0], second.bounds[0]), max(first.bounds[1], second.bounds[1])),
+    )
+
+
+def _refuse_other_tasks(first: "_Side", second: "_Side") -> None:
+    """Raise ValueError if the two have not played the same tasks."""
+    if not first.played ^ second.played or not first.played & second.played:
+        return
+    alone = [sorted(a - b) for a, b in ((first.played, second.played), (second.played, first.played))]
+    named = ", ".join(repr(name) for name in [*alone[0][:1], *alone[1][:1]])
+    raise ValueError(
+        f"other: the two have not played the same tasks: {len(alone[0])} are in the first alone and {len(alone[1])} in "
+        f"the second, such as {named}; play the same, or compare the {len(first.played & second.played)} that both "
+        "have with common=True (--common)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of two evaluations: the mean reward of each task, and the tasks' fields where they are known."""
+    """One of two evaluations: the mean reward of each task, and the tasks' fields if they are known."""
 
     rewards: Mapping[str, float]
-    tasks: Mapping[str, Any]
-    seed: int | None
+    played: Set[str]
+    """The tasks that were played, those without a scored rollout too."""
+    bounds: tuple[float, float]
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    what: str = ""
 
     @classmethod
-    def of(cls, given: Evaluation | str | Path) -> "_Side":
+    def of(cls, given: Evaluation | str | Path, phase: str) -> "_Side":
         if isinstance(given, Evaluation):
-            return cls({g.group_id: mean_reward(g) for g in given.groups if g.scored}, {}, given.seed)
-        return _read(Path(given))
+            return cls.holding(given.rewards, seed=given.seed)
+        return _read(Path(given), phase)
+
+    @classmethod
+    def holding(cls, found: Mapping[str, Iterable[float | None]], **known: Any) -> "_Side":
+        scored = {name: [r for r in of if r is not None] for name, of in found.items()}
+        rewards = [reward for of in scored.values() for reward in of]
+        means = {name: float(np.mean(of)) for name, of in scored.items() if of}
+        return cls(means, set(found), (min([0.0, *rewards]), max([1.0, *rewards])), **known)
 
     def differs(self, other: "_Side", name: str) -> bool:
         """Whether both know the task, and not as the same."""
-        return name in self.tasks and name in other.tasks and self.tasks[name] != other.tasks[name]
+        one, two = self.tasks.get(name), other.tasks.get(name)
+        return one is not None and two is not None and not same_fields(one, two)
 
 
-def _read(folder: Path) -> _Side:
+def _read(folder: Path, phase: str) -> _Side:
     try:
         with RolloutStore(folder) as store:
+            of_phase, step, what = _chosen(folder, store.query(_EVALUATIONS), phase, trained="train" in store.phases())
             found: dict[str, dict[str, float | None]] = {}
-            for row in store.summaries(phase=PHASE, order="written"):
+            for row in store.summaries(phase=of_phase, step=step, order="written"):
                 found.setdefault(row.group_id, {})[row.rollout_id] = row.reward  # of two with one id the later
             tasks = {name: task for name in found if (task := store.task(name)) is not None}
     except (FileNotFoundError, ValueError) as error:
         raise AgentGymError(f"run: {error}") from error
-    if not found:
+    rewards = {name: of.values() for name, of in found.items()}
+    return _Side.holding(rewards, tasks=tasks, seed=begun_eval_seed(folder), what=what)
+
+
+def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:
+    """The phase and the step of the evaluation that is meant, and a word for it; "" for that of an evaluation."""
+    if not held:
         raise AgentGymError(f"run: {folder} holds no evaluation; name the folder of one")
-    scored = {name: [r for r in of.values() if r is not None] for name, of in found.items()}
-    return _Side({name: _mean(of) for name, of in scored.items() if of}, tasks, begun_eval_seed(folder))
+    if not trained and [of for of, _ in held] == [PHASE]:
+        return PHASE, None, ""
+    names = {name: (of, step) for of, step in held for name in _names(of, step)}
+    if phase not in names:
+        raise AgentGymError(
+            f"phase: {folder} is of a training run, and holds no evaluation {phase!r}; it holds {', '.join(names)}; "
+            "name one with phase= (--phase)"
+        )
+    of_phase, step = names[phase]
+    return of_phase, step, f"{phase} training" if phase == BEFORE else f"after {step} steps of training"
 
 
-def _mean(rewards: Sequence[float]) -> float:
-    return float(np.mean(rewards))
+def _names(phase: str, step: int) -> list[str]:
+    """The words by which an evaluation of a run is asked for."""
+    word = {"eval_before": [BEFORE], "eval_after": [AFTER]}.get(phase, [])
+    return [*word, str(step)]

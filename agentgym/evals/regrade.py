@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import shutil
 from collections import defaultdict
@@ -12,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.asking.named import NamedModels, check_models
+from agentgym.data.content import task_fields, task_of
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.mixture import Mixture, member_of
 from agentgym.environments.resources import open_resources
 from agentgym.environments.rewards import rewards_of, total
-from agentgym.environments.task_rows import as_task
+from agentgym.environments.task_rows import task_type
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
+from agentgym.folders.disk import Refusals, write_whole
+from agentgym.folders.names import whole_path
+from agentgym.foreign_files.content import read_object
 from agentgym.rollouts.step_result import read_rewards
 from agentgym.run.settings import SETTINGS, versions
 from agentgym.run.tasks.content import as_json, env_versions
@@ -30,6 +35,8 @@ from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
 from agentgym.time_limits import TimeLimit
 from agentgym.types import Group, Rollout, StopReason
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -53,6 +60,8 @@ class Regraded:
     rollouts: int = 0
     kept: int = 0
     """Rollouts without a reward, which stay without one."""
+    not_kept: int = 0
+    """Rollouts that are not in the folder: the disk did not take them all, and there is no folder then."""
     failures: list[str] = field(default_factory=list)
     """The errors of rollouts that had a reward, and have none now."""
     reward: Change = field(default_factory=Change)
@@ -87,15 +96,16 @@ async def regrade(
     reward stay as they are. Raises EnvError, naming the reward and what it reads, where one needs more than the task,
     the answer and what `restore_played` sets, and AgentGymError where no rollout could be scored.
     """
-    run, out, named = Path(run), Path(out), check_models(models)
-    if out.exists():
+    run, out, named = whole_path(run), whole_path(out), check_models(models)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"out: {out} is there already; name another folder")
     done = Regraded(out)
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a regrade that was killed
     try:
         await _write(run, env, part, done, named, phase, step, concurrency)
-        part.replace(out)
+        if not done.not_kept:
+            part.replace(out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return done
@@ -126,11 +136,12 @@ async def _write(
                         store, scorer, list(found.values()), done, seed_for("regrade", of_phase, of_step)
                     )
                     writer.add(groups, phase=of_phase, step=of_step)
-    if writer.lost:
-        raise AgentGymError(f"out: {writer.lost} rollouts could not be written to {part}")
     if done.failures and not done.reward.after:
         raise AgentGymError(f"all {len(done.failures)} rollouts failed; the first one: {done.failures[0]}")
-    _write_settings(run, part, env)
+    disk = Refusals(_LOG.warning)
+    write = partial(_write_settings, run, part, env)
+    if writer.lost or not disk.attempt(SETTINGS, write, then="the new rewards are returned, and not kept"):
+        done.not_kept = done.rollouts
 
 
 def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes]:
@@ -194,7 +205,8 @@ class _Scorer:
         if issubclass(cls, Mixture):
             cls = cls.members[name.partition("/")[0]].env
         try:
-            return as_task(cls, fields)
+            task_fields(task := task_of(task_type(cls), fields))  # which refuses what was stored as stars
+            return task
         except ValueError as error:
             raise ValueError(f"env: the task {name!r} of the run is none of {cls.__name__}: {error}") from error
 
@@ -288,8 +300,8 @@ def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, flo
 def _write_settings(run: Path, out: Path, env: type[Env[Any]]) -> None:
     """Write the settings of the run, with what its rewards are of now."""
     try:
-        begun = json.loads((run / SETTINGS).read_text())
+        begun = read_object(run / SETTINGS, within=run)
     except (OSError, ValueError):
         begun = {}
     begun |= {"versions": versions(), "envs": as_json(env_versions(env)), "regraded": str(run)}
-    (out / SETTINGS).write_text(json.dumps(begun, indent=2) + "\n")
+    write_whole(out / SETTINGS, json.dumps(begun, indent=2) + "\n")

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentgym.foreign_files.opening import read_bytes
 from agentgym.messages import Image, image_of, is_image
+from agentgym.messages.image import MAX_IMAGE_BYTES
 
 FOLDER = "images"
 """The folder of the images, beside the trajectories."""
@@ -60,9 +62,11 @@ def _read(part: Any, folder: Path) -> Any:
     if not file.is_relative_to(folder.resolve()):
         raise ValueError(f"source.path: {name!r:.200} is not below the folder of the trajectory; put it there")
     try:
-        made = Image.from_path(file).part
+        made = Image(read_bytes(file, within=folder, most=MAX_IMAGE_BYTES)).part
     except OSError as error:
-        raise ValueError(f"source.path: {name!r:.200} cannot be read ({error})") from error
+        raise ValueError(f"source.path: {name!r:.200} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ValueError(f"source.path: {name!r:.200}: {error}") from error
     details = {"detail": part["detail"]} if "detail" in part else {}
     return {**made, "image_url": {**made["image_url"], **details}}
 

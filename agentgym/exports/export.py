@@ -1,6 +1,7 @@
 """The rollouts of a run's store, written in the format of others, with a count of what was left out."""
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -57,12 +58,17 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
         found = _chosen(store, chosen, done.left_out)
         part = out.with_name(f"{out.name}.part")
         out.parent.mkdir(parents=True, exist_ok=True)
-        if to == "atif":
-            _write_documents(found, part, done, model)
-        else:
-            _write_lines(found, part, done, to)
+        _remove(part)  # of an export that was killed, or a link that a stranger has put there
+        try:
+            if to == "atif":
+                _write_documents(store, found, part, done, model)
+            else:
+                _write_lines(store, found, part, done, to)
+        except BaseException:
+            _remove(part)
+            raise
     if not done.pieces:
-        part.rmdir() if part.is_dir() else part.unlink()
+        _remove(part)
         why = ", ".join(f"{count} {what}" for what, count in done.left_out.items()) or "no rollout is as asked for"
         raise AgentGymError(f"run: nothing of {run} is left to export: {why}")
     part.replace(out)
@@ -83,12 +89,24 @@ def _chosen(store: RolloutStore, chosen: Chosen, left_out: Counter[str]) -> Iter
             yield stored
 
 
-def _write_documents(found: Iterator[StoredRollout], folder: Path, done: Exported, model: str | None) -> None:
+def _remove(part: Path) -> None:
+    if part.is_dir() and not part.is_symlink():
+        shutil.rmtree(part)
+    else:
+        part.unlink(missing_ok=True)
+
+
+def _write_documents(
+    store: RolloutStore, found: Iterator[StoredRollout], folder: Path, done: Exported, model: str | None
+) -> None:
     folder.mkdir()
     for number, stored in enumerate(found, 1):
-        for name, document in documents(stored, f"trajectory-{number:06d}", model).items():
-            _write_images(take_out(document), folder)
-            (folder / name).write_text(json.dumps(document) + "\n")
+        with store.sound(f"rollout {stored.number}"):
+            made = documents(stored, f"trajectory-{number:06d}", model)
+            written = {name: (take_out(document), json.dumps(document)) for name, document in made.items()}
+        for name, (images, text) in written.items():
+            _write_images(images, folder)
+            (folder / name).write_text(f"{text}\n")
             done.pieces += 1
         done.rollouts += 1
 
@@ -100,13 +118,16 @@ def _write_images(images: Mapping[str, bytes], folder: Path) -> None:
         file.write_bytes(data)
 
 
-def _write_lines(found: Iterator[StoredRollout], file: Path, done: Exported, to: Literal["sft", "openai"]) -> None:
+def _write_lines(
+    store: RolloutStore, found: Iterator[StoredRollout], file: Path, done: Exported, to: Literal["sft", "openai"]
+) -> None:
     line_of = LINES[to]
-    with file.open("w") as lines:
+    with file.open("x") as lines:
         for stored in found:
-            wanted = [(segment, why_not(segment, images=to == "openai")) for segment in stored.rollout.segments]
+            with store.sound(f"rollout {stored.number}"):
+                wanted = [(segment, why_not(segment, images=to == "openai")) for segment in stored.rollout.segments]
+                written = [json.dumps(line_of(segment)) for segment, why in wanted if why is None]
             done.left_out.update(why for _, why in wanted if why is not None)
-            written = [segment for segment, why in wanted if why is None]
-            lines.writelines(f"{json.dumps(line_of(segment))}\n" for segment in written)
+            lines.writelines(f"{line}\n" for line in written)
             done.pieces += len(written)
             done.rollouts += bool(written)

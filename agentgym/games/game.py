@@ -134,8 +134,8 @@ class Game(ToolEnv[GameTask]):
                 await self._others()
                 seen = self.observe(self.task.seat)
                 return Stop("over", seen) if self.to_move() is None else seen
-        self.metrics["illegal_moves"] += 1
-        left = self.illegal_moves - int(self.metrics["illegal_moves"])
+        self.metrics["illegal_moves"] = illegal = self.metrics.get("illegal_moves", 0.0) + 1
+        left = self.illegal_moves - int(illegal)
         if left < 0:
             return Stop("illegal_moves", f"error: illegal move: {refused}; the game is forfeited")
         raise ToolError(f"illegal move: {refused}; after {left} more the next one forfeits the game")
@@ -158,7 +158,7 @@ class Game(ToolEnv[GameTask]):
             self.play(action, self.task.seat)
         except IllegalMove as illegal:
             return str(illegal)
-        self.metrics["moves"] += 1
+        self.metrics["moves"] = self.metrics.get("moves", 0.0) + 1
         return None
 
     async def _others(self) -> None:

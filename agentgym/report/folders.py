@@ -1,6 +1,5 @@
 """What a report reads of a run's or an evaluation's folder; nothing is written there."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import AgentGymError
+from agentgym.foreign_files.content import parsed
+from agentgym.foreign_files.opening import read_bytes
 from agentgym.run.log import HELD_OUT, METRICS
 from agentgym.run.recorder import SUMMARY
 from agentgym.run.settings import SETTINGS
 from agentgym.store.schema import FILE
 
+LONGEST = 1 << 20
+"""The most bytes of a line of metrics.jsonl; runs write a few thousand."""
 LARGEST = 1e150
 """Size above which a figure is left out: squares and sums of larger ones overflow."""
 
@@ -93,7 +96,7 @@ class KeptRun:
     def _lines(self) -> list[dict[str, Any]]:
         """The whole lines of metrics.jsonl: the last one may still be written."""
         path = self.folder / METRICS
-        found = [_parsed(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
+        found = [_figures(line) for line in _content(path).splitlines()]
         return [row for row in found if isinstance(row.get("step"), int) and measured(row["step"]) is not None]
 
 
@@ -119,17 +122,31 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a file holds; an empty one where there is none, or none that can be read."""
+    """Return the object that a file holds; an empty one where there is none, or what it holds is none.
+
+    UnreadableFileError for what is no regular file, or too large.
+    """
+    return _parsed(_content(path))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file of the folder that it is in; none where there is no file."""
     try:
-        return _parsed(path.read_bytes())
-    except OSError:
-        return {}
+        return read_bytes(path, within=path.parent)
+    except FileNotFoundError:
+        return b""
+
+
+def _figures(line: bytes) -> dict[str, Any]:
+    """The numbers of a line; none of one that is damaged."""
+    found = _parsed(line) if len(line) <= LONGEST else {}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parsed(text)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -33,11 +33,15 @@ def write_report(folders: Sequence[Path], out: Path | None, *, transcripts: int,
     runs = kept_runs(folders)
     lines = lines_of(runs)
     folder = out or (folders[0] / "report" if len(folders) == 1 else Path("report"))
+    if out is None and folder.is_symlink():
+        raise AgentGymError(f"--out: {folder} is a link, to {folder.readlink()}; remove it, or name a folder")
     _make(folder)
     charts = draw_charts(lines, folder)
     text = page(lines, charts, folder, transcripts=transcripts, version=version)
     fresh = folder / f".{PAGE}-new"
-    fresh.write_text(text, encoding="utf-8")
+    fresh.unlink(missing_ok=True)  # of a report that was killed, or a link that a stranger has put there
+    with fresh.open("x", encoding="utf-8") as file:
+        file.write(text)
     fresh.replace(folder / PAGE)
     pictures = tuple(folder / chart.file for chart in charts)
     return Written(page=folder / PAGE, pictures=pictures, runs=len(runs), lines=len(lines))

@@ -10,6 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentgym.folders.disk import write_whole
+from agentgym.folders.names import command
+from agentgym.foreign_files.content import read_object
 from agentgym.run.tasks.content import EnvVersion, as_json
 from agentgym.seeds import VERSION as DERIVATION
 
@@ -17,7 +20,8 @@ SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
 
 MAY_DIFFER = (
-    *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "box", "merge", "probe_tolerance"),
+    *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "solved", "box", "merge"),
+    "probe_tolerance",
     *("ray", "cluster", "cluster.*"),
     *(
         "engine",
@@ -67,9 +71,7 @@ def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = M
     folder.mkdir(parents=True, exist_ok=True)
     seeds = {"derivation": DERIVATION, "evaluation": config.held_out_seed}
     content = {"versions": versions(), "seeds": seeds, "envs": as_json(envs), "settings": flat(config)}
-    fresh = folder / f".{SETTINGS}-new"
-    fresh.write_text(json.dumps(content, indent=2) + "\n")
-    fresh.replace(folder / SETTINGS)
+    write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
 
 
 def versions() -> dict[str, str | None]:
@@ -87,16 +89,27 @@ def _version(package: str) -> str | None:
 def begun_envs(folder: Path) -> dict[str, EnvVersion]:
     """Return what the envs of the run in `folder` were when it was last begun or resumed; none where it is not said."""
     try:
-        kept = json.loads((folder / SETTINGS).read_text())["envs"]
-        return {name: EnvVersion(**of) for name, of in kept.items()}
+        return {name: _env_version(of) for name, of in _kept(folder)["envs"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _env_version(kept: Mapping[str, Any]) -> EnvVersion:
+    found = EnvVersion(**kept)
+    if not isinstance(found.where, str) or not all(isinstance(of, str | None) for of in (found.version, found.sha256)):
+        raise TypeError("envs: where, version and sha256 must be texts")
+    return found
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """Read the settings of the run or the evaluation in `folder`, whoever has made it."""
+    return read_object(folder / SETTINGS, within=folder)
 
 
 def begun_model(folder: Path) -> str | None:
     """Return the model of the run or the evaluation in `folder`; None where it is not said."""
     try:
-        kept = json.loads((folder / SETTINGS).read_text())
+        kept = _kept(folder)
         found = (kept.get("settings") or kept).get("model")
     except (OSError, ValueError, AttributeError):
         return None
@@ -109,7 +122,7 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
     :raises ValueError: where its settings do not say it.
     """
     try:
-        kept = json.loads((folder / SETTINGS).read_text())
+        kept = _kept(folder)
         begun = kept.get("settings") or kept
         return begun["env"], dict(begun.get("env_args") or {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -119,7 +132,7 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
 def regraded_from(folder: Path) -> str | None:
     """Return the folder whose rollouts were scored again in this one; None for one that was played."""
     try:
-        found = json.loads((folder / SETTINGS).read_text())["regraded"]
+        found = _kept(folder)["regraded"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(found)
@@ -136,7 +149,7 @@ def begun_steps(folder: Path, otherwise: int) -> int:
 def begun_eval_seed(folder: Path) -> int | None:
     """Return the seed of the evaluations in `folder`; None where it is not said, or seeds were derived otherwise."""
     try:
-        kept = json.loads((folder / SETTINGS).read_text())["seeds"]
+        kept = _kept(folder)["seeds"]
         return int(kept["evaluation"]) if kept["derivation"] == DERIVATION else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -145,7 +158,7 @@ def begun_eval_seed(folder: Path) -> int | None:
 def refuse_other_derivation(folder: Path, field: str = "resume") -> None:
     """Raise ValueError where what is in `folder` was begun by an agentgym that derives seeds in another way."""
     try:
-        derivation = json.loads((folder / SETTINGS).read_text())["seeds"]["derivation"]
+        derivation = _kept(folder)["seeds"]["derivation"]
     except (OSError, ValueError, KeyError, TypeError):
         derivation = None
     if derivation != DERIVATION:
@@ -158,7 +171,7 @@ def refuse_other_derivation(folder: Path, field: str = "resume") -> None:
 def _begun(folder: Path) -> Mapping[str, Any]:
     """Read the settings of the run in `folder`; ValueError where there is none."""
     try:
-        begun: Mapping[str, Any] = dict(json.loads((folder / SETTINGS).read_text())["settings"])
+        begun: Mapping[str, Any] = dict(_kept(folder)["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"resume: {folder} is no folder of a run, its {SETTINGS} cannot be read ({type(error).__name__})"
@@ -187,5 +200,5 @@ def _start_from(folder: Path, begun: Mapping[str, Any]) -> str:
     if (folder / "model").is_dir() and begun.get("train.method") == "full":
         return f"from what it trained, model {folder / 'model'}, "
     if (folder / "adapter").is_dir():
-        return f"from what it trained: `agentgym merge {folder / 'adapter'} MODEL`, then model MODEL, "
+        return f"from what it trained: `{command('merge', folder / 'adapter', 'MODEL')}`, then model MODEL, "
     return ""

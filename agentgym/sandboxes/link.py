@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias
 
 from agentgym.boxes import HostFunction
+from agentgym.boxes.content import WrongContent
 from agentgym.errors import BoxKilledError, SandboxError, WireError
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.host_functions import MAX_ASKS, begin_answer, cancelled
@@ -89,7 +90,7 @@ class Link:
         carry: Carry | None = None,
         **fields: object,
     ) -> Frame:
-        """Make one call and return its answer; SandboxError where the box gives none, ValueError where it is too large.
+        """Make one call and return its answer; SandboxError if the box gives none, BoxContentError if it refuses.
 
         A call that is cancelled is ended inside the box too. `carry` gets each part of a stream and returns the bytes
         to answer it with, before which the box sends no other part.
@@ -108,7 +109,7 @@ class Link:
                 now = self.used = self._loop.time()
                 frame = await self._answer(call, now + patience_s, serve or {}, carry)
             except FrameTooLarge as error:
-                raise ValueError(f"the call is too large: {error}") from None  # The box has heard nothing of it.
+                raise WrongContent(f"the call is too large: {error}") from None  # The box has heard nothing of it.
             except WireError as error:
                 raise await self.lost(str(error)) from error
             except TimeoutError as error:
@@ -121,8 +122,16 @@ class Link:
                 raise
             self.used = self._loop.time()
         if len(frame.envelope) > 1:
-            raise_refusal(frame.envelope, fields)
+            self._check_refusal(frame, fields)
         return frame
+
+    def _check_refusal(self, frame: Frame, fields: Mapping[str, object]) -> None:
+        """Raise what the box says against a call; a box that says what makes no sense is cut."""
+        try:
+            raise_refusal(frame.envelope, fields)
+        except WireError as error:
+            self.cut("it was closed")
+            raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
 
     def tell(self, envelope: dict[str, Any], body: bytes = b"") -> None:
         """Say something that has no answer, whatever call runs; WireError where the wire is closed."""

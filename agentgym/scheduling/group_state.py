@@ -52,6 +52,8 @@ class GroupSettings:
     """Whether the rollouts of a group share the seed that their env gets; in an evaluation each has its own."""
     by_turn: bool = False
     """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
+    solved: float = 1.0
+    """The least reward that solves a task, where resting tasks are counted."""
     branching: Branching | None = None
     """The branches that are played from states of each rollout; None for none."""
 
@@ -180,10 +182,9 @@ class GroupState(Generic[TaskT]):
         """Whether its rewards differ enough to learn from, as `build_samples` judges it."""
         return has_signal(self.scored, by_turn=self.by_turn)
 
-    @property
-    def solved(self) -> bool:
-        """Whether all scored rollouts have a reward of at least 1."""
-        return all(r.reward is not None and r.reward >= 1 for r in self.scored)
+    def solved(self, least: float) -> bool:
+        """Whether all scored rollouts have a reward of at least that."""
+        return all(r.reward is not None and r.reward >= least for r in self.scored)
 
     @property
     def busy(self) -> bool:

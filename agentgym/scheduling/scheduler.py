@@ -238,7 +238,7 @@ class Scheduler(Generic[TaskT]):
         if self._learned.learns:
             group.seen = seen_in(group.scored)
         if len(group.scored) > 1 and not group.signal:
-            self._sampler.taught_nothing(group.task.id, solved=group.solved)
+            self._sampler.taught_nothing(group.task.id, solved=group.solved(self._settings.solved))
         if self._policy.replaces(group, self._ledger.replaced):
             self._ledger.replace()
             self._drop(group)

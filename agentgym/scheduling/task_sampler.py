@@ -13,7 +13,7 @@ from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.registry import find_env
-from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.task_rows import split_tasks
 from agentgym.scheduling.accounting import BatchStats
 from agentgym.scheduling.sampler_state import InPlay, SamplerState, read_states
 from agentgym.seeds import seed_for
@@ -34,7 +34,7 @@ def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int)
     if issubclass(cls, Mixture):
         yield from _mixed_batches(cls, prompts, steps, seed)
         return
-    rounds = _rounds("the env", as_tasks(cls, cls.tasks("train")), seed)
+    rounds = _rounds("the env", split_tasks(cls, "train"), seed)
     yield from (rounds.take(prompts) for _ in range(steps))
 
 
@@ -331,7 +331,7 @@ def _numbered(tasks: Iterable[TaskT], *, is_order: bool) -> Iterator[SampledTask
 
 def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> None:
     """Raise ValueError where a process has fewer tasks than it plays of a batch: it would look for them for ever."""
-    tasks = as_tasks(find_env(env), find_env(env).tasks("train"))
+    tasks = split_tasks(find_env(env), "train")
     processes = [replace(sharding, rank=rank) for rank in range(sharding.world)]
     missing = {process.rank: process.share for process in processes if process.share}
     for index in range(len(tasks)):

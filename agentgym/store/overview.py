@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.errors import Failure
+from agentgym.foreign_files.content import Unpacker, parsed
+from agentgym.foreign_files.values import number as checked
 from agentgym.store.reader import RolloutStore
-from agentgym.store.rows import stored_text, unpacked
+from agentgym.store.rows import failure_of, stored_text
 from agentgym.store.table import Filters, conditions
 
 TASK_SORTS: Mapping[str, str] = {
@@ -24,6 +26,8 @@ TASK_SORTS: Mapping[str, str] = {
 """The columns that tasks can be sorted by; gain is the last reward less the first."""
 MOST_FAILURES = 20_000
 """The most failures that are looked at, the latest."""
+MOST_UNPACKED = 256 << 20
+"""The most bytes of JSON that the failures of a run may have together."""
 SHOWN = 50
 """The most rollouts of one failure that are named."""
 
@@ -122,20 +126,20 @@ def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float
         json.dumps(numbers),
     )
     with store.sound("advantages"):
-        return {number: values[0] for number, text in rows if (values := json.loads(text))}
+        return {number: checked(values[0], "advantages") for number, text in rows if (values := parsed(text.encode()))}
 
 
 def _failures(store: RolloutStore) -> Iterator[tuple[int, int, Failure]]:
     """Each failed rollout's number, step and failure, from the first of the latest, read in parts."""
     latest = "SELECT number FROM rollouts WHERE reward IS NULL ORDER BY number DESC LIMIT 1 OFFSET ?"
-    skipped = store.query(latest, MOST_FAILURES)
+    skipped, unpacker = store.query(latest, MOST_FAILURES), Unpacker(MOST_UNPACKED)
     last = skipped[0][0] if skipped else 0
     while rows := store.query(
         "SELECT number, step, detail FROM rollouts WHERE reward IS NULL AND number > ? ORDER BY number LIMIT 1000", last
     ):
         for number, step, detail in rows:
             with store.sound(f"rollout {number}"):
-                failure = Failure(**unpacked(detail)["failure"])
+                failure = failure_of(unpacker.unpacked(detail)["failure"])
             yield number, step, failure
         last = rows[-1][0]
 

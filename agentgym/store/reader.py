@@ -1,8 +1,6 @@
 """The reader of a run's rollout store: rollouts chosen by what became of them, rebuilt whole."""
 
-import json
 import sqlite3
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,17 +10,20 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
+from agentgym.foreign_files.content import DAMAGE, Unpacker
+from agentgym.foreign_files.database import ForeignDatabase
+from agentgym.foreign_files.opening import UnreadableFileError
 from agentgym.store.rows import (
     ROLLOUT_COLUMNS,
     SEGMENT_VALUES,
     SUMMARY_COLUMNS,
+    advantages_of,
     rollout_of,
     segment_of,
     stored_text,
     trained_of,
-    unpacked,
 )
-from agentgym.store.schema import FILE, StoreError, damaged, misplaced, open_store
+from agentgym.store.schema import FILE, StoreError, damaged, misplaced, read_store
 from agentgym.store.suspicious import LARGE_GAP, far_ends, signs_of
 from agentgym.store.vocabulary import found_among
 from agentgym.types import Floats, Rollout
@@ -106,18 +107,18 @@ class RolloutStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder) / FILE
-        self._connection: sqlite3.Connection | None = None
+        self._database: ForeignDatabase | None = None
 
     def __enter__(self) -> Self:
-        self._connection = open_store(self.path, write=False)
+        self._database = read_store(self.path)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
     def __len__(self) -> int:
         return int(self.query("SELECT count(*) FROM rollouts")[0][0])
@@ -192,7 +193,7 @@ class RolloutStore:
         """The fields of a group's task; None where the run did not keep it."""
         rows = self.query("SELECT task FROM tasks WHERE group_id = ?", stored_text(group_id))
         with self.sound(f"task {group_id!r}"):
-            return unpacked(rows[0][0]) if rows else None
+            return Unpacker().unpacked(rows[0][0]) if rows else None
 
     def token_bytes(self, model: str, ids: Collection[int]) -> dict[int, bytes]:
         """The bytes of those of these ids that the run kept; `model` is the segment's, "" for the policy."""
@@ -223,7 +224,7 @@ class RolloutStore:
     @contextmanager
     def one_moment(self) -> Iterator[None]:
         """Let all that is read within the block be of one moment, whatever is written meanwhile."""
-        connection = self._opened()
+        connection = self._opened().connection
         if connection.in_transaction:  # a block around this one has begun it
             yield
             return
@@ -252,7 +253,7 @@ class RolloutStore:
             yield
         except StoreError:
             raise
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error) as error:
+        except DAMAGE as error:
             raise damaged(self.path, ValueError(f"{what}: {error}")) from error
 
     def phases(self) -> list[str]:
@@ -261,15 +262,15 @@ class RolloutStore:
 
     def _rollout(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
         sql = f"SELECT {SEGMENT_VALUES}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
-        rows = self.query(sql, number)
-        segments = [segment_of(r[:-2]) for r in rows]
+        rows, unpacker = self.query(sql, number), Unpacker()
+        segments = [segment_of(r[:-2], unpacker) for r in rows]
         return StoredRollout(
             number=number,
             phase=row[0],
             step=row[1],
-            rollout=rollout_of(row, segments),
+            rollout=rollout_of(row, segments, unpacker),
             trainer_logprobs=tuple(map(trained_of, segments, (r[-2] for r in rows))),
-            advantages=tuple(None if r[-1] is None else tuple(json.loads(r[-1])) for r in rows),
+            advantages=tuple(map(advantages_of, segments, (r[-1] for r in rows))),
             logprob_gap=gap,
             suspicious=signs,
         )
@@ -279,13 +280,14 @@ class RolloutStore:
 
         A value of another kind than its column is damage, too.
         """
-        connection = self._opened()
+        database = self._opened()
         try:
-            found = connection.execute(sql, values)
-            rows = found.fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:
+            names, rows = database.rows(sql, values)
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
             raise damaged(self.path, error) from error
-        if wrong := misplaced([name for name, *_ in found.description or ()], rows):
+        except UnreadableFileError as error:
+            raise StoreError(str(error)) from error
+        if wrong := misplaced(names, rows):
             raise damaged(self.path, ValueError(wrong))
         return rows
 
@@ -294,10 +296,10 @@ class RolloutStore:
         """Whether the store counts the tool calls of each rollout, as stores of version 3 do."""
         return bool(self.query("SELECT 1 FROM pragma_table_info('rollouts') WHERE name = 'tool_calls'"))
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is None:
+    def _opened(self) -> ForeignDatabase:
+        if self._database is None:
             raise ValueError("the store is not open: use `with RolloutStore(folder) as store`")
-        return self._connection
+        return self._database
 
 
 def _conditions(

@@ -10,8 +10,11 @@ import numpy as np
 
 from agentgym.branching.ends import RolloutBranch
 from agentgym.errors import Failure
+from agentgym.foreign_files.content import Unpacker, parsed
+from agentgym.foreign_files.opening import MOST_BYTES
+from agentgym.foreign_files.values import number, numbers, text_of, whole
 from agentgym.transcript import printable
-from agentgym.types import Floats, Ints, Rollout, Segment, Task, Turn, Version
+from agentgym.types import Floats, Ints, Rollout, Segment, Turn, Version
 
 SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds"
 """The columns that are read without unpacking anything."""
@@ -22,8 +25,14 @@ SEGMENT_VALUES = SEGMENT_COLUMNS.replace("turns", "turns AS turns_of_segment")
 
 
 def packed(value: object) -> bytes:
-    """Compress `value` as JSON; lone surrogates survive, and what JSON has no form for becomes text."""
-    return zlib.compress(json.dumps(value, separators=(",", ":"), default=_plain).encode(), 1)
+    """Compress `value` as JSON, which `Unpacker` unpacks; ValueError where that would be too large to be read.
+
+    Lone surrogates survive, and what JSON has no form for becomes text.
+    """
+    text = json.dumps(value, separators=(",", ":"), default=_plain).encode()
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it has {len(text):,} bytes of JSON, and at most {MOST_BYTES:,} are kept and read")
+    return zlib.compress(text, 1)
 
 
 def stored_text(text: str) -> str:
@@ -31,22 +40,9 @@ def stored_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def task_fields(task: Task) -> dict[str, Any]:
-    """Return the fields of a task in pydantic's JSON form, or as Python values where one of them has no such form."""
-    try:
-        return task.model_dump(mode="json")
-    except (ValueError, TypeError):  # pydantic's serialization error is a ValueError
-        return task.model_dump(mode="python", warnings=False)
-
-
 def _plain(value: object) -> object:
     """A numpy number as Python's own; anything else as its text."""
     return value.item() if isinstance(value, np.generic) else str(value)
-
-
-def unpacked(blob: bytes) -> Any:
-    """The value that `packed` made the blob of."""
-    return json.loads(zlib.decompress(blob))
 
 
 def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...]:
@@ -110,16 +106,17 @@ def segment_row(segment: Segment) -> tuple[object, ...]:
     )
 
 
-def segment_of(row: Sequence[Any]) -> Segment:
-    """The segment of a row of SEGMENT_COLUMNS, with its laws checked."""
+def segment_of(row: Sequence[Any], unpacker: Unpacker) -> Segment:
+    """The segment of a row of SEGMENT_COLUMNS, with its laws checked; ValueError, which names the field."""
     index, parent, kind, ids, id_bytes, logprobs, turns, messages = row
     token_ids: Ints = np.frombuffer(ids, f"<u{id_bytes}").astype(np.int64)
-    said = unpacked(messages)
-    made = [_turn(turn, *texts) for turn, texts in zip(unpacked(turns), said["turns"], strict=True)]
+    said = unpacker.unpacked(messages)
+    made = [_turn(turn, *texts) for turn, texts in zip(unpacker.unpacked(turns), said["turns"], strict=True)]
     sampled = np.zeros(len(token_ids), np.bool_)
     for turn in made:
         sampled[turn.start : turn.stop] = True
     role, model, trained = said.get("speaker", ("", "", True))
+    branch = said.get("branch")
     scores: Floats = np.zeros(len(token_ids), np.float32)
     scores[sampled] = np.frombuffer(logprobs, "<f4")
     return Segment(
@@ -132,10 +129,10 @@ def segment_of(row: Sequence[Any]) -> Segment:
         turns=tuple(made),
         prompt_messages=tuple(said["prompt"]),
         tools=tuple(said.get("tools", ())),
-        role=role,
-        model=model,
-        trained=trained,
-        branch=said.get("branch"),
+        role=text_of(role, "role"),
+        model=text_of(model, "model"),
+        trained=bool(trained),
+        branch=None if branch is None else whole(branch, "branch"),
     )
 
 
@@ -149,47 +146,76 @@ def trained_of(segment: Segment, logprobs: bytes | None) -> Floats | None:
     return found
 
 
+def advantages_of(segment: Segment, text: str | None) -> tuple[float, ...] | None:
+    """Return the advantages, one for each turn, or none; None where the segment was not trained on."""
+    if text is None:
+        return None
+    found = [number(value, "advantages") for value in parsed(text.encode())]
+    if found and len(found) != len(segment.turns):
+        raise ValueError(f"{len(found)} advantages for {len(segment.turns)} turns")
+    return tuple(found)
+
+
 def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> Turn:
     # Stores of version 2 do not say when a turn was asked for.
-    start, stop, finish_reason, versions, seconds, env_seconds, reward, number, *when = values
+    start, stop, finish_reason, versions, seconds, env_seconds, reward, place, *when = values
     waited, asked_at = when or (0.0, None)
     return Turn(
-        start=start,
-        stop=stop,
-        finish_reason=finish_reason,
-        versions=tuple(Version(*version) for version in versions),
+        start=whole(start, "start"),
+        stop=whole(stop, "stop"),
+        finish_reason=text_of(finish_reason, "finish_reason"),  # type: ignore[arg-type]
+        versions=tuple(Version(whole(at, "versions"), whole(version, "versions")) for at, version in versions),
         message=message,
         env_messages=tuple(env_messages),
-        seconds=seconds,
-        waited=waited,
-        asked_at=asked_at,
-        env_seconds=env_seconds,
-        reward=reward,
-        number=number,
+        seconds=number(seconds, "seconds"),
+        waited=number(waited, "waited"),
+        asked_at=None if asked_at is None else number(asked_at, "asked_at"),
+        env_seconds=number(env_seconds, "env_seconds"),
+        reward=number(reward, "reward"),
+        number=whole(place, "number"),
     )
 
 
+def failure_of(found: Any) -> Failure:
+    """The failure of these fields, in JSON's types; ValueError, which names the field."""
+    return Failure(**{name: text_of(value, f"failure.{name}") for name, value in found.items()})
+
+
 def branch_of(found: Mapping[str, Any]) -> RolloutBranch:
-    """The end of a branch of these fields, in JSON's types."""
+    """The end of a branch of these fields, in JSON's types; ValueError, which names the field."""
     failure = found["failure"]
-    return RolloutBranch(**{**found, "failure": None if failure is None else Failure(**failure)})
+    for name in ("rewards", "role_rewards", "metrics"):
+        numbers(found.get(name, {}), name)
+    whole(found["turn"], "turn")
+    text_of(found["stop_reason"], "stop_reason")
+    if found["reward"] is not None:
+        number(found["reward"], "reward")
+    return RolloutBranch(**{**found, "failure": None if failure is None else failure_of(failure)})
 
 
-def rollout_of(row: Sequence[Any], segments: Sequence[Segment]) -> Rollout:
-    """The rollout of a row of ROLLOUT_COLUMNS and its segments."""
+def rollout_of(row: Sequence[Any], segments: Sequence[Segment], unpacker: Unpacker) -> Rollout:
+    """The rollout of a row of ROLLOUT_COLUMNS and its segments; ValueError, which names the field."""
     _, _, group_id, rollout_id, reward, stop_reason, _, _, _, _, detail = row
-    found: Mapping[str, Any] = unpacked(detail)
+    found: Mapping[str, Any] = unpacker.unpacked(detail)
     return Rollout(
         rollout_id=rollout_id,
         group_id=group_id,
         segments=tuple(segments),
         reward=reward,
-        rewards=found["rewards"],
         stop_reason=stop_reason,
-        failure=Failure(**found["failure"]) if found["failure"] is not None else None,
-        metrics=found["metrics"],
-        box=found["box"],
-        failed_cases=found["failed_cases"],
-        role_rewards=found.get("role_rewards", {}),
-        branches=tuple(branch_of(branch) for branch in found.get("branches", ())),
+        **detail_of(found),
     )
+
+
+def detail_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a rollout that are kept as JSON, checked; ValueError, which names the field."""
+    cases = found["failed_cases"]
+    return {
+        "rewards": numbers(found["rewards"], "rewards"),
+        "failure": failure_of(found["failure"]) if found["failure"] is not None else None,
+        "metrics": numbers(found["metrics"], "metrics"),
+        "box": None if found["box"] is None else text_of(found["box"], "box"),
+        "failed_cases": {name: text_of(why, "failed_cases") for name, why in cases.items()},
+        "role_rewards": numbers(found.get("role_rewards", {}), "role_rewards"),
+        "branches": tuple(branch_of(branch) for branch in found.get("branches", ())),
+    }

@@ -1,10 +1,21 @@
 """The tables of a run's rollout store, and how its file is opened."""
 
+import fcntl
+import logging
+import os
 import re
+import shlex
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+
+from agentgym.folders.file_systems import has_locks, shared_kind
+from agentgym.foreign_files.database import ForeignDatabase, check_journal
+from agentgym.foreign_files.opening import UnreadableFileError, regular_file
+
+_LOG = logging.getLogger(__name__)
 
 FILE = "rollouts.sqlite"
 """The store's name in a run's folder."""
@@ -22,7 +33,7 @@ OPEN_SECONDS = 5.0
 """How long a writer waits for another process that holds the file."""
 
 
-class StoreError(ValueError):
+class StoreError(UnreadableFileError):
     """A store that cannot be opened or read; its message names the file and says what to do."""
 
 
@@ -78,6 +89,13 @@ CREATE TABLE IF NOT EXISTS vocabulary (
 );
 """
 
+_MADE = re.findall(r"^CREATE TABLE IF NOT EXISTS (\w+) \((.*?)^\)", TABLES, re.M | re.S)
+READ_COLUMNS: Mapping[str, Sequence[str]] = {
+    table: [name for name in re.findall(r"^ {4}(\w+) +(?:TEXT|INTEGER|REAL|BLOB)", body, re.M) if name not in ADDED]
+    for table, body in _MADE
+    if table != "vocabulary"
+}
+"""The columns of each table that every store that can be read has."""
 _TYPES: Mapping[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes}
 _COLUMNS = re.findall(r"^ {4}(\w+) +(TEXT|INTEGER|REAL|BLOB)", TABLES, re.M)
 _RENAMED = {"turns_of_segment": "BLOB", "first_step": "INTEGER", "last_step": "INTEGER"}
@@ -101,52 +119,95 @@ def _kind(value: object) -> str:
     return next(kind for kind, of in _TYPES.items() if isinstance(value, of))
 
 
-def open_store(path: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection to the store at `path`, which is made where it is to be written.
+def open_store(path: Path) -> sqlite3.Connection:
+    """A connection that writes to the store at `path`, which is made where it is not there.
 
-    Readers never block the writer and see whole rollouts only: the file is in write-ahead mode, and each rollout is
-    written in one transaction. Raises FileNotFoundError where there is nothing to read, and ValueError for a file that
-    is no store, or one of another version. An opener waits up to OPEN_SECONDS for another that holds the file.
+    Readers see whole rollouts only, as each is written in one transaction. They never block the writer: the file is in
+    write-ahead mode, but on a file system that other machines may share, where that mode does not work. Raises
+    StoreError for a file that is no store, or one of another version. An opener waits up to OPEN_SECONDS for another
+    that holds the file.
     """
     try:
-        connection = _connected(path, write=write)
+        if os.path.lexists(path):
+            path = regular_file(path, within=path.parent)
+        check_journal(path)
+        connection = _to_write(path)
     except sqlite3.Error as error:
-        raise _cannot_open(path, error, write=write) from error
+        raise _cannot_open(path, error, write=True) from error
+    except (UnreadableFileError, FileNotFoundError) as error:
+        raise StoreError(str(error)) from error
     try:
-        return _checked(connection, path, write=write)
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        _check_version(path, found)
+        connection.execute("PRAGMA foreign_keys = ON")
+        if (kind := _without_wal(path)) is None:
+            _use_wal(connection)
+            connection.execute("PRAGMA synchronous = NORMAL")
+        else:
+            _say_shared(path, kind)
+            connection.execute("PRAGMA journal_mode = TRUNCATE")
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {_missing(connection)} {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
+        )
+        return connection
     except sqlite3.Error as error:
         connection.close()
-        raise _cannot_open(path, error, write=write) from error
+        raise _cannot_open(path, error, write=True) from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+def read_store(path: Path) -> ForeignDatabase:
+    """Open a store for reading, whoever has made it; a run may write to it meanwhile.
+
+    Raises:
+        FileNotFoundError: There is no store.
+        StoreError: It is no store, one of another version, or empty.
+    """
+    try:
+        found = ForeignDatabase(path, within=path.parent)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path.parent} holds no {path.name}; name the folder of a run") from None
+    except sqlite3.Error as error:
+        raise _cannot_open(path, error, write=False) from error
+    except UnreadableFileError as error:
+        raise StoreError(str(error)) from error
+    try:
+        version = found.rows("PRAGMA user_version")[1][0][0]
+        _check_version(path, version)
+        if version == 0:
+            raise StoreError(f"{path}: the store is empty: the run has not written a rollout yet")
+        found.check_tables(READ_COLUMNS)
+        return found
+    except sqlite3.Error as error:
+        found.close()
+        raise _cannot_open(path, error, write=False) from error
+    except BaseException as error:
+        found.close()
+        if isinstance(error, UnreadableFileError) and not isinstance(error, StoreError):
+            raise StoreError(str(error)) from error
+        raise
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
     """Say that a store cannot be read on, and what can be done."""
     return StoreError(
-        f"{path}: the store cannot be read ({error}); "
-        f"if it is damaged, `sqlite3 {path.name} .recover` saves what it can"
+        f"{path}: the store cannot be read ({error}); if it is damaged, `{_recover(path)}` saves what it can"
     )
 
 
-def _checked(connection: sqlite3.Connection, path: Path, *, write: bool) -> sqlite3.Connection:
-    """Return the connection with its version checked and, to write, its tables made."""
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
+def _recover(path: Path) -> str:
+    return shlex.join(["sqlite3", str(path), ".recover"])
+
+
+def _check_version(path: Path, found: int) -> None:
+    """Raise StoreError for a version that cannot be read; 0 is a store that has not been written yet."""
     if found not in (0, *READABLE):
-        connection.close()
         raise StoreError(
             f"{path}: the store has version {found}, and this agentgym reads versions {READABLE[0]} to {VERSION}; "
             "use the agentgym that wrote it (settings.json beside it names the version)"
         )
-    if write:
-        connection.execute("PRAGMA foreign_keys = ON")
-        _use_wal(connection)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {_missing(connection)} {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
-        )
-    elif found == 0:
-        connection.close()
-        raise StoreError(f"{path}: the store is empty: the run has not written a rollout yet")
-    return connection
 
 
 def _missing(connection: sqlite3.Connection) -> str:
@@ -169,6 +230,24 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.02)
 
 
+def _without_wal(path: Path) -> str | None:
+    """Name the file system of a store if SQLite's write-ahead log does not work there: it needs locks and one machine.
+
+    None where it works.
+    """
+    return shared_kind(path.parent) or (None if has_locks(path.parent, fcntl.lockf) else "a file system without locks")
+
+
+@cache
+def _say_shared(path: Path, kind: str) -> None:
+    """Say once for each store what is other on such a file system, and what to do."""
+    _LOG.warning(
+        "%s is on %s: it is written without SQLite's write-ahead log, and whoever reads it may make the run wait for "
+        "up to %g s; `agentgym show`, `view` and `report` are better given a copy of the folder while the run goes on",
+        *(path, kind, OPEN_SECONDS),
+    )
+
+
 def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -176,6 +255,11 @@ def _is_busy(error: sqlite3.Error) -> bool:
 def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError:
     """Name the file, and say what to do."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+        return StoreError(
+            f"{path}: it was left in the middle of a change, which {path.name}-journal beside it takes back, and a "
+            "reader takes nothing back; resume its run, or move that file out of the folder"
+        )
     if _is_busy(error):
         todo = "another process holds it: wait for that process, or end it"
     elif code == sqlite3.SQLITE_FULL:
@@ -185,23 +269,19 @@ def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError
     elif write:
         todo = f"move {path.name}, and {path.name}-wal if there is one, out of the folder: the run makes a new store"
     else:
-        todo = f"if it is damaged, `sqlite3 {path.name} .recover` saves what it can"
+        todo = f"if it is damaged, `{_recover(path)}` saves what it can"
     return StoreError(f"{path}: it cannot be opened as a store of rollouts ({error}); {todo}")
 
 
-def _connected(path: Path, *, write: bool) -> sqlite3.Connection:
-    if write:
+def _to_write(path: Path) -> sqlite3.Connection:
+    """A connection that writes.
+
+    On a file system without locks it holds the store alone: the lock on the run's folder sees to it that only one
+    process writes, and with the exclusive mode a store in write-ahead mode can be opened, which comes from elsewhere.
+    """
+    if has_locks(path.parent, fcntl.lockf):
         return sqlite3.connect(path, timeout=OPEN_SECONDS, isolation_level=None)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path.parent} holds no {path.name}; name the folder of a run")
-    address = f"{path.absolute().as_uri()}?mode=ro"
+    address = f"{path.absolute().as_uri()}?mode=rwc&vfs=unix-none"
     connection = sqlite3.connect(address, uri=True, isolation_level=None)
-    try:
-        connection.execute("PRAGMA user_version")
-    except sqlite3.OperationalError:
-        connection.close()
-        if path.with_name(f"{path.name}-wal").exists():
-            raise
-        # A folder that cannot be written to: a reader would put its shared memory there. Nobody writes the file either.
-        connection = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection

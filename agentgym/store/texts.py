@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agentgym.foreign_files.content import Unpacker
 from agentgym.store.reader import RolloutStore
-from agentgym.store.rows import unpacked
+from agentgym.store.rows import failure_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,15 @@ def texts_of(store: RolloutStore, number: int) -> list[str]:
 
 def _texts(store: RolloutStore, number: int, names: list[str], detail: bytes) -> dict[str, None]:
     """The texts in their order; a prompt that several segments share comes once."""
-    found = dict.fromkeys(names)
+    found, unpacker = dict.fromkeys(names), Unpacker()
     for (messages,) in store.query("SELECT messages FROM segments WHERE rollout = ? ORDER BY place", number):
-        said = unpacked(messages)
+        said = unpacker.unpacked(messages)
         for message in (*said["prompt"], *(each for turn, answers in said["turns"] for each in (turn, *answers))):
             found.update(dict.fromkeys(_within(message)))
-    failure = unpacked(detail)["failure"]
+    failure = unpacker.unpacked(detail)["failure"]
     if failure is not None:
-        found.update(dict.fromkeys([failure["message"], failure["traceback"]]))
+        kept = failure_of(failure)
+        found.update(dict.fromkeys([kept.message, kept.traceback]))
     found.pop("", None)
     return found
 

@@ -14,12 +14,15 @@ import json
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentgym.foreign_files.content import read_json
+from agentgym.foreign_files.opening import UnreadableFileError, opened, read_bytes
 from agentgym.train.replace_folder import sweep, written_whole
 
 _NAME = re.compile(r"step-(\d+)")
@@ -110,7 +113,7 @@ def read_step(path: Path) -> dict[str, bytes]:
     Files in folders of their own, which may be larger than memory, are checked and left where they are.
     """
     try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
+        manifest = read_json(path / _MANIFEST, within=path)
         sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its {_MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
@@ -119,9 +122,9 @@ def read_step(path: Path) -> dict[str, bytes]:
     files = {}
     for name, (size, checksum) in sums.items():
         try:
-            content = None if "/" in name else (path / name).read_bytes()
-            found = sum_of(path / name) if content is None else (len(content), hashlib.sha256(content).hexdigest())
-        except OSError as error:
+            content = None if "/" in name else read_bytes(path / name, within=path, most=sys.maxsize)
+            found = _sum(path / name, path) if content is None else (len(content), hashlib.sha256(content).hexdigest())
+        except (OSError, UnreadableFileError) as error:
             raise ValueError(f"{name} cannot be read ({type(error).__name__})") from None
         if found[0] != size:
             raise ValueError(f"{name} has {found[0]} bytes of {size}")
@@ -178,8 +181,12 @@ def _sync(folder: Path) -> None:
 
 def sum_of(path: Path) -> tuple[int, str]:
     """Return the size and the SHA-256 of a file of any size."""
+    return _sum(path, path.parent)
+
+
+def _sum(path: Path, within: Path) -> tuple[int, str]:
     size, found = 0, hashlib.sha256()
-    with path.open("rb") as file:
+    with opened(path, within=within) as file:
         while content := file.read(_AT_ONCE):
             size += len(content)
             found.update(content)

@@ -26,14 +26,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from agentgym.adapter import Adapter
+from agentgym.foreign_files.content import DAMAGE
+from agentgym.foreign_files.opening import UnreadableFileError, read_bytes, regular_file
 from agentgym.train.checkpoint import STATE, Sums, read_step, sum_of, write_checkpoint, write_file
 from agentgym.train.policy.adapter_io import write_adapter, write_model
 from agentgym.train.state import refuse_strangers, trained_names
@@ -72,11 +75,16 @@ class Snapshot:
                 write_checkpoint(folder, step, content, keep=keep)
             return
         parts = folder / f".parts-{step:06}-{self.name}"
-        _write_part(parts, self.rank, self.part)
+        if self.rank == 0:
+            _remove_parts(folder, but=parts)  # of a checkpoint that the disk did not take: they may be what fills it
+        try:
+            _write_part(parts, self.rank, self.part)
+        except BaseException:
+            shutil.rmtree(parts / f"rank-{self.rank}", ignore_errors=True)
+            raise
         if self.rank == 0:
             write_checkpoint(folder, step, content, keep=keep, fill=partial(_put_together, parts, self.world))
-            for left in folder.glob(".parts-*"):  # of processes that died too
-                shutil.rmtree(left, ignore_errors=True)
+            _remove_parts(folder)
 
     def write_policy(self, folder: Path, checkpoint: Path) -> None:
         """Write the adapter into `folder`, or the model as the checkpoint of this snapshot has it."""
@@ -84,6 +92,13 @@ class Snapshot:
             write_adapter(self.adapter, folder)
         else:
             _write_model(self.state, checkpoint, folder)
+
+
+def _remove_parts(folder: Path, but: Path | None = None) -> None:
+    """Remove the parts of checkpoints that were not put together, of processes that died too."""
+    for left in folder.glob(".parts-*"):
+        if left != but:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -127,7 +142,7 @@ def restore_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folde
             like = torch.zeros_like(weight) if saved[key] == weight.shape else torch.zeros(saved[key])
             moments.setdefault(positions[weight], {})[key.removeprefix(prefix)] = wanted[key] = like.detach()
     with _alone():
-        load(wanted, storage_reader=FileSystemReader(folder), no_dist=True)
+        load(wanted, storage_reader=PartsReader(folder), no_dist=True)
     groups = [
         {**group, "params": [positions[weight] for weight in group["params"]]} for group in optimizer.param_groups
     ]
@@ -156,20 +171,80 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     sizes = {key: size for key, size in _saved(folder).items() if key.startswith(_WEIGHTS)}
     weights = {key: torch.empty(size) for key, size in sizes.items()}
     with _alone():
-        load(weights, storage_reader=FileSystemReader(folder), no_dist=True)
+        load(weights, storage_reader=PartsReader(folder), no_dist=True)
     return {key.removeprefix(f"{_WEIGHTS}model."): weight for key, weight in weights.items()}
 
 
 def _saved(folder: Path) -> dict[str, torch.Size]:
     """Return the shape of each tensor of a checkpoint."""
-    found = FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = PartsReader(folder).read_metadata().state_dict_metadata
     return {key: what.size for key, what in found.items() if isinstance(what, TensorStorageMetadata)}
+
+
+class PartsReader(FileSystemReader):
+    """Reads the parts of a checkpoint, whoever has made it: no code runs, and tensors alone are read from its folder.
+
+    torch's own reader unpickles whatever `.metadata` holds, and whatever that says is no tensor.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._folder = folder
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return which part of which tensor is where; UnreadableFileError for a file that says anything else."""
+        path = self._folder / METADATA
+        content = read_bytes(path, within=self._folder)
+        try:
+            found = _Unpickler(io.BytesIO(content)).load()
+            if not isinstance(found, Metadata):
+                raise ValueError(f"it must be Metadata, got {type(found).__name__}")
+            for key, said in found.state_dict_metadata.items():
+                if not isinstance(said, TensorStorageMetadata):
+                    raise ValueError(f"{key!r:.200} is no tensor")
+            for name in {where.relative_path for where in found.storage_data.values()}:
+                regular_file(self._folder / name, within=self._folder)
+        except (*DAMAGE, pickle.UnpicklingError, EOFError, OSError) as error:
+            raise UnreadableFileError(f"{path}: it does not say where the tensors are ({error})") from error
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds what torch writes into `.metadata`, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the names that are allowed."""
+        if name in _PICKLED.get(module, ()) or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
+
+
+_PICKLED = {
+    "pathlib": ("PosixPath",),
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "ChunkStorageMetadata"),
+        *("TensorProperties", "_MEM_FORMAT_ENCODING"),
+    ),
+}
 
 
 def _write_part(parts: Path, rank: int, part: Mapping[str, Tensor]) -> None:
     place = parts / f"rank-{rank}"
-    with _alone():
-        save(dict(part), checkpoint_id=place, no_dist=True)
+    failed: BaseException | None = None
+    try:
+        with _alone():
+            save(dict(part), checkpoint_id=place, no_dist=True)
+    except CheckpointException as error:  # a BaseException, which nobody would handle; what it is about is in it
+        failed = next(iter(error.failures.values()))[0]
+    if failed is not None:
+        raise failed
     sums = {f"{place.name}/{path.name}": sum_of(path) for path in sorted(place.iterdir())}
     fresh = parts / f".rank-{rank}"
     fresh.write_text(json.dumps(sums))
@@ -185,7 +260,7 @@ def _put_together(parts: Path, world: int, fresh: Path) -> Sums:
     for path in said:
         sums |= {name: (int(size), str(checksum)) for name, (size, checksum) in json.loads(path.read_text()).items()}
         place = parts / path.stem
-        found.append(_placed(FileSystemReader(place).read_metadata(), path.stem))
+        found.append(_placed(PartsReader(place).read_metadata(), path.stem))
         place.rename(fresh / path.stem)
     write_file(fresh / METADATA, pickle.dumps(_joined(found)))  # as FileSystemWriter writes it
     return sums | {METADATA: sum_of(fresh / METADATA)}

@@ -1,6 +1,5 @@
 """The figures of a run for its curves: the lines of metrics.jsonl, and how their names are put into charts."""
 
-import json
 import math
 import os
 import re
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentgym.foreign_files.content import parsed
+from agentgym.foreign_files.opening import MOST_BYTES, UnreadableFileError, opened, read_bytes
 from agentgym.run.log import HELD_OUT, METRICS
 from agentgym.view.answers import as_json
 
@@ -121,6 +122,8 @@ GROUPS: tuple[dict[str, Any], ...] = (
 """The charts of figures, in their order; "*" stands for any text, and what is in none of them comes last."""
 
 
+LONGEST = 1 << 20
+"""The most bytes of a line; runs write a few thousand."""
 # Only what every reader of JSON takes for one finite number. No part of it gives back what it has taken.
 _NUMBER = rb"(?:-?(?:0|[1-9]\d{0,14}+)(?:\.\d++)?+(?:e[-+]?+\d{1,2}+)?+|null)"
 _PLAIN = re.compile(
@@ -155,7 +158,10 @@ def metric_rows(folder: Path, after: int = 0, mark: int | None = None) -> Metric
     runs write it goes into its row without being read: to read and write all numbers of 5,000 steps takes a second.
     """
     path = folder / METRICS
-    content = path.read_bytes() if path.exists() else b""
+    try:
+        content = read_bytes(path, within=folder)
+    except FileNotFoundError:
+        content = b""
     *lines, _ = content.split(b"\n")
     if mark is not None and _mark(lines[:after]) != mark:
         after = 0
@@ -218,15 +224,15 @@ class Progress:
     def look(self) -> None:
         """Read what was written since the last look; all of it where a resumed run has cut the file."""
         try:
-            with (self.folder / METRICS).open("rb") as file:
+            with opened(self.folder / METRICS, within=self.folder) as file:
                 status = os.fstat(file.fileno())
                 if (status.st_ino, True) != (self._file, status.st_size >= self._read):
                     self.lines, self.steps, self.reward, self._read, self._file = 0, 0, None, 0, status.st_ino
                 file.seek(self._read)
-                content = file.read()
-        except OSError:  # none yet, or none that may be read: its figures say why where they are asked for
+                content = file.read(min(MOST_BYTES, status.st_size - self._read))
+        except (OSError, UnreadableFileError):  # none yet, or none that may be read: its figures say why when asked for
             return
-        whole = content[: content.rfind(b"\n") + 1]
+        whole = content if len(content) == MOST_BYTES else content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         self.lines += whole.count(b"\n")
         self._look_at(whole.splitlines())
@@ -248,8 +254,8 @@ class Progress:
 def _figures(line: bytes) -> dict[str, Any] | None:
     """The numbers and gaps of a line, its step among them; None where it has no step."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = parsed(line) if len(line) <= LONGEST else None
+    except ValueError:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None

@@ -1,7 +1,6 @@
 """The runs that the page offers: found below the folders that were named, each under a short name for its address."""
 
 import hashlib
-import json
 import os
 import re
 import threading
@@ -12,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.opening import read_bytes
 from agentgym.run.folder_lock import LOCK
 from agentgym.run.log import METRICS
 from agentgym.run.recorder import SUMMARY
@@ -25,6 +26,9 @@ LOOK_AGAIN_S = 2.0
 """Seconds after which new runs are looked for."""
 DEEPEST = 6
 """Folders below one that was named in which runs are looked for."""
+LARGEST_JSON = 32 << 20
+"""The most bytes of settings.json and summary.json."""
+LARGEST_LOCK = 4096
 STILL_S = 120.0
 """A run whose process cannot be seen from here is taken to run for so long after it has written something."""
 NO_RUNS = ("node_modules", "site-packages", "__pycache__")
@@ -48,7 +52,7 @@ class Run:
 
     def settings_file(self) -> dict[str, Any]:
         """Return what settings.json holds; nothing where it cannot be read."""
-        return _read(self.folder / SETTINGS)
+        return self._read(SETTINGS)
 
     def settings(self) -> dict[str, Any]:
         """Return every setting by its dotted name."""
@@ -60,12 +64,20 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """Return the scores at the end; None before."""
-        return _read(self.folder / SUMMARY) or None
+        return self._read(SUMMARY) or None
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return the object in a file of the folder; an empty one where there is none that can be read."""
+        try:
+            return read_object(self.folder / name, within=self.folder, most=LARGEST_JSON)
+        except (OSError, ValueError):
+            return {}
 
     def is_live(self) -> bool:
         """Return whether a process holds the folder; on another machine, whether it has written in the last minutes."""
         try:
-            process = int((self.folder / LOCK).read_text())
+            said = read_bytes(self.folder / LOCK, within=self.folder, most=LARGEST_LOCK)
+            process = int(said.split(b"\n")[0])
         except (OSError, ValueError):
             return False
         return _runs(process) or self._wrote_lately()
@@ -115,7 +127,7 @@ class Runs:
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = [folder.resolve() for folder in folders]
         self._found: dict[str, Run] = {}
-        self._progress: dict[Path, Progress] = {}
+        self._progress: dict[Path, tuple[Progress, threading.Lock]] = {}
         self._look_at = 0.0
         self._lock = threading.Lock()
 
@@ -143,7 +155,8 @@ class Runs:
     def progress(self, run: Run) -> Progress:
         """Return how far the figures of a run are, as of now."""
         with self._lock:
-            found = self._progress.setdefault(run.folder, Progress(run.folder))
+            found, alone = self._progress.setdefault(run.folder, (Progress(run.folder), threading.Lock()))
+        with alone:  # a slow disk holds up nobody who asks about another run
             found.look()
             return replace(found)
 
@@ -179,15 +192,9 @@ def _folders(named: Path, depth: int = 0) -> Iterator[Path]:
             yield from _folders(path, depth + 1)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _runs(process: int) -> bool:
+    if process <= 0:  # a group of processes
+        return False
     try:
         os.kill(process, 0)
     except PermissionError:  # another user's

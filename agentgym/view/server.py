@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from agentgym.store.schema import StoreError
+from agentgym.foreign_files.opening import UnreadableFileError
 from agentgym.view.answers import Refused, answer, refusal
 from agentgym.view.api import Api, metric_names
 from agentgym.view.guard import Guard
@@ -78,7 +78,7 @@ def _answering(give: Callable[[Request], Any]) -> Callable[[Request], Response]:
             return answer(give(request))
         except Refused as error:
             return refusal(error)
-        except StoreError as error:
+        except UnreadableFileError as error:
             return refusal(Refused(str(error), 409))
         except OSError as error:
             return refusal(Refused(f"{error.filename}: it cannot be read ({error.strerror})", 409))

@@ -62,6 +62,20 @@ async def test_a_stand_in_judges_an_episode_and_without_one_the_episode_fails_an
         assert episode.outcome["reward"] is None
 
 
+@pytest.mark.parametrize("arguments", [{"text": 42}, {"text": 10**5000}, {"text": "noon", "more": [float("nan")]}])
+async def test_arguments_that_no_model_writes_are_an_error_and_the_episode_goes_on(arguments: dict[str, Any]) -> None:
+    task = ag.Task(id="t", prompt="Say a word.")
+    async with open_episode(Offline, task) as episode:
+        asked: Any = type("Asked", (), {"name": "answer", "arguments": arguments})
+        refused = await episode._call_tool(None, asked)
+        assert (refused.is_error, episode.outcome) == (True, None)
+        assert refused.content[0].text.startswith(("text: must be text, got int", "arguments: must hold no NaN"))
+        async with Client(episode.server) as client:
+            await client.call_tool("answer", {"text": "noon"})
+        assert episode.outcome is not None
+        assert episode.outcome["reward"] == 0.5
+
+
 class Camera(ag.ToolEnv[ag.Task]):
     """Shows pictures."""
 

@@ -138,7 +138,7 @@ def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pyte
         ("run", ["--id", "\udcff\udcfe"], "none of the 1 rollouts in"),
         ("run", ["--phase", "foo"], "--phase: no rollout has the phase 'foo'; there are: train"),
         ("damaged", ["--id", "a/0"], "the store cannot be read (rollout 1: "),
-        ("malformed", ["--id", "a/0"], "the store cannot be read (no such table: segments)"),
+        ("malformed", ["--id", "a/0"], "it has no table segments, or a view in its place"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line_that_says_what_to_do(

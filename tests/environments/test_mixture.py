@@ -120,10 +120,12 @@ async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it(
         "eval/env/ones/rollouts": 3.0,
         "eval/env/ones/failed": 0.0,
         "eval/env/ones/reward": 1.0,
+        "eval/env/ones/reward/worth_it": 1.0,
         "eval/env/rows/groups": 2.0,
         "eval/env/rows/rollouts": 2.0,
         "eval/env/rows/failed": 0.0,
         "eval/env/rows/reward": 0.0,
+        "eval/env/rows/reward/zero": 0.0,
     }
     assert env_figures(Ones, played.groups) == {}
 

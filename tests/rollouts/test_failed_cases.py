@@ -6,6 +6,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.boxes.verdicts import KEPT_CASES, KEPT_NAME, kept_cases
+from agentgym.foreign_files.content import Unpacker
 from agentgym.rollouts import rollout_warnings
 from agentgym.store.rows import rollout_of, rollout_row
 from agentgym.testing import FakeBoxes, Scripted, check_env, say
@@ -64,7 +65,7 @@ async def test_a_case_that_passes_at_last_is_no_failed_one() -> None:
 
 async def test_the_reason_of_a_case_is_kept_in_the_store() -> None:
     played = await play(Misspelt)
-    kept = rollout_of(rollout_row(played, phase="train", step=0), played.segments)
+    kept = rollout_of(rollout_row(played, phase="train", step=0), played.segments, Unpacker())
     assert kept.failed_cases == played.failed_cases
 
 

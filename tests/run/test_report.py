@@ -100,7 +100,7 @@ async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Ca
     summary = await ag.train_policy(run, sinks=[lambda step, figures: seen.append((step, dict(figures)))])
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     held_out = [row for row in rows if "eval/reward" in row]
-    count = {"eval/pass@1": 0.0, "eval/rollouts": 2.0, "eval/failed": 0.0}
+    count = {"eval/reward/constant": 0.5, "eval/pass@1": 0.0, "eval/rollouts": 2.0, "eval/failed": 0.0}
     assert held_out == [
         {"step": 0, "eval/reward": summary["eval_before"], **count},
         {"step": 2, "eval/reward": summary["eval_after"], **count},

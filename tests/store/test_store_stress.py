@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentgym.store import rows
-from agentgym.store import writer as writing
+from agentgym.store import rows, statements
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
 from agentgym.store.suspicious import FEWEST
@@ -103,7 +102,7 @@ def test_a_full_disk_stops_no_run_and_what_is_not_written_is_counted(
     assert 0 < len(found) < 60
     assert len(found) + writer.lost == 60
     assert all(same(of.rollout, large(of.rollout.rollout_id)) for of in found)
-    assert len([record for record in caplog.records if "rollouts are not written" in record.message]) == 1
+    assert len([record for record in caplog.records if "are lost so far" in record.message]) == 1
 
 
 def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
@@ -116,7 +115,7 @@ def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
             raise TypeError("no form for it")
         return row(made, **place)
 
-    monkeypatch.setattr(writing, "rollout_row", refusing)
+    monkeypatch.setattr(statements, "rollout_row", refusing)
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0"), rollout("a/1"), rollout("a/2")), group(rollout("b/0"))], step=0)
     with RolloutStore(tmp_path) as store:
@@ -127,12 +126,13 @@ def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
 
 def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
     odd = rollout("a/0")
-    object.__setattr__(odd, "metrics", {"score": np.float32(0.5), "where": Path("x")})
+    object.__setattr__(odd, "metrics", {"score": np.float32(0.5)})
+    object.__setattr__(odd, "failed_cases", {"where": Path("x")})
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(odd)], step=0)
     with RolloutStore(tmp_path) as store:
         (found,) = store.find()
-    assert (writer.lost, found.rollout.metrics) == (0, {"score": 0.5, "where": "x"})
+    assert (writer.lost, found.rollout.metrics, found.rollout.failed_cases) == (0, {"score": 0.5}, {"where": "x"})
 
 
 def test_a_store_that_is_taken_away_in_the_middle_stops_no_run(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_of_ten_thousand_rollouts_a_few_are_found_by_an_index(many: Path, asked: dict[str, Any]) -> None:
     with RolloutStore(many) as store:
         assert len(store) == 10_000
-        connection = store._connection
+        connection = store._opened().connection
         assert connection is not None
         plans: list[str] = []
         rows = store.query

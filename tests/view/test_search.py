@@ -1,6 +1,9 @@
 """Full-text search: every text may be asked for, and the index follows the store without holding it up."""
 
+import os
 import sqlite3
+import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,8 @@ from agentgym.store.texts import RolloutTexts, texts_behind
 from agentgym.store.writer import RolloutWriter
 from agentgym.view.runs import Run, Runs, run_of
 from agentgym.view.search import index as index_module
-from agentgym.view.search.index import INDEX, SearchIndex, Unsearchable, snippet
+from agentgym.view.search.cache import KEPT_S, sweep
+from agentgym.view.search.index import SearchIndex, Unsearchable, snippet
 from agentgym.view.search.indexing import Indexing
 from tests.store.test_store import group, rollout, segment
 from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
@@ -160,9 +164,10 @@ def test_what_a_resumed_run_has_cut_is_found_no_more(tmp_path: Path) -> None:
     assert index.numbers("before") == [1, 2, 3]
 
 
-def test_an_index_is_gone_on_with_by_the_next_viewer_and_by_two_at_once(tmp_path: Path) -> None:
-    run = written(tmp_path, {f"t{n}/0": "word" for n in range(60)})
-    first, second = SearchIndex(run, tmp_path), SearchIndex(run, tmp_path)
+def test_an_index_is_gone_on_with_by_the_next_viewer_and_by_two_at_once(tmp_path: Path, cache: Path) -> None:
+    run, folder = written(tmp_path, {f"t{n}/0": "word" for n in range(60)}), cache / "agentgym/search"
+    folder.mkdir(parents=True)
+    first, second = SearchIndex(run, folder), SearchIndex(run, folder)
     assert first.advance()
     assert second.indexed() == 25
     with Indexing() as one, Indexing() as other:
@@ -190,18 +195,57 @@ def test_what_another_viewer_has_indexed_meanwhile_is_not_indexed_twice(
 @pytest.mark.parametrize("content", [b"no index" * 999, b"", b"SQLite format 3\0" + b"\xff" * 4096])
 def test_an_index_that_is_damaged_is_made_again(tmp_path: Path, content: bytes) -> None:
     run = written(tmp_path)
-    (tmp_path / INDEX).write_bytes(content)
+    (tmp_path / f"{run.key}.sqlite").write_bytes(content)
     assert indexed(run, tmp_path).numbers("needle") == [1, 2, 6]
 
 
-def test_where_the_folder_cannot_be_written_the_index_is_in_a_spare_one(tmp_path: Path) -> None:
-    folder, spare = tmp_path / "run", tmp_path / "spare"
-    folder.mkdir()
-    spare.mkdir()
-    run = written(folder)
-    (folder / INDEX).mkdir()  # nobody, root neither, can make a file of that name
-    assert indexed(run, spare).numbers("needle") == [1, 2, 6]
-    assert [path.suffix for path in spare.iterdir() if path.suffix == ".sqlite"] == [".sqlite"]
+def test_the_index_stands_in_the_users_cache_and_nothing_but_sqlites_own_in_the_folder(
+    tmp_path: Path, cache: Path
+) -> None:
+    run = written(tmp_path)
+    with Indexing() as indexing:
+        assert indexing.wait_for(run, len(SAID)) == len(SAID)
+    assert [path.name for path in (cache / "agentgym/search").glob("*.sqlite")] == [f"{run.key}.sqlite"]
+    assert stat.S_IMODE((cache / "agentgym/search").stat().st_mode) == 0o700
+    assert {path.name for path in tmp_path.iterdir()} <= {FILE, f"{FILE}-wal", f"{FILE}-shm"}
+
+
+@pytest.mark.parametrize("others", ["a file", "a link", "open to all"])
+def test_a_cache_that_is_not_this_users_own_is_not_used(
+    tmp_path: Path, cache: Path, others: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, elsewhere = cache / "agentgym/search", tmp_path / "elsewhere"
+    folder.parent.mkdir()
+    elsewhere.mkdir()
+    match others:
+        case "a file":
+            folder.touch()
+        case "a link":
+            folder.symlink_to(elsewhere)
+        case _:
+            folder.mkdir()
+            folder.chmod(0o777)
+    with Indexing() as indexing:
+        assert indexing.wait_for(written(tmp_path / "run"), len(SAID)) == len(SAID)
+    assert "search indexes are kept among the temporary files" in caplog.text
+    assert list(cache.rglob("*.sqlite")) == list(elsewhere.iterdir()) == []
+
+
+def test_indexes_that_nobody_uses_and_the_oldest_of_too_many_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    for name, age in (("new", 1.0), ("old", 100.0), ("older", 200.0), ("forgotten", 2 * KEPT_S)):
+        for end in ("", "-wal"):
+            file = tmp_path / f"{name}.sqlite{end}"
+            file.write_bytes(bytes(500))
+            os.utime(file, (now - age, now - age))
+    (tmp_path / "no index").touch()
+    sweep(tmp_path)
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"new", "old", "older", "no index"}
+    monkeypatch.setattr("agentgym.view.search.cache.MOST_BYTES", 2500)
+    sweep(tmp_path)
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"new", "old", "no index"}
 
 
 def test_indexing_writes_nothing_to_the_store(tmp_path: Path) -> None:
@@ -303,16 +347,14 @@ def test_who_searches_does_not_wait_for_who_indexes(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_on_a_full_disk_the_index_goes_elsewhere_and_leaves_the_room_to_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_full_disk_the_index_goes_elsewhere(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = written(tmp_path / "run", {f"t{n}/0": " ".join(f"word{n}of{i}" for i in range(3000)) for n in range(3)})
     connected = index_module._connected
 
     def with_little_room(path: Path, mode: str = "rwc") -> sqlite3.Connection:
-        """A connection to a file that is full where it is in the run's folder, as SQLite itself says it."""
+        """A connection to a file that is full where it is in the cache, as SQLite itself says it."""
         index = connected(path, mode)
-        if path.parent == run.folder:
+        if path.is_relative_to(cache):
             index.execute("PRAGMA max_page_count = 1")
         return index
 
@@ -324,4 +366,4 @@ def test_on_a_full_disk_the_index_goes_elsewhere_and_leaves_the_room_to_the_run(
         found = indexing.of(run)
         assert found is not None
         assert found.numbers("word1of7") == [2]
-        assert not (run.folder / INDEX).exists()
+        assert list(cache.rglob("*.sqlite")) == []

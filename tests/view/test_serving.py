@@ -64,6 +64,27 @@ def test_it_prints_its_address_and_answers_whoever_opens_it_and_nobody_else(tmp_
             socket.create_connection(("127.0.0.2", port))
 
 
+def test_pipes_and_devices_in_place_of_a_runs_files_hold_nobody_up_and_it_ends_when_it_is_asked_to(
+    tmp_path: Path,
+) -> None:
+    for name in ("pipes", "sound", "zeros"):
+        make_run(tmp_path / name)
+    for file in ("metrics.jsonl", "settings.json", "summary.json", ".lock"):
+        for name in ("pipes", "zeros"):
+            (tmp_path / name / file).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / "pipes" / file)
+        (tmp_path / "zeros" / file).symlink_to("/dev/zero")
+    with viewer(tmp_path, "--no-token") as (process, address):
+        runs = json.loads(opened(f"{address}api/runs"))["runs"]
+        assert [run["name"] for run in runs] == ["pipes", "sound", "zeros"]
+        for run in runs:
+            assert json.loads(opened(f"{address}api/runs/{run['run']}/state"))["rollouts"] == 10
+        with pytest.raises(urllib.error.HTTPError, match="409"):
+            opened(f"{address}api/runs/{runs[0]['run']}/metrics")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize("path", ["/../guard.py", "/..%2fguard.py", "/%2e%2e/guard.py", "/page/../../server.py"])
 def test_a_path_as_it_is_leads_nowhere(tmp_path: Path, path: str) -> None:
     with viewer(tmp_path, "--no-token") as (_, address):

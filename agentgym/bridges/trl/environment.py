@@ -12,7 +12,7 @@ from agentgym.bridges.trl.tool_methods import tool_method
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.registry import find_env
-from agentgym.environments.task_rows import as_tasks, task_type
+from agentgym.environments.task_rows import split_tasks, task_type
 from agentgym.extras import needs_extra
 from agentgym.messages import Function, Message, ToolCall
 from agentgym.seeds import seed_for
@@ -125,7 +125,7 @@ def dataset(env: str | type[Env[Any]], split: Split = "train", n: int | None = N
         import datasets
 
     cls = find_env(env)
-    tasks = as_tasks(cls, cls.tasks(split))
+    tasks = split_tasks(cls, split)
     count = len(tasks) if n is None else min(n, len(tasks))
     rows = [{"prompt": _prompt(cls, tasks[i]), "task": tasks[i].model_dump_json()} for i in range(count)]
     return datasets.Dataset.from_list(rows)

@@ -9,9 +9,8 @@ from pathlib import Path
 from agentgym.store.texts import RolloutTexts, marks, texts_behind
 from agentgym.view.answers import Refused
 from agentgym.view.runs import Run
+from agentgym.view.search.cache import remove
 
-INDEX = "search-index.sqlite"
-"""The file of the index, beside the store where the folder can be written."""
 VERSION = 1
 BATCH = 25
 """Rollouts that are read and indexed at a time."""
@@ -45,12 +44,15 @@ class Unsearchable(Refused):
 class SearchIndex:
     """Finds the rollouts of one run by their words; any thread reads and writes it, and several viewers at once.
 
-    It stands in the run's folder; where it cannot, or `beside` is not set, in the spare one.
+    It stands in a folder of the viewer's own, under the run's key: nothing of it comes from the run's folder.
     """
 
-    def __init__(self, run: Run, spare: Path, *, beside: bool = True) -> None:
+    def __init__(self, run: Run, folder: Path) -> None:
         self.run = run
-        self.path = _place(run, spare) if beside else spare / f"{run.key}.sqlite"
+        self.path = folder / f"{run.key}.sqlite"
+        for _ in range(2):  # a damaged one is removed the first time
+            with suppress(Unsearchable), self._opened():
+                return
 
     def indexed(self) -> int:
         """Return how many rollouts can be found."""
@@ -82,9 +84,7 @@ class SearchIndex:
 
     def remove(self) -> None:
         """Remove its files; whoever opens it next makes it anew from the store."""
-        for end in ("-wal", "-shm", ""):
-            with suppress(OSError):
-                self.path.with_name(f"{self.path.name}{end}").unlink()
+        remove(self.path)
 
     @contextmanager
     def _opened(self, mode: str = "rwc") -> Iterator[sqlite3.Connection]:
@@ -142,20 +142,6 @@ def _add(index: sqlite3.Connection, found: list[RolloutTexts]) -> int:
 
 def _clear(index: sqlite3.Connection) -> None:
     index.executescript(f"BEGIN IMMEDIATE; DELETE FROM indexed; DROP TABLE texts; {_TABLES} COMMIT;")
-
-
-def _place(run: Run, spare: Path) -> Path:
-    """The file of the index: in the run's folder, else in the spare one."""
-    path = run.folder / INDEX
-    for _ in range(2):
-        try:
-            _connected(path).close()
-            return path
-        except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED:
-                with suppress(OSError):  # it is ours alone, and made again from the store
-                    path.unlink()
-    return spare / f"{run.key}.sqlite"
 
 
 def _connected(path: Path, mode: str = "rwc") -> sqlite3.Connection:

@@ -10,6 +10,7 @@ from typing import Literal, Self
 from agentgym.process_identity import lent_folder, sweep_folders
 from agentgym.view.answers import Refused
 from agentgym.view.runs import Run
+from agentgym.view.search.cache import cache_folder
 from agentgym.view.search.index import SearchIndex, Unsearchable
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Indexing:
         self._failed: dict[str, tuple[float, str]] = {}
         """When a run could not be indexed, and why."""
         self._crowded: set[str] = set()
-        """Runs beside which there is no room for an index."""
+        """Runs for whose index the cache has no room."""
         self._lock = threading.Lock()
         self._wake, self._advanced = threading.Event(), threading.Condition()
         self._stopped, self._opened = False, ExitStack()
@@ -41,6 +42,7 @@ class Indexing:
     def __enter__(self) -> Self:
         sweep_folders()
         self._spare = self._opened.enter_context(lent_folder("view"))
+        self._folder = cache_folder() or self._spare
         self._thread.start()
         return self
 
@@ -85,7 +87,7 @@ class Indexing:
         return run.key not in self._failed or time.monotonic() - self._failed[run.key][0] >= TRY_AGAIN_S
 
     def _open(self, run: Run) -> None:
-        self._indexes[run.key] = SearchIndex(run, self._spare, beside=run.key not in self._crowded)
+        self._indexes[run.key] = SearchIndex(run, self._spare if run.key in self._crowded else self._folder)
         self._wake.set()
 
     def _run(self) -> None:
@@ -112,7 +114,7 @@ class Indexing:
         return more
 
     def _moved(self, index: SearchIndex) -> bool:
-        """Begin the index anew in the spare folder, once: on a full disk the run needs the room."""
+        """Begin the index anew among the temporary files, once: the disk of the cache is full."""
         index.remove()
         with self._lock:
             if index.run.key not in self._crowded:

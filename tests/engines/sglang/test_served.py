@@ -6,7 +6,8 @@ from agentgym.adapter import Adapter
 from agentgym.engines.other import OtherEngine
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.model_info import served
-from agentgym.run.config import LocalConfig, RunConfig
+from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.run.config import RunConfig
 from agentgym.train.config import TrainConfig
 
 
@@ -21,7 +22,7 @@ def test_a_run_that_would_sample_without_its_experts_is_refused_before_it_starts
     engine: SGLangConfig | LocalConfig,
 ) -> None:
     train = TrainConfig(lora_targets=("all-linear", "experts"))
-    with pytest.raises(ValueError, match=r"^train\.lora_targets: neither the embedded engine nor SGLang samples"):
+    with pytest.raises(ValueError, match=r"^train\.lora_targets: only an engine of your own samples from experts"):
         RunConfig(recipe="one", env="chase", model="tiny", train=train, engine=engine)
 
 

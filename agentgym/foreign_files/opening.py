@@ -1,0 +1,114 @@
+"""Opening of files that somebody else may have made: regular files alone, of a size that memory holds."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from agentgym.errors import AgentGymError
+
+MOST_BYTES = 128 << 20
+"""The most bytes of a file that is read whole, unless its reader says otherwise."""
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+
+
+class UnreadableFileError(AgentGymError, ValueError):
+    """A file cannot be read safely, or is not what it should be; the message names the file and the reason.
+
+    A file that is not there is a FileNotFoundError.
+    """
+
+
+@contextmanager
+def opened(path: Path, *, within: Path | None) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; a pipe or a device is refused without waiting for it.
+
+    Args:
+        path: The file.
+        within: The folder that a symbolic link must not lead out of; None lets links lead anywhere.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UnreadableFileError: It is no regular file, a link leads out of the folder, or the system refuses it.
+    """
+    with os.fdopen(_descriptor(path, within), "rb") as file:
+        yield file
+
+
+def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> bytes:
+    """Return what a regular file holds, at most `most` bytes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UnreadableFileError: As of `opened`; or it has more bytes.
+    """
+    with opened(path, within=within) as file:
+        try:
+            if (size := os.fstat(file.fileno()).st_size) <= most:
+                return file.read(size)
+        except OSError as error:
+            raise UnreadableFileError(f"{path}: it cannot be read ({error.strerror})") from error
+    raise UnreadableFileError(f"{path}: it has {size:,} bytes, and at most {most:,} are read")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UnreadableFileError where a file of the folder is a link that leads out of it, a pipe or a device.
+
+    Whoever writes into a folder that may be a stranger's calls it: what is written to a link changes another file.
+    Links to folders stay, such as to checkpoints on another disk.
+    """
+    try:
+        found = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in found:
+        if entry.is_symlink():
+            real = os.path.realpath(entry.path)
+            if not entry.is_dir() and not Path(real).is_relative_to(os.path.realpath(folder)):
+                raise UnreadableFileError(
+                    f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it"
+                )
+        elif not entry.is_file() and not entry.is_dir() and not stat.S_ISSOCK(entry.stat().st_mode):
+            raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, and no regular file; remove it")
+
+
+def regular_file(path: Path, *, within: Path | None) -> Path:
+    """Return the path without links of a regular file, for what opens files itself.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UnreadableFileError: As of `opened`.
+    """
+    os.close(_descriptor(path, within))
+    return Path(os.path.realpath(path))
+
+
+def _descriptor(path: Path, within: Path | None) -> int:
+    """Open the file; what is behind a link is looked at first."""
+    try:
+        real = Path(os.path.realpath(path))
+        if within is not None and not real.is_relative_to(os.path.realpath(within)):
+            raise UnreadableFileError(f"{path}: it is a link that leads out of {within}, to {real}")
+        file = os.open(real, _READ | os.O_NOFOLLOW)
+    except (OSError, ValueError) as error:
+        raise _refusal(path, error) from error
+    kind = stat.S_IFMT(os.fstat(file).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(file)
+        raise UnreadableFileError(f"{path}: it is {_KINDS.get(kind, 'a device')}, and no regular file")
+    return file
+
+
+def _refusal(path: Path, error: OSError | ValueError) -> Exception:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if isinstance(error, UnreadableFileError):
+        return error
+    if isinstance(error, OSError):
+        reason = "a socket is no regular file" if error.errno == errno.ENXIO else error.strerror
+        return UnreadableFileError(f"{path}: it cannot be read ({reason})")
+    return UnreadableFileError(f"{str(path)!r}: it cannot be read ({error})")  # a name with NUL

@@ -1,0 +1,43 @@
+"""Checks of the values that somebody else may have written: JSON has larger numbers than arrays and files hold."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+LARGEST = 2**63 - 1
+"""The largest whole number that SQLite and arrays hold."""
+
+
+def whole(value: Any, name: str) -> int:
+    """Return a whole number of 64 bits; ValueError, which names it, for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
+        raise ValueError(f"{name}: must be a whole number of 64 bits, got {_shown(value)}")
+    return value
+
+
+def number(value: Any, name: str, *, finite: bool = True) -> float:
+    """Return a number as it is; ValueError, which names it, for anything else and for what no float holds."""
+    right = isinstance(value, int | float) and (isinstance(value, float) or abs(value) <= LARGEST)
+    if not right or (finite and not math.isfinite(value)):
+        raise ValueError(f"{name}: must be a number, got {_shown(value)}")
+    return value  # type: ignore[no-any-return]
+
+
+def numbers(found: Any, name: str) -> Mapping[str, float]:
+    """Return an object of numbers by name, which need not be finite; ValueError, which names it, for anything else."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{name}: must be an object, got {type(found).__name__}")
+    for key, value in found.items():
+        number(value, f"{name}.{key:.80}", finite=False)
+    return found
+
+
+def text_of(value: Any, name: str) -> str:
+    """Return a text as it is; ValueError, which names it, for anything else."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: must be text, got {type(value).__name__}")
+    return value
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.80}" if isinstance(value, str | float | bool | None) else f"a {type(value).__name__}"

@@ -1,0 +1,63 @@
+"""The folder of the search indexes: in the user's cache, bounded, and never in the folder of a run."""
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 4 << 30
+"""The most bytes that all indexes have together once a viewer starts: those that were used longest ago go."""
+KEPT_S = 60 * 24 * 3600.0
+"""Seconds after which an index that nobody has used goes."""
+ENDS = ("", "-wal", "-shm")
+"""The ends of the names of an index's files."""
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of the indexes, swept; None where there is none that is this user's alone.
+
+    It is `agentgym/search` in $XDG_CACHE_HOME, or in ~/.cache.
+    """
+    try:
+        named = os.environ.get("XDG_CACHE_HOME", "")
+        cache = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
+        folder = cache / "agentgym" / "search"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+            raise PermissionError("others can write there")
+        sweep(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        log.warning("search indexes are kept among the temporary files, for this viewer alone: %s", error)
+        return None
+    return folder
+
+
+def sweep(folder: Path) -> None:
+    """Remove the indexes that nobody has used for long, and the oldest of those that are too large together."""
+    left = MOST_BYTES
+    for used, size, path in sorted(_indexes(folder), reverse=True):
+        left -= size
+        if left < 0 or time.time() - used > KEPT_S:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove the files of an index; whoever opens it next makes it anew from the store."""
+    for end in ENDS:
+        with suppress(OSError):
+            path.with_name(f"{path.name}{end}").unlink()
+
+
+def _indexes(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """When each index was used last, its size and its path."""
+    for path in folder.glob("*.sqlite"):
+        with suppress(OSError):
+            files = [of for end in ENDS if (of := path.with_name(f"{path.name}{end}")).exists()]
+            found = [of.stat() for of in files]
+            yield max(max(of.st_mtime, of.st_atime) for of in found), sum(of.st_size for of in found), path
