@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.data.content import same_fields
+from agentgym.data.content import same_fields, task_fields
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import PHASE
 from agentgym.evals.statistics import Interval, interval_over_tasks, least_p, sign_flip_p
 from agentgym.run.settings import begun_eval_seed
 from agentgym.store.reader import RolloutStore
+from agentgym.types import Task
 
 BEFORE, AFTER = "before", "after"
 """The evaluations before and after the training of a run."""
@@ -151,7 +152,8 @@ class _Side:
     @classmethod
     def of(cls, given: Evaluation | str | Path, phase: str) -> "_Side":
         if isinstance(given, Evaluation):
-            return cls.holding(given.rewards, seed=given.seed)
+            tasks = {group.group_id: _fields(group.task) for group in given.groups if group.task is not None}
+            return cls.holding(given.rewards, tasks=tasks, seed=given.seed)
         return _read(Path(given), phase)
 
     @classmethod
@@ -165,6 +167,14 @@ class _Side:
         """Whether both know the task, and not as the same."""
         one, two = self.tasks.get(name), other.tasks.get(name)
         return one is not None and two is not None and not same_fields(one, two)
+
+
+def _fields(task: Task) -> Mapping[str, Any] | None:
+    """Return the fields of a task; None for a task that has no form by which it is known."""
+    try:
+        return task_fields(task)
+    except ValueError:
+        return None
 
 
 def _read(folder: Path, phase: str) -> _Side:

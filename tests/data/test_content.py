@@ -349,6 +349,10 @@ async def test_sets_are_resumed_and_compared_whatever_their_order(tmp_path: Path
     assert again.resumed == 2
     await ag.evaluate(Asking, Scripted([say("g")]), out=tmp_path / "two")
     assert ag.compare(tmp_path / "one", tmp_path / "two").difference == -1.0
+    others = [Sets(id=i, prompt="y", right={"a"}) for i in range(2)]
+    other = await ag.evaluate(Asking, Scripted([say("a")]), tasks=others)
+    with pytest.raises(ValueError, match=r"^other: task '0' is another one than in the first evaluation"):
+        ag.compare(again, other)  # in memory, too
 
 
 def test_a_split_by_what_has_no_text_is_refused_and_by_a_record_it_is_the_same_for_equal_ones() -> None:
