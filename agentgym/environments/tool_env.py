@@ -74,16 +74,15 @@ class ToolEnv(Env[TaskT]):
 
     def _begin_play(self, returned: object) -> None:
         """Read what `setup` left behind: nothing to return, and metrics that the calls of tools can be counted in."""
-        where = f"{type(self).__name__}.setup"
         if returned is not None:
-            raise EnvError(
-                f"{where}: returned {returned!r:.80}, and must return None: a rollout begins with a turn of the model, "
-                "and ends in `step` or in a tool; leave a task that is over before it out of the data set"
-            )
-        if not isinstance(self.metrics, MutableMapping):
-            raise EnvError(f"{where}: self.metrics must be a dict of numbers by name, got {self.metrics!r:.80}")
+            said = "a rollout begins with a turn of the model: leave a task that is over before it out of the data set"
+            raise EnvError(f"{type(self).__name__}.setup: returned {returned!r:.80}, and must return None: {said}")
+        with boundary(EnvError, where := f"{type(self).__name__}.metrics"):
+            metrics: object = self.metrics
+        if not isinstance(metrics, MutableMapping):
+            raise EnvError(f"{where}: must be a dict of numbers by name, got {type(metrics).__name__}")
         for name in _COUNTS:
-            self.metrics.setdefault(name, 0.0)
+            metrics.setdefault(name, 0.0)
 
     async def step(self, action: Message) -> StepResult:
         calls = action.get("tool_calls")
