@@ -154,6 +154,11 @@ def kept_in(
             _check_settings(folder, settings)
             refuse_other_derivation(folder)
             warn_of_other_envs(begun_envs(folder), envs)
+        elif (folder / FILE).is_file():
+            raise ValueError(
+                f"out: {folder} holds rollouts, and its {SETTINGS} is gone: nothing says what they were played with; "
+                "name another folder"
+            )
         else:
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
             content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import agentgym as ag
@@ -152,3 +153,17 @@ def test_evaluations_and_regrades_of_one_second_have_folders_of_their_own(
     assert all(Path(folder).is_dir() for folder in folders)
     assert cli.main(["regrade", "eval", "--env", "nowhere:None"]) == 1
     assert len(list((tmp_path / "eval").glob("regraded-*"))) == 3  # of one that was refused nothing is left
+
+
+async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_resumed(tmp_path: Path) -> None:
+    await played(tmp_path)
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"^out: .* holds rollouts, and its settings\.json is gone"):
+        await played(tmp_path, resume=True)
+
+
+async def test_whole_numbers_of_numpy_are_kept_as_whole_numbers(tmp_path: Path) -> None:
+    numbers: dict[str, Any] = {"n": np.int64(2), "k": np.int64(1), "seed": np.int64(3), "concurrency": np.int64(1)}
+    assert (await ag.evaluate(Deeds, Scripted([say("x")]), out=tmp_path, **numbers)).seed == 3
+    resumed = await ag.evaluate(Deeds, Scripted([say("x")]), n=2, seed=3, out=tmp_path, resume=True)
+    assert resumed.resumed == 2
