@@ -1,17 +1,13 @@
 """What a task is known by: one form of its fields in every process, which a store gives back as the same task."""
 
-import enum
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
-from uuid import UUID
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,61 +19,11 @@ from agentgym.data.content import content, refuse_unkept, same_fields, task_fiel
 from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.regrade import regrade
 from agentgym.run.preflight import hold_checked
-
-
-class Colour(enum.Enum):
-    RED = "red"
-    BLUE = "blue"
-
-
-class Point(NamedTuple):
-    x: int
-    y: int
-
-
-@dataclass(frozen=True)
-class Place:
-    name: str
-    around: frozenset[str] = frozenset()
-
-
-class Inner(BaseModel):
-    names: set[str] = set()
-    data: bytes = b""
-
-
-class Holder(ag.Task):
-    """A task of anything."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-    value: Any = None
-
-
-class Typed(ag.Task):
-    """A task of fields that JSON does not know."""
-
-    names: set[str] = Field(default_factory=set)
-    pairs: frozenset[tuple[int, str]] = frozenset()
-    colour: Colour = Colour.RED
-    by_colour: dict[Colour, set[int]] = Field(default_factory=dict)
-    place: Place = Place("a")
-    inner: Inner = Inner()
-    many: list[Inner] = Field(default_factory=list)
-    when: datetime = datetime(2024, 1, 1, tzinfo=UTC)
-    price: Decimal = Decimal("1.10")
-    who: UUID = UUID(int=1)
-    where: Path = Path("a/b")
-    point: Point = Point(1, 2)
-    data: bytes = b"text"
-    score: float = 0.0
-
-
-def made(of: type[ag.Task] = Holder, **fields: Any) -> Any:
-    return of(id="a", prompt="x", **fields)
-
+from tests.data.odd_tasks import Colour, Holder, Inner, Place, Point, Typed, made
 
 IN_ANOTHER_PROCESS = """
-from tests.data.test_content import *
+from agentgym.data.content import content
+from tests.data.odd_tasks import Inner, Place, Typed, made
 names = {"alpha", "beta", "gamma", "delta", "epsilon"}
 task = made(Typed, names=names, place=Place("b", frozenset(names)), inner=Inner(names=names), many=[Inner(names=names)],
             pairs={(1, "b"), (1, "a"), (0, "c")}, by_colour={"red": {3, 1}, "blue": {2}})
