@@ -9,7 +9,6 @@ The reference is the same page of the table as one plain query of SQLite, withou
 
 import importlib.util
 import json
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -43,9 +42,8 @@ STEPS, FIGURES = 5_000, 95
 A_STEP, GROUP = 256, 8
 """Rollouts of a step and of a group."""
 VOCABULARY = 151_936
-CACHE = ".cache"
-"""The cache of the viewer, in the folder of the run."""
-SERVE = "from agentgym.cli.main import main; main(['view', '{folder}', '--no-browser', '--no-token'])"
+SERVE = """import os; os.environ["XDG_CACHE_HOME"] = "{folder}/.cache"
+from agentgym.cli.main import main; main(["view", "{folder}", "--no-browser", "--no-token"])"""
 PAGES = {
     "first_page": "rollouts?limit=200",
     "last_page": "rollouts?limit=200&offset={last}",
@@ -206,8 +204,7 @@ def in_text(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
 def served(folder: Path) -> Iterator[tuple[str, int]]:
     """A server on the folder: its address, and its process."""
     code = SERVE.format(folder=folder)
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder.resolve() / CACHE)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip(), process.pid
@@ -238,8 +235,7 @@ def index_all(folder: Path) -> float:
     from agentgym.view.runs import run_of
     from agentgym.view.search.index import SearchIndex
 
-    cache = folder / CACHE / "agentgym" / "search"
-    cache.mkdir(parents=True, mode=0o700)
+    (cache := folder / ".cache/agentgym/search").mkdir(parents=True, mode=0o700)
     index = SearchIndex(run_of(folder.resolve()), cache)
     began = time.process_time()
     while index.advance():
@@ -323,7 +319,7 @@ def main() -> None:
         folder = Path(name)
         long = fill(folder, args.rollouts, args.seed)
         figures["index_cpu_ms"] = index_all(folder) * 1e3 / long
-        figures["index_share_of_store"] = _size(folder / CACHE / "agentgym" / "search", "") / _size(folder, "rollouts")
+        figures["index_share_of_store"] = _size(folder, ".cache/agentgym/search/") / _size(folder, "rollouts")
         figures |= page_figures(folder, args.rollouts, long)
         seen = seen_in_browser(folder, long)
         reference: dict[str, float | str] = {"plain_query_s": plain_query_s(folder)}
