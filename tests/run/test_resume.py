@@ -441,6 +441,7 @@ async def test_a_run_that_fails_keeps_its_last_finished_step(
     assert steps(run) == ["step-000001"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(OWN)
