@@ -34,7 +34,7 @@ PATIENT_RESET_S = 60.0
 UNUSABLE: dict[str, str] = {}
 """Why no box of that kind starts, though it should; empty where one does. Found out once."""
 EVERY = {"unsafe": 2, "docker": 2, "runsc": 4}
-"""Outside of the proofs a kind that is slow meets every so many payloads; bubblewrap meets them all, a third in the fast tests."""
+"""Outside of the proofs a slow kind meets every so many payloads; bubblewrap meets all, a third in the fast tests."""
 
 
 def marks_of(kind: str, number: int) -> list[pytest.MarkDecorator]:
