@@ -13,19 +13,24 @@ ARGS ?=
 # Processes that the test files are spread over; a file's tests stay in one of them.
 JOBS ?= 2
 SPREAD := -n $(JOBS) --dist loadfile
+# Which part of the slow tests is played: each SHAREth test of a file, and its first. 1 plays all of them.
+SHARE ?= 1
+# The laws and the main job, for every commit: at most 90 s of CPU time.
+FAST := $(shell cat tests/fast.txt)
 # Seeds of the chaos test in `make proofs`.
 SEEDS ?= 0 7 11
 
-.PHONY: help setup quickstart lint check test docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers benchmarks clean
+.PHONY: help setup quickstart lint check test test-fast docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers benchmarks clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
 	@echo "make test         install what development needs, then run the tests (JOBS=4, or ARGS='tests/chat -x')"
+	@echo "make test-fast    the laws and the main job, in 90 s of CPU time: before every commit"
 	@echo "make lint         format, lint, types"
-	@echo "make check        lint, then the tests: before every commit"
+	@echo "make check        lint, then the tests: before a change is handed in"
 	@echo "make docs         build the documentation site into site/; a warning is an error"
-	@echo "make test-slow    the tests that take more time, most of them in Docker"
+	@echo "make test-slow    the tests that take more time, most of them in Docker (SHARE=6: one of six of each file)"
 	@echo "make test-browser the page of agentgym view in chromium (make screenshots writes the pictures of the docs)"
-	@echo "make proofs       the slow tests, then the longest claims at their full size, chaos with each of SEEDS='0 7 11'"
+	@echo "make proofs       all slow tests, then the longest claims at their full size, chaos with each of SEEDS='0 7 11'"
 	@echo "make mutants      put small faults into the code, and show those that no test notices"
 	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
 	@echo "make test-peers   the bridges to packages that pin versions of their own, in virtual environments of theirs"
@@ -67,10 +72,13 @@ check: lint test
 test: $(VENV)/dev box
 	$(PY) -m pytest -q $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
 
-test-slow: $(VENV)/dev box
-	$(PY) -m pytest -q -m 'slow and not sglang and not proof' $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
+test-fast: $(VENV)/dev
+	$(PY) -m pytest -q $(FAST) $(ARGS)
 
-proofs: test-slow
+test-slow: $(VENV)/dev box
+	$(PY) -m pytest -q -m 'slow and not sglang and not proof' --share $(SHARE) $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
+
+proofs: test-slow test-browser test-sglang
 	$(PY) -m pytest -q -m proof -o faulthandler_timeout=3600 --ignore tests/sandboxes/test_chaos.py tests
 	for seed in $(SEEDS); do AGENTGYM_CHAOS_SEED=$$seed $(PY) -m pytest -q -m proof tests/sandboxes/test_chaos.py || exit 1; done
 
@@ -80,7 +88,7 @@ docs: $(VENV)/dev
 
 # The page of `agentgym view` in Debian's chromium; without one the tests say that they are skipped.
 test-browser: $(VENV)/dev
-	$(PY) -m pytest -q -m browser $(if $(strip $(ARGS)),$(ARGS),tests/view/browser)
+	$(PY) -m pytest -q -m browser --share $(SHARE) $(if $(strip $(ARGS)),$(ARGS),tests/view/browser)
 
 screenshots: $(VENV)/dev
 	AGENTGYM_SCREENSHOTS=docs/screenshots $(PY) -m pytest -q -m browser tests/view/browser/test_screenshots.py $(ARGS)
@@ -99,7 +107,8 @@ $(SGLANG)/installed: tests/engines/sglang/cpu/requirements.txt
 sglang: $(SGLANG)/installed
 
 test-sglang: $(VENV)/dev sglang
-	AGENTGYM_SGLANG_VENV=$(abspath $(SGLANG)) $(PY) -m pytest -q -m 'sglang and not proof' $(ARGS)
+	AGENTGYM_SGLANG_VENV=$(abspath $(SGLANG)) $(PY) -m pytest -q -m 'sglang and not proof' --share $(SHARE) \
+		$(if $(strip $(ARGS)),$(ARGS),tests/engines/sglang/server tests/cluster tests/recipes)
 
 # Their packages bring trees of their own, which are kept out of the environment for development. There are two: beside
 # verifiers' mcp below 2 pip looks through fastmcp's versions for minutes before it finds one for OpenEnv.

@@ -1,8 +1,6 @@
 """Train language-model agents by reinforcement learning.
 
-An environment is one class, a test needs no GPU, a recipe is one file. All that a user needs is here; what tests need
-is in `agentgym.testing`. Importing this package loads nothing: each name is loaded when it is first used, and the heavy
-packages when an engine, a trainer or a box is.
+Importing this package loads nothing: each name is loaded on first use. `agentgym.testing` has what tests need.
 """
 
 import importlib as _importlib
@@ -40,12 +38,14 @@ if _TYPE_CHECKING:
     from agentgym.environments.tool_env import ToolEnv
     from agentgym.errors import (
         AgentGymError,
+        BoxContentError,
         BoxKilledError,
         ClosedError,
         ContextOverflow,
         EngineError,
         EnvError,
         Failure,
+        MachineError,
         SandboxError,
         ToolError,
     )
@@ -90,6 +90,7 @@ __all__ = [
     "Allow",
     "AnyBox",
     "Box",
+    "BoxContentError",
     "BoxKilledError",
     "Branching",
     "Bubblewrap",
@@ -124,6 +125,7 @@ __all__ = [
     "Limits",
     "LocalConfig",
     "LocalEngine",
+    "MachineError",
     "Member",
     "Message",
     "MetricsLogger",
@@ -245,12 +247,14 @@ _LAZY = {
     "agentgym.environments.tool_env": ("ToolEnv",),
     "agentgym.errors": (
         "AgentGymError",
+        "BoxContentError",
         "BoxKilledError",
         "ClosedError",
         "ContextOverflow",
         "EngineError",
         "EnvError",
         "Failure",
+        "MachineError",
         "SandboxError",
         "ToolError",
     ),

@@ -7,9 +7,10 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from agentgym.failures import describe, encodable, place_of, users_traceback
+from agentgym.machine.exhausted import exhausted
 
 
 class AgentGymError(Exception):
@@ -37,12 +38,44 @@ class BoxKilledError(SandboxError):
     """The text for the model."""
 
 
+class MachineError(AgentGymError):
+    """The machine had no thread, process or descriptor left for what the env needs; never text for the model."""
+
+
 class ClosedError(SandboxError):
     """A pool, a box, a branch, a program or a shell was used after its end; the text says which, since when and why."""
 
 
 class ToolError(AgentGymError):
     """A tool's failure that the model should read; its text becomes the tool message."""
+
+
+class PolicyContentError(ToolError):
+    """What the policy said or left behind is not what was asked for: it is scored, and never a failure of the rollout.
+
+    In a tool its text is what the model reads. A reward that raises it is 0.0, and a metric counts it.
+    """
+
+    counted: ClassVar[str] = "policy_content"
+    """The metric that counts such rewards, and the stop reason of a rollout whose step raised it."""
+
+
+class ModelLimitError(PolicyContentError):
+    """A question is too long for the context of the model that an env asks, or one more than its limit allows."""
+
+    counted = "model_limit"
+
+
+class BoxContentError(PolicyContentError):
+    """What is in a box, or a text that was to go into it, is not what was asked for; a failing box is a SandboxError.
+
+    Files of a box raise it if they are missing, a folder, a link, a pipe or a device, too large, closed to us or no
+    UTF-8; a path, command or code raises it if no box can take it. Depending on the reason it is also a
+    FileNotFoundError, an OSError with the kernel's number, a TimeoutError or a ValueError. In a tool the model reads
+    its text. A reward that raises it is 0.0, and the metric `box_content` counts it: what the policy left is scored.
+    """
+
+    counted = "box_content"
 
 
 class EnvError(AgentGymError):
@@ -91,7 +124,32 @@ def alone(error: BaseException) -> BaseException:
         return error
     found = list(_errors_in(error))
     ours = [each for each in found if isinstance(each, AgentGymError) and not isinstance(each, ToolError)]
-    return ours[0] if ours else found[0] if len(found) == 1 else error
+    same = len(found) == 1 or all(isinstance(each, PolicyContentError) for each in found)
+    return ours[0] if ours else found[0] if same else error
+
+
+def content_error(error: BaseException | None) -> PolicyContentError | None:
+    """Return the PolicyContentError that an error is, or that it was raised from; None if it has no such cause."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error = alone(error)
+        if isinstance(error, PolicyContentError):
+            return error
+        error = error.__cause__
+    return None
+
+
+def of_machine(error: BaseException) -> MachineError | None:
+    """Return the error of a machine that has run out of something; None where the error is of the code that raised it.
+
+    `agentgym.machine.exhausted` says which is which.
+    """
+    what = exhausted(error)
+    if what is None:
+        return None
+    place = place_of(error)
+    return MachineError(f"{what} on this machine: {describe(error)}{f', at {place}' if place else ''}")
 
 
 def _errors_in(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
@@ -142,6 +200,9 @@ class boundary:
             if error is not given:
                 raise error from error.__cause__
         elif not must_pass(error):
+            if self.kind is EnvError and (lacking := of_machine(error)) is not None:
+                lacking.where = self.where
+                raise lacking from error
             stray = is_stray(error) and not str(error)
             said = "CancelledError: nobody cancelled the rollout" if stray else describe(error)
             place = place_of(error) if self.kind is EnvError else ""

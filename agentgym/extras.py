@@ -1,7 +1,12 @@
 """Optional packages, and the extra of agentgym that brings each of them."""
 
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from types import TracebackType
 from typing import Literal
+from urllib.parse import unquote, urlsplit
 
 from agentgym.errors import AgentGymError
 
@@ -32,6 +37,31 @@ EXTRAS = {
 """The extra that brings each package, by the name that is imported."""
 
 
+ANYWHERE = "pip install '.[{extra}]' in a checkout of agentgym, or pip install 'FILE.whl[{extra}]' with its wheel"
+"""The command for an installation that does not say where it came from."""
+
+
+def install_line(extra: str) -> str:
+    """Return the command that adds an extra to this installation.
+
+    It names the folder or the wheel that agentgym was installed from. The name `agentgym` alone would install another
+    project's package, which has it on PyPI.
+    """
+    source = _source()
+    return ANYWHERE.format(extra=extra) if source is None else f"pip install {shlex.quote(f'{source}[{extra}]')}"
+
+
+def _source() -> Path | None:
+    """Return the folder or the wheel that agentgym was installed from (PEP 610); None if it is not known or gone."""
+    try:
+        said = distribution("agentgym").read_text("direct_url.json")
+        url = urlsplit(json.loads(said)["url"]) if said else None
+    except (PackageNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    path = Path(unquote(url.path)) if url is not None and url.scheme == "file" else None
+    return path if path is not None and path.exists() else None
+
+
 class MissingPackage(AgentGymError, ImportError):
     """An optional package is not installed; the message is the command that installs it."""
 
@@ -47,7 +77,5 @@ class needs_extra:
     ) -> Literal[False]:
         name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if name in EXTRAS:
-            raise MissingPackage(
-                f"{name} is not installed: pip install 'agentgym[{EXTRAS[name]}]'", name=name
-            ) from None
+            raise MissingPackage(f"{name} is not installed: {install_line(EXTRAS[name])}", name=name) from None
         return False

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from traceback import TracebackException
 from types import CodeType, FrameType, TracebackType
@@ -46,6 +46,22 @@ def place_of_frame(frame: FrameType) -> str:
         inner = inner.f_back
     found = inner or frame
     return _place(found.f_code, found.f_lineno)
+
+
+def holder_of(frames: Sequence[FrameType]) -> str:
+    """Name the function that agentgym called and that runs now: "Env.look"; `frames` are its own, the innermost first.
+
+    Where none of the code is the user's, it is the innermost function.
+    """
+    found: FrameType | None = None
+    for frame in frames:
+        path = frame.f_code.co_filename
+        if found is not None and path.startswith(_OWN):
+            break
+        if _is_users(path):
+            found = frame
+    code = (found or frames[0]).f_code
+    return code.co_qualname.rpartition("<locals>.")[2]
 
 
 def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> None:

@@ -38,6 +38,12 @@ def _named(value: Any) -> Any:
     return value
 
 
+def _no_option(value: str) -> str:
+    if value.lstrip().startswith("-"):
+        raise ValueError("must not begin with '-', which would make an option of it")
+    return value
+
+
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 """A whole number of at least 0."""
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
@@ -56,8 +62,21 @@ Name: TypeAlias = Annotated[str, BeforeValidator(_named)]
 """Text with more in it than blanks, and without a NUL."""
 Names: TypeAlias = Annotated[tuple[Name, ...], Field(strict=False)]
 """Texts as `Name` has them; a list or another row of them becomes a tuple."""
+Word: TypeAlias = Annotated[Name, AfterValidator(_no_option)]
+"""A name that a program gets as a word of its command line: it does not begin with "-"."""
+Words: TypeAlias = Annotated[tuple[Word, ...], Field(strict=False)]
+"""Texts as `Word` has them; a list or another row of them becomes a tuple."""
 Texts: TypeAlias = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], Field(strict=False)]
 """Texts without a NUL, none of them empty; a list of them becomes a tuple."""
+MAX_STOPS = 16
+"""Texts that may end a turn."""
+MAX_STOP_LENGTH = 256
+"""Characters of a text that ends a turn: each of them is looked for after each token."""
+Stops: TypeAlias = Annotated[
+    tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...],
+    Field(strict=False, max_length=MAX_STOPS),
+]
+"""Texts that end a turn, as `Texts` has them: at most 16, of at most 256 characters."""
 Folder: TypeAlias = Annotated[Path, Field(strict=False), BeforeValidator(_named)]
 """A path, or its text, which becomes one; without a NUL."""
 FolderOrName: TypeAlias = Annotated[Path | str, BeforeValidator(_named)]
@@ -162,6 +181,9 @@ def _what_to_give(name: str, value: Any, errors: list[ErrorDetails]) -> str:
 def _asked(error: ErrorDetails) -> str:
     if error["type"] == "too_short":
         return f"must have at least {error['ctx']['min_length']} item"
+    if error["type"] == "too_long":
+        what = "characters" if isinstance(error["input"], str) else "items"
+        return f"must have at most {error['ctx']['max_length']} {what}"
     if error["type"] == "dict_type":
         return "must be a mapping"
     if error["type"] == "string_type":

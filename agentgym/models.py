@@ -36,6 +36,13 @@ def find_model(model: Path | str) -> Path | str:
     raise ValueError(f"model: {name!r} is not in this installation ({here / '_models'}); install agentgym again")
 
 
+def is_tiny(model: Path | str) -> bool:
+    """Tell whether a model is one of the tiny ones that come with the library or with its recipes."""
+    folder = Path(find_model(model)).resolve().parent
+    here = Path(__file__).resolve().parent
+    return folder in (here / "_models", here.parent / "recipes" / "checkpoints")
+
+
 def refuse_missing(model: Path | str, field: str = "model") -> None:
     """Raise ValueError, naming the field, for a path at which there is nothing; what may be a hub name passes."""
     # A name on the hub is `model` or `owner/model`; anything else can only be a path.

@@ -1,5 +1,6 @@
 """Process identities: they name the owner of a folder or container, so that an ended owner's can be removed."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -60,11 +61,20 @@ def lent_folder(kind: str) -> Iterator[Path]:
     folder = new_folder(kind)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        _try_lock(lock)
         yield folder
     finally:
         os.close(lock)
         remove_folder(folder)
+
+
+def _try_lock(file: int) -> None:
+    """Share the lock of a file; on a file system without locks the folder's own name says whose it is."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
 
 
 def remove_folder(folder: Path | str) -> None:

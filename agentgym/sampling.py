@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from agentgym.field_checks import NotNegative, PartBelow1, Positive, Share, Texts, check_fields, names_its_fields
+from agentgym.field_checks import NotNegative, PartBelow1, Positive, Share, Stops, check_fields, names_its_fields
 
 
 @names_its_fields
@@ -24,8 +24,8 @@ class Sampling:
     """Draw from this many likeliest ids; None is all of them."""
     min_p: PartBelow1 = 0.0
     """Draw from the ids that are at least this many times as likely as the likeliest; 0 is all of them."""
-    stop: Texts = ()
-    """Texts that end a turn where it has sampled one of them; the turn keeps the text."""
+    stop: Stops = ()
+    """Texts that end a turn if it has sampled one of them: at most 16, of 256 characters. The turn keeps the text."""
 
     def __post_init__(self) -> None:
         check_fields(self, Sampling)

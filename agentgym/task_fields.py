@@ -32,6 +32,14 @@ def as_messages(value: Any) -> Any:
     return value
 
 
+def as_prompt(value: Any) -> Any:
+    """Return the messages of a prompt; ValueError where there is none."""
+    messages = as_messages(value)
+    if messages == ():
+        raise ValueError("has no message: the model needs at least one to answer")
+    return messages
+
+
 def _without_nones(message: Any) -> Any:
     if not isinstance(message, Mapping):
         return message
@@ -63,4 +71,4 @@ if TYPE_CHECKING:
 
 else:
     TaskId = Annotated[str, BeforeValidator(as_id)]
-    TaskPrompt = Annotated[tuple[Message, ...], BeforeValidator(as_messages)]
+    TaskPrompt = Annotated[tuple[Message, ...], BeforeValidator(as_prompt)]

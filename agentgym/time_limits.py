@@ -1,16 +1,20 @@
 """Time limits that are paused while the scheduler holds a rollout up, or the host does work of its own.
 
+They stand still with the process, too: the loop's clock does (`agentgym.machine.clock`).
+
 With them, task groups that give their own cancellation back: without it no limit after a failed group would hold.
 """
 
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from types import TracebackType, coroutine
 from typing import Any, Self, TypeVar
+
+from agentgym.machine.clock import keep_time
 
 T = TypeVar("T")
 
@@ -27,6 +31,7 @@ class TimeLimit:
     def __init__(self, seconds: float) -> None:
         self._left, self._pauses = seconds, 0
         self._timeout: asyncio.Timeout | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._running = False
 
     def __enter__(self) -> Self:
@@ -41,8 +46,10 @@ class TimeLimit:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the clock in this block; TimeoutError where the time runs out."""
+        loop = asyncio.get_running_loop()
+        keep_time(loop)
         try:
-            async with self._start(asyncio.get_running_loop()):
+            async with self._start(loop):
                 yield
         finally:
             self._end()
@@ -50,7 +57,8 @@ class TimeLimit:
     async def bound(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the work's result; TimeoutError where it takes longer. Work that waits for nothing sets no timer."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        keep_time(loop)
+        began, self._loop = loop.time(), loop
         # Before the first step: tasks that are started in it must know the limit.
         token = _limits.set((*_limits.get(), self))
         try:
@@ -82,6 +90,7 @@ class TimeLimit:
     def _end(self) -> None:
         """Stop the clock for good, unless it is started again with the time that is left."""
         assert self._timeout is not None
+        assert self._loop is not None
         if (when := self._timeout.when()) is not None:
             self._left = when - self._loop.time()
         self._running = False
@@ -97,8 +106,8 @@ class TimeLimit:
         return self._left
 
     def of(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether this limit runs in that event loop."""
-        return self._loop is loop
+        """Whether this limit runs in that event loop, or in none yet."""
+        return self._loop in (None, loop)
 
     def pause(self) -> None:
         """Stop the clock; it runs again when each caller of `pause` has called `resume`."""
@@ -148,6 +157,52 @@ class HeldTime:
     seconds = 0.0
 
 
+class Standstill:
+    """Counts the seconds in which one of its blocks is open, or several at once; `clock` says the time."""
+
+    __slots__ = ("_clock", "_ended", "_open", "_since")
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._ended, self._open, self._since = clock, 0.0, 0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds so far, those of a block that is open included."""
+        return self.until(self._clock())
+
+    def until(self, moment: float) -> float:
+        """Return the seconds up to a moment that is not before the last change."""
+        return self._ended + (moment - self._since if self._open else 0.0)
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Stand still for this block."""
+        if not self._open:
+            self._since = self._clock()
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._ended += self._clock() - self._since
+
+
+at_the_gate: ContextVar[Standstill | None] = ContextVar("at_the_gate", default=None)
+"""What counts the time that the attempt of this task, or of the one that started it, is held by the scheduler."""
+
+
+@contextmanager
+def counting_time_at_gate() -> Iterator[Standstill]:
+    """Count, in this block and the tasks that it starts, the time that the scheduler holds an attempt."""
+    held = Standstill()
+    token = at_the_gate.set(held)
+    try:
+        yield held
+    finally:
+        at_the_gate.reset(token)
+
+
 _counted: ContextVar[HeldTime | None] = ContextVar("counted", default=None)
 
 
@@ -160,8 +215,13 @@ def count_held_time() -> HeldTime:
 
 @contextmanager
 def off_the_clock() -> Iterator[None]:
-    """Pause all enclosing time limits for this block."""
-    held, counted, began = _limits.get(), _counted.get(), time.perf_counter()
+    """Pause the enclosing time limits of this event loop for this block.
+
+    Those of another loop, whose context a thread has taken over, go on: they are no thread's to touch.
+    """
+    loop = asyncio.get_running_loop()
+    held = [limit for limit in _limits.get() if limit.of(loop)]
+    counted, began = _counted.get(), time.perf_counter()
     for limit in held:
         limit.pause()
     try:

@@ -37,7 +37,7 @@ class Task(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: TaskId = Field(min_length=1)
-    prompt: TaskPrompt = Field(min_length=1)
+    prompt: TaskPrompt
 
 
 class StepResult(NamedTuple):

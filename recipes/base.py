@@ -8,7 +8,6 @@ import agentgym as ag
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 TRAIN = ag.TrainConfig(
-    lr=2e-3,
     decay_steps=20,
     temperature=0.7,
     normalise=2000.0,  # about what 64 rollouts sample: few groups with a signal then mean a small step

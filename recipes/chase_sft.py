@@ -19,6 +19,7 @@ from agentgym.run.sync.weights import load_policy
 from agentgym.samples import demonstrations
 from agentgym.sandboxes.choose import Kind
 from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.seeds import seed_for
 from envs.chase.demo import Sloppiness, demonstrate
 from envs.chase.env import Chase
 
@@ -45,7 +46,7 @@ class ChaseSFT:
     """Where the model's code runs when it is evaluated; auto is the best box that this machine has."""
     eval_tasks: int = 128
     """Held-out tasks that are played before and after, one rollout each."""
-    train: ag.TrainConfig = ag.TrainConfig(loss="sft", lr=2e-3, decay_steps=20)
+    train: ag.TrainConfig = ag.TrainConfig(loss="sft", decay_steps=20)
     """The settings of the trainer."""
 
 
@@ -57,7 +58,7 @@ async def demonstrated(tokenizer: ChatTokenizer, numbers: range, seed: int) -> l
             Chase,
             tasks[DEMO_TASKS + i],
             Scripted(
-                demonstrate(tasks[DEMO_TASKS + i], random.Random(f"demonstration {seed} {i}"), CAREFUL),
+                demonstrate(tasks[DEMO_TASKS + i], random.Random(seed_for("demonstration", seed, i)), CAREFUL),
                 tokenizer=tokenizer,
             ),
             boxes=FakeBoxes(),
@@ -73,14 +74,14 @@ async def main(config: ChaseSFT) -> None:
         ag.AnyBox(kind=config.box).open(ag.LocalConfig().slots) as boxes,
     ):
         play = ag.Collector(Chase, engine, trainer, boxes, ag.Sampling(temperature=0.7, max_tokens=40))
-        before = (await play.evaluate(config.eval_tasks)).reward
+        before = (await play.evaluate(config.eval_tasks, seed=config.seed)).reward
         losses = []
         for step in range(config.steps):
             shown = range(step * config.batch, (step + 1) * config.batch)
             stats = await trainer.step(demonstrations(await demonstrated(engine.tokenizer, shown, config.seed)))
             losses.append(stats["train/loss"])
         await load_policy(trainer, engine, version=1)
-        after = (await play.evaluate(config.eval_tasks)).reward
+        after = (await play.evaluate(config.eval_tasks, seed=config.seed)).reward
         trainer.save(config.out / ("adapter" if trainer.adapts else "model"))
     summary = {"recipe": "chase_sft", "loss_first": losses[0], "loss_last": losses[-1]}
     print(json.dumps(summary | {"eval_before": before, "eval_after": after, "out": str(config.out)}))

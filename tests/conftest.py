@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,39 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
-    """A shell's background job ignores Ctrl-C, and so would each process that a test starts and interrupts."""
+    """Let tests run as in a shell whose virtual environment is active.
+
+    A shell's background job ignores Ctrl-C, and so would each process that a test starts and interrupts.
+    """
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="play every Nth of the chosen tests of each file, and its first",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the share of each file's tests that was asked for; what is left out is counted as deselected."""
+    share: int = config.getoption("--share")
+    if share <= 1:
+        return
+    place: Counter[Path] = Counter()
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (left_out if place[item.path] % share else kept).append(item)
+        place[item.path] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

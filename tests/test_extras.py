@@ -1,17 +1,20 @@
 """Without an optional package, what needs it is one line that says how to get it."""
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agentgym.extras import MissingPackage, needs_extra
+from agentgym.extras import MissingPackage, install_line, needs_extra
 
 ROOT = Path(__file__).parents[1]
-TRAIN = "pip install 'agentgym[train]'"
+KINDS = {".py", ".md", ".toml", ".txt", ".js", ".html"}
+TRAIN = install_line("train")
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}, None)); import asyncio, agentgym as ag\n"
 HEAVY = ("torch", "transformers", "peft", "safetensors", "tokenizers", "jinja2", "regex", "docker", "requests")
 
@@ -55,12 +58,12 @@ def test_the_package_that_is_missing_is_the_one_that_is_named(package: str) -> N
 
 def test_a_docker_box_without_its_package_says_so_in_a_line() -> None:
     code = "async def main():\n    async with ag.Docker().open(1): pass\nasyncio.run(main())"
-    assert last_line(code, *HEAVY).endswith("the docker package is missing: pip install 'agentgym[docker]'")
+    assert last_line(code, *HEAVY).endswith(f"the docker package is missing: {install_line('docker')}")
 
 
 def test_an_endpoint_without_its_package_says_so_in_a_line() -> None:
     line = last_line("asyncio.run(ag.Endpoint('http://localhost/v1', model='m').__aenter__())", "openai")
-    assert line.endswith("openai is not installed: pip install 'agentgym[endpoint]'")
+    assert line.endswith(f"openai is not installed: {install_line('endpoint')}")
 
 
 def test_an_attached_engine_without_transformers_says_so_in_a_line() -> None:
@@ -97,3 +100,39 @@ def test_sglang_is_in_no_other_extra_and_is_never_installed_with_train() -> None
     guides = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     together = re.compile(r"agentgym\[[^\]]*sglang[^\]]*,|agentgym\[[^\]]*,[^\]]*sglang")
     assert not [guide.name for guide in guides if together.search(guide.read_text())]
+
+
+def installed_from(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+    monkeypatch.setattr("agentgym.extras.distribution", lambda name: SimpleNamespace(read_text=lambda file: said))
+
+
+def test_the_line_that_installs_an_extra_names_what_agentgym_was_installed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "my wheels" / "agentgym-0.1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    installed_from(monkeypatch, json.dumps({"url": wheel.as_uri(), "archive_info": {}}))
+    assert install_line("train") == f"pip install '{wheel}[train]'"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, "no JSON", "[]", '{"url": "file:///is/gone.whl"}', '{"url": "https://example.com/agentgym.whl"}'],
+)
+def test_an_installation_that_does_not_say_where_it_came_from_names_the_checkout_and_the_wheel(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed_from(monkeypatch, said)
+    assert install_line("view") == (
+        "pip install '.[view]' in a checkout of agentgym, or pip install 'FILE.whl[view]' with its wheel"
+    )
+
+
+def test_nothing_tells_a_user_to_install_another_projects_package_of_that_name() -> None:
+    told = re.compile(r"(pip install|uv add)( -\S+)* ['\"]?agentgym\b(?![-/._])")
+    folders = ("agentgym", "docs", "envs", "recipes", "templates")
+    pages = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
+    texts = {path: path.read_text(errors="replace") for path in (*pages, ROOT / "README.md")}
+    assert told.search("pip install -U 'agentgym[train]'")
+    assert [f"{path}: {found[0]}" for path, text in texts.items() if (found := told.search(text))] == []

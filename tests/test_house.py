@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -32,9 +33,9 @@ LIGHT = (
 )
 
 ORDER = [
-    "failures sound_json task_fields field_checks frozen completion models process_identity time_limits messages "
-    "adapter sampling",
-    "errors boxes transcript branching",
+    "failures seeds sound_json task_fields field_checks frozen completion models process_identity machine time_limits "
+    "messages adapter sampling",
+    "errors boxes transcript branching folders",
     "extras types foreign_files",
     "data tools",
     "environments",
@@ -91,15 +92,15 @@ SERVER_ORDER = [
 ]
 """As the package's docstring has it."""
 NEVER = {
-    "train": {"env", "tools", "chat", "engines", "rollouts", "scheduling", "sandboxes"},
+    "train": {"environments", "tools", "chat", "engines", "rollouts", "scheduling", "sandboxes"},
     "asking": {"train", "sandboxes", "samples"},
     "rollouts": {"train", "sandboxes", "samples", "advantages", "credit"},
     "scheduling": {"train", "sandboxes", "samples"},
-    "chat": {"env", "tools", "train", "sandboxes", "samples"},
-    "engines": {"env", "tools", "train", "sandboxes", "samples"},
-    "sandboxes": {"env", "tools", "train", "chat", "samples"},
-    "samples": {"train", "sandboxes", "chat", "env"},
-    "store": {"train", "sandboxes", "chat", "env"},
+    "chat": {"environments", "tools", "train", "sandboxes", "samples"},
+    "engines": {"environments", "tools", "train", "sandboxes", "samples"},
+    "sandboxes": {"environments", "tools", "train", "chat", "samples"},
+    "samples": {"train", "sandboxes", "chat", "environments"},
+    "store": {"train", "sandboxes", "chat", "environments"},
     "bridges": {"train", "sandboxes"},
     "view": {"train", "sandboxes", "engines", "chat"},
 }
@@ -110,15 +111,17 @@ LINES = 350
 """Most lines of a code file of the library, the environments, the recipes, the benchmarks and what goes into a box."""
 
 
-def files(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+@cache
+def files(folder: str) -> tuple[Path, ...]:
+    return tuple(sorted((ROOT / folder).rglob("*.py")))
 
 
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names the file imports, inside functions too; `from a import b` counts as a.b, a module or a name in a."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -129,7 +132,7 @@ def imports(path: Path) -> set[str]:
             assert node.level == (path.parent == SERVER and node.module in SERVER_ORDER), f"{path}: relative import"
             module = f"server.{node.module}" if node.level else node.module
             found |= {f"{module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def room_of(module: str) -> str | None:
@@ -155,11 +158,22 @@ def test_a_room_imports_only_what_stands_below_it(folder: str) -> None:
     assert [line for path in files(folder) for line in broken(path)] == []
 
 
-def test_every_room_has_its_place_in_the_order() -> None:
-    rooms = {
+def rooms_of_the_library() -> set[str]:
+    """The modules and packages directly under agentgym/."""
+    return {
         path.stem for path in (ROOT / "agentgym").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert rooms <= set(FLOOR)
+
+
+def test_the_order_names_exactly_the_rooms_that_exist() -> None:
+    outside = {"envs", "recipes", "benchmarks"}
+    assert set(FLOOR) - outside == rooms_of_the_library()
+
+
+def test_every_room_that_a_rule_names_exists() -> None:
+    named = {*NEVER, *(room for rooms in NEVER.values() for room in rooms)}
+    assert named <= rooms_of_the_library()
+    assert {folder for folder in FILES if not (ROOT / folder).is_dir()} == set()
 
 
 def test_what_goes_into_the_container_imports_only_the_standard_library() -> None:

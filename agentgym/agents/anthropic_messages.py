@@ -7,10 +7,13 @@ from typing import Any
 
 from agentgym.agents.chat_completions import pieces
 from agentgym.agents.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
     arguments,
     check_conversation,
     given,
     may,
+    model_name,
     objects,
     parts_text,
     texts,
@@ -42,17 +45,17 @@ def read(said: Mapping[str, Any], *, counts: bool = False) -> AgentRequest:
     given(said, "messages", list)
     system = parts_text(said.get("system"), "system")
     messages = [Message(role="system", content=system)] if system else []
-    for i, message in enumerate(objects(said, "messages")):
+    for i, message in enumerate(objects(said, "messages", most=MAX_MESSAGES)):
         messages += _messages(message, f"messages[{i}].")
     check_conversation(messages)
     choice: Mapping[str, Any] = may(said, "tool_choice", dict) or {}
-    offered = [] if choice.get("type") == "none" else objects(said, "tools")
+    offered = [] if choice.get("type") == "none" else objects(said, "tools", most=MAX_TOOLS)
     if not counts:
         given(said, "max_tokens", int)
     return AgentRequest(
         messages=with_tool_names(messages),
         tools=[_tool(tool, f"tools[{i}].") for i, tool in enumerate(offered)],
-        model=given(said, "model", str),
+        model=model_name(said),
         max_tokens=whole(said, "max_tokens"),
         stop=texts(said.get("stop_sequences"), "stop_sequences"),
         stream=bool(may(said, "stream", bool)),

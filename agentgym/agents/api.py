@@ -5,13 +5,16 @@ import hmac
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from agentgym.agents import anthropic_messages, chat_completions
 from agentgym.agents.fields import read_object
 from agentgym.agents.http import HttpAnswer, HttpRequest
-from agentgym.agents.requests import AgentRequest, LimitError, Policy, RefusedError
+from agentgym.agents.large_requests import LargeRequests
+from agentgym.agents.requests import AgentAnswer, AgentRequest, LimitError, Policy, RefusedError
+from agentgym.failures import describe
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ _MODEL = {
 MAX_WARNED = 20
 """Settings that are warned of for one env: the code in the box chooses their names."""
 _warned: dict[str, set[str]] = {}
+_BYTES = 4
+"""Bytes of text that a sampled id is taken for."""
 
 
 class AgentApi:
@@ -55,6 +60,7 @@ class AgentApi:
         """The name of the limit that has ended the rollout, once a request came after it."""
         self.failed: asyncio.Future[BaseException] = loop.create_future()
         """What went wrong behind the API, such as an EngineError, once it did."""
+        self._large = LargeRequests()
 
     async def handle(self, request: HttpRequest) -> HttpAnswer:
         """Answer a request; whatever goes wrong is an answer in the shape of its API."""
@@ -84,18 +90,16 @@ class AgentApi:
             raise RefusedError(f"{request.method}: ask {path} with POST", status=405)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RefusedError("content-encoding: must be identity", status=415)
-        if path.endswith("/count_tokens"):
-            return _json(200, {"input_tokens": self._policy.count(api.read(read_object(request.body), counts=True))})
-        asked: AgentRequest = api.read(read_object(request.body))
+        counts = path.endswith("/count_tokens")
+        asked = await self._large.work(len(request.body), lambda: _read(api, request.body, counts))
+        if counts:
+            return _json(200, {"input_tokens": await self._policy.count(asked)})
         for setting in asked.not_followed:
             _warn_of(self._name, setting)
         answer = await self._policy.answer(asked)
         self.answered += 1
         self.refusal = None
-        if not asked.stream:
-            return _json(200, api.written(asked, answer))
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        return HttpAnswer(status=200, body=api.events(asked, answer), headers=headers)
+        return await self._large.work(_BYTES * answer.sampled_tokens, lambda: _written(api, asked, answer))
 
     def _check_key(self, headers: Mapping[str, str]) -> None:
         kind, _, token = headers.get("authorization", "").partition(" ")
@@ -108,6 +112,31 @@ class AgentApi:
         self.refusal = error
         if isinstance(error, LimitError) and error.is_final and not self.over.done():
             self.over.set_result(error.reason)
+
+
+def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
+    """Read a body; whatever is wrong with it is a RefusedError, for the code in the box chose it."""
+    try:
+        said = read_object(body)
+        read: AgentRequest = api.read(said, counts=True) if counts else api.read(said)
+        return replace(read, size=len(body))
+    except RefusedError:
+        raise
+    except Exception as error:
+        log.warning("a request of an agent cannot be read", exc_info=error)
+        raise RefusedError(f"the request cannot be read: {describe(error)}") from error
+
+
+def _written(api: ModuleType, asked: AgentRequest, answer: AgentAnswer) -> HttpAnswer:
+    """Write an answer; one that cannot be written is an error to the agent alone, for the policy chose it."""
+    try:
+        if not asked.stream:
+            return _json(200, api.written(asked, answer))
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        return HttpAnswer(status=200, body=api.events(asked, answer), headers=headers)
+    except Exception as error:
+        log.warning("an answer to an agent cannot be written", exc_info=error)
+        raise RefusedError(f"the answer cannot be written: {describe(error)}", status=500, kind="unwritten") from error
 
 
 def _models() -> dict[str, Any]:

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentgym.agents.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
     arguments,
     check_conversation,
     given,
     may,
+    model_name,
     objects,
     parts_text,
     texts,
@@ -39,28 +42,23 @@ _PIECE = 64
 def read(said: Mapping[str, Any]) -> AgentRequest:
     """Read the body of POST /v1/chat/completions; RefusedError names what it cannot be answered with."""
     _refuse(said)
-    messages = [
-        _message(message, f"messages[{i}].") for i, message in enumerate(objects(_with_messages(said), "messages"))
-    ]
+    given(said, "messages", list)
+    listed = objects(said, "messages", most=MAX_MESSAGES)
+    messages = [_message(message, f"messages[{i}].") for i, message in enumerate(listed)]
     check_conversation(messages)
     choice = said.get("tool_choice")
-    tools = [] if choice == "none" else [_tool(tool, f"tools[{i}].") for i, tool in enumerate(objects(said, "tools"))]
+    offered = [] if choice == "none" else objects(said, "tools", most=MAX_TOOLS)
     options: Mapping[str, Any] = may(said, "stream_options", dict) or {}
     return AgentRequest(
         messages=with_tool_names(messages),
-        tools=tools,
-        model=given(said, "model", str),
+        tools=[_tool(tool, f"tools[{i}].") for i, tool in enumerate(offered)],
+        model=model_name(said),
         max_tokens=whole(said, "max_completion_tokens") or whole(said, "max_tokens"),
         stop=texts(said.get("stop"), "stop"),
         stream=bool(may(said, "stream", bool)),
         shows_usage=bool(may(options, "include_usage", bool, "stream_options.")),
         not_followed=_not_followed(said),
     )
-
-
-def _with_messages(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    given(said, "messages", list)
-    return said
 
 
 def _refuse(said: Mapping[str, Any]) -> None:
@@ -112,6 +110,7 @@ def _tool(said: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise wrong(f"{where}type", "must be function", said.get("type"))
     function: Mapping[str, Any] = given(said, "function", dict, where)
     given(function, "name", str, f"{where}function.")
+    may(function, "parameters", dict, f"{where}function.")
     return {"type": "function", "function": dict(function)}
 
 

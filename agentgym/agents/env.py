@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from agentgym.agents.api import AgentApi
-from agentgym.agents.relay_link import listening
 from agentgym.agents.requests import LimitError, Policy
 from agentgym.boxes import ExecResult
 from agentgym.boxes.programs import BoxProcess, BoxStream
@@ -84,6 +83,8 @@ class AgentEnv(ToolEnv[TaskT]):
             )
         if not (command := self.agent_command()):
             raise EnvError(f"{name}.command: empty; set it, or override agent_command")
+        from agentgym.agents.relay_link import listening  # h11 is loaded by who plays, not by who imports an env.
+
         api = AgentApi(policy, key, name)
         try:
             async with listening(self.box, api.handle) as port:

@@ -5,8 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgym.agents.requests import RefusedError
+from agentgym.field_checks import MAX_STOP_LENGTH, MAX_STOPS
 from agentgym.messages import Message
-from agentgym.sound_json import MAX_DEPTH, is_sound
+from agentgym.sound_json import UNSOUND, is_sound
+
+MAX_VALUES = 1 << 18
+"""Lists, objects and members of them that a body may hold: what is read of it takes far more memory than the body."""
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 1_000
+MAX_NAME = 256
+"""Characters of the name of a model, which each event of an answer repeats."""
 
 _KINDS: dict[type, str] = {
     str: "text",
@@ -19,15 +27,28 @@ _KINDS: dict[type, str] = {
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body."""
+    if values_at_most(body) > MAX_VALUES:
+        raise RefusedError(f"the body holds more than {MAX_VALUES} values", status=413)
     try:
-        read = json.loads(body)
+        read = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"the body is no JSON: {error}") from None
     if not isinstance(read, dict):
         raise RefusedError(f"the body must be a JSON object, got {type(read).__name__}")
     if not is_sound(read):
-        raise RefusedError(f"the body holds NaN, Infinity, half a character or more than {MAX_DEPTH} levels of nesting")
+        raise RefusedError(f"the body {UNSOUND}")
     return read
+
+
+def values_at_most(body: bytes) -> int:
+    """Return how many values a body of JSON holds at most, counted without reading it."""
+    if len(body) <= MAX_VALUES:
+        return len(body)
+    # Without the signs that stand behind a backslash, every second piece between quotes lies outside of all texts.
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if (texts := bare.count(b'"') // 2) > 2 * MAX_VALUES:  # Each value may have a name, which is a text, too.
+        return texts
+    return sum(piece.count(b",") + piece.count(b"[") + piece.count(b"{") for piece in bare.split(b'"')[::2])
 
 
 def given(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
@@ -53,9 +74,11 @@ def whole(said: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-def objects(said: Mapping[str, Any], name: str, where: str = "") -> list[dict[str, Any]]:
-    """Return a list of objects; empty where it is missing or null."""
+def objects(said: Mapping[str, Any], name: str, where: str = "", most: int = MAX_VALUES) -> list[dict[str, Any]]:
+    """Return a list of objects, `most` at most; empty where it is missing or null."""
     values: list[Any] = may(said, name, list, where) or []
+    if len(values) > most:
+        raise RefusedError(f"{where}{name}: must hold at most {most}, got {len(values)}", field=f"{where}{name}")
     for place, value in enumerate(values):
         if not isinstance(value, dict):
             raise wrong(f"{where}{name}[{place}]", "must be an object", value)
@@ -63,11 +86,23 @@ def objects(said: Mapping[str, Any], name: str, where: str = "") -> list[dict[st
 
 
 def texts(value: Any, name: str) -> tuple[str, ...]:
-    """Return one text or a list of texts; none for null. Empty texts are refused."""
+    """Return the texts that end an answer: one text, or a list of them; none for null. Empty texts are refused."""
     listed = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(listed, list) or not all(isinstance(text, str) and text for text in listed):
         raise wrong(name, "must be text, or a list of texts", value)
+    if len(listed) > MAX_STOPS or any(len(text) > MAX_STOP_LENGTH for text in listed):
+        raise wrong(name, f"must hold at most {MAX_STOPS} texts of {MAX_STOP_LENGTH} characters", value)
+    if any("\0" in text for text in listed):
+        raise wrong(name, "must not hold the character NUL", value)
     return tuple(listed)
+
+
+def model_name(said: Mapping[str, Any]) -> str:
+    """Return the name of the model that is asked for."""
+    name: str = given(said, "model", str)
+    if len(name) > MAX_NAME:
+        raise wrong("model", f"must have at most {MAX_NAME} characters", name)
+    return name
 
 
 def parts_text(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from agentgym.agents.http import Handle, HttpConnection
+from agentgym.agents.http import Handle
+from agentgym.agents.http_connection import HttpConnection
 from agentgym.agents.relay import HEAD
 from agentgym.boxes import Box
 from agentgym.boxes.programs import BoxProcess
@@ -21,6 +22,8 @@ MAX_OPEN = 256
 """Connections at once. The code in the box opens them, and the host's memory holds them."""
 MAX_HELD = 128 << 20
 """Bytes of requests that all connections of a box may hold together."""
+FRAMES_A_TURN = 64
+"""Frames that are taken before the event loop turns: the code in the box may make them as small as it likes."""
 MAX_SAID = 1000
 """Frames that wait for the box to read them; no more is read from it then."""
 
@@ -73,6 +76,8 @@ class RelayLink:
     def __init__(self, process: BoxProcess, handle: Handle) -> None:
         self._process, self._handle = process, handle
         self._open: dict[int, HttpConnection] = {}
+        self._at_most = 0
+        """Bytes that the open connections hold at most: those of when they were last asked, and what came since."""
         self._said: asyncio.Queue[bytes] = asyncio.Queue()
         self._ending: set[asyncio.Task[None]] = set()
         self._cut = False
@@ -84,7 +89,8 @@ class RelayLink:
         try:
             while piece := await self._process.stdout.read():
                 held += piece
-                self._take_frames(held)
+                while self._take_frames(held):  # noqa: ASYNC110  Nothing is waited for: others have their turn.
+                    await asyncio.sleep(0)
                 if self._said.qsize() > MAX_SAID:
                     await self._said.join()
         except WireError as error:
@@ -93,17 +99,20 @@ class RelayLink:
             for number in list(self._open):
                 self.lose(number)
 
-    def _take_frames(self, held: bytearray) -> None:
-        """Take the whole frames of what is held."""
-        while len(held) >= HEAD.size:
+    def _take_frames(self, held: bytearray) -> bool:
+        """Take some whole frames of what is held; whether there may be more of them."""
+        for _ in range(FRAMES_A_TURN):
+            if len(held) < HEAD.size:
+                return False
             number, length = HEAD.unpack_from(held)
             if length > _MAX_FRAME:
                 raise WireError(f"a frame of {length} bytes: the code in the box has changed the relay")
             if len(held) < HEAD.size + length:
-                return
+                return False
             data = bytes(held[HEAD.size : HEAD.size + length])
             del held[: HEAD.size + length]
             self.take(number, data)
+        return True
 
     async def write(self) -> None:
         """Carry what is said to clients, in order."""
@@ -139,18 +148,30 @@ class RelayLink:
         if not data:
             self.lose(number)
             return
-        held = sum(connection.held for connection in self._open.values())
-        if held + len(data) > MAX_HELD or (number not in self._open and len(self._open) >= MAX_OPEN):
-            if not self._cut:
-                log.warning("an agent's connections are cut off: %d are open, with %d bytes", len(self._open), held)
-            self._cut = True
-            self.lose(number)
-            self.say(number, b"")
+        if not self._has_room(len(data)) or (number not in self._open and len(self._open) >= MAX_OPEN):
+            self._cut_off(number)
             return
+        self._at_most += len(data)
         if number not in self._open:
             self._open[number] = HttpConnection(self._handle)
             self._open[number].connection_made(_RelayTransport(self, number))
         self._open[number].data_received(data)
+
+    def _has_room(self, length: int) -> bool:
+        """Whether the connections may hold so many bytes more; they are asked only if that is in doubt."""
+        if self._at_most + length > MAX_HELD:
+            self._at_most = self._held()
+        return self._at_most + length <= MAX_HELD
+
+    def _held(self) -> int:
+        return sum(connection.held for connection in self._open.values())
+
+    def _cut_off(self, number: int) -> None:
+        if not self._cut:
+            log.warning("an agent's connections are cut off: %d are open, with %d bytes", len(self._open), self._held())
+        self._cut = True
+        self.lose(number)
+        self.say(number, b"")
 
 
 class _RelayTransport(asyncio.BaseTransport):

@@ -27,6 +27,8 @@ class AgentRequest:
     """Whether the events say how many tokens there were."""
     not_followed: tuple[str, ...] = ()
     """The names of the settings in it that sampling does not follow."""
+    size: int = 0
+    """Bytes of the body that it was read from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class Policy(Protocol):
         """Sample the next turn of a conversation; RefusedError where the request or a limit does not allow it."""
         ...
 
-    def count(self, request: AgentRequest) -> int:
+    async def count(self, request: AgentRequest) -> int:
         """Return how many ids the conversation of a request has, up to the open turn."""
         ...
 

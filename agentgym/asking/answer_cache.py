@@ -2,9 +2,15 @@
 
 import hashlib
 import json
+import logging
 import sqlite3
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from agentgym.folders.disk import disk_trouble
+
+log = logging.getLogger(__name__)
 
 TABLE = "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID"
 WAIT_S = 30.0
@@ -26,8 +32,16 @@ class AnswerCache:
         return rows[0][0] if rows else None
 
     def put(self, question: str, answer: str) -> None:
-        """Keep the answer; an earlier one to the same question stays."""
-        self._do("INSERT OR IGNORE INTO answers VALUES (?, ?)", question, answer)
+        """Keep the answer; an earlier one to the same question stays.
+
+        If the disk does not take it, the log says so once: the answer is there, and was paid for.
+        """
+        try:
+            self._do("INSERT OR IGNORE INTO answers VALUES (?, ?)", question, answer)
+        except ValueError as error:
+            if (why := disk_trouble(error)) is None:
+                raise
+            _say_not_kept(self.path, why)
 
     def drop(self, question: str, answer: str) -> None:
         """Forget this answer; another one to the same question stays."""
@@ -44,6 +58,11 @@ class AnswerCache:
                 connection.close()
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"cache: {self.path} cannot be used ({error}); give another file, or remove it") from error
+
+
+@cache
+def _say_not_kept(path: Path, why: str) -> None:
+    log.warning("cache: answers cannot be written to %s (%s): they are used and not kept", path, why)
 
 
 def question_key(**parts: Any) -> str:

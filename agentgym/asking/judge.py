@@ -16,8 +16,9 @@ from agentgym.asking.answer_cache import AnswerCache, question_key
 from agentgym.asking.named import kept
 from agentgym.asking.structured import read_answer
 from agentgym.environments.forks import AnswerT, Model
-from agentgym.errors import EnvError
+from agentgym.errors import ModelLimitError
 from agentgym.field_checks import Above0, Count, Folder, NotNegative, Positive, Text, check_fields, names_its_fields
+from agentgym.folders.names import whole_path
 from agentgym.messages import Message
 from agentgym.time_limits import off_the_clock
 
@@ -62,6 +63,8 @@ class Judge(Generic[AnswerT]):
                 f"response: must be a pydantic model, such as `class Verdict(BaseModel)`, got {self.response!r}"
             )
         check_fields(self, Judge)
+        if self.cache is not None:
+            object.__setattr__(self, "cache", whole_path(self.cache))
 
     async def ask(self, model: Model, messages: str | Sequence[Message]) -> AnswerT:
         """Return the model's answer to the rubric and these messages, or to one text, from the cache where it is there.
@@ -70,7 +73,7 @@ class Judge(Generic[AnswerT]):
         model, and the answers that were cached.
 
         :raises EngineError: where the model has not answered after all.
-        :raises EnvError: where the rollout has had its calls.
+        :raises ModelLimitError: if the question is too long, or the rollout has had its calls; a reward is then 0.0.
         """
         said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         asked = [Message(role="system", content=self.rubric), *said]
@@ -109,7 +112,7 @@ class Judge(Generic[AnswerT]):
         async with self._place():
             if self.calls is not None:
                 if model.calls >= self.calls:
-                    raise EnvError(
+                    raise ModelLimitError(
                         f"judge {model.name!r}: the rollout has asked it {model.calls} times, and Judge.calls allows "
                         f"{self.calls}; ask for less, or raise it"
                     )

@@ -1,7 +1,6 @@
 """The models of a rollout by name, beside its policy: what asks them, and counts what that took."""
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,8 +15,9 @@ from agentgym.engines.base import Engine, check_engine, own_model_name
 from agentgym.engines.message_turns import open_chat
 from agentgym.engines.messages import MessageCompletion, MessageEngine
 from agentgym.environments.forks import AnswerT
-from agentgym.errors import EngineError, EnvError, boundary
+from agentgym.errors import EngineError, EnvError, ModelLimitError, boundary
 from agentgym.messages import Message, kept_message
+from agentgym.seeds import seed_for
 from agentgym.time_limits import TimeLimit, off_the_clock
 from agentgym.types import Completion, Sampling
 
@@ -85,6 +85,15 @@ class NamedModels:
     def asked(self) -> dict[str, "AskedModel"]:
         """The models that were made so far, by name."""
         return dict(self._models)
+
+    def calls(self) -> dict[str, int]:
+        """How often each model was asked so far."""
+        return {name: model.calls for name, model in self._models.items()}
+
+    def rewind(self, calls: Mapping[str, int]) -> None:
+        """Count on from an earlier `calls`, so that the next questions are as those that followed it."""
+        for name, model in self._models.items():
+            model.calls = calls.get(name, 0)
 
     def sessions(self) -> list[tuple[Engine, str]]:
         """Every session that was opened, with its engine."""
@@ -264,7 +273,7 @@ class AskedModel:
             ids = chat.prompt_ids()
         room = self.engine.context_tokens - len(ids)
         if room <= 0:
-            raise EnvError(
+            raise ModelLimitError(
                 f"model {self.name!r}: {len(messages)} messages of {len(ids)} ids leave no room for an answer in its "
                 f"context of {self.engine.context_tokens}; give a model with a larger context, or ask with less (a "
                 "conversation with a simulated user ends sooner with lower limits.turns)"
@@ -296,7 +305,7 @@ class AskedModel:
 
     async def _completed(self, asked: Callable[[str, int], Awaitable[DoneT]]) -> DoneT:
         """The engine's answer, asked for in a session that no other question is in, with a seed of its own."""
-        seed = _seed(f"{self._seed}/{self._session}/{self.calls}")
+        seed = seed_for("question", self._seed, self._session, self.calls)
         self.calls += 1
         self.count("calls")
         if all(self._busy):
@@ -312,7 +321,3 @@ class AskedModel:
         if done.finish_reason == "abort":
             raise EngineError(f"model {self.name!r}: the engine aborted its answer")
         return done
-
-
-def _seed(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1

@@ -7,6 +7,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from agentgym.boxes.content import WrongContent
+
 BoxMemory: TypeAlias = Annotated[int, Field(ge=32)]
 """Memory of a box in MB, in which at least a Python can start."""
 MAX_OUTPUT = 16 << 20
@@ -133,4 +135,4 @@ def check_variables(env: object) -> None:
         check_text("env: a name", name)
         check_text(f"env[{name!r}]", value)
         if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env: {name!r} cannot be a variable with the value {value!r:.80}")
+            raise WrongContent(f"env: {name!r} cannot be a variable with the value {value!r:.80}")

@@ -22,8 +22,9 @@ Progress: TypeAlias = Callable[[int], object]
 class Box(Protocol):
     """One leased sandbox: files, a shell and a stateful Python, all under limits.
 
-    A program that fails is a result; a box that died raises SandboxError. Relative paths start at the
-    box's working folder, which is also the folder programs start in.
+    A program that fails is a result; a box that died raises SandboxError. What is in the box and is not what a call
+    asks for raises BoxContentError, of the kinds that each call names. Relative paths start at the box's working
+    folder, which is also the folder programs start in.
     """
 
     @property
@@ -117,23 +118,28 @@ class Box(Protocol):
     async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
         """Write whole files of any size by path, making folders; no link is followed.
 
-        ValueError for a path that is a link, a folder, or leads out of the working folder, and where the box cannot
-        write it, such as for a full disk; the latter is also an OSError with the kernel's number.
+        BoxContentError, which is also a ValueError, for a path that is a link, a folder, or leads out of the working
+        folder, and if the box cannot write it, such as for a full disk: then also an OSError with the kernel's number.
         """
         ...
 
     async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
-        """Return the file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes.
+        """Return the file's bytes; BoxContentError if there is none or it is over `limit` bytes.
 
-        Also ValueError for a link, a folder, a pipe, a path that leads out, and a file that cannot be read; the last is
-        also an OSError with the kernel's number.
+        Also for a link, a folder, a pipe, a device, a path that leads out, and a file that cannot be read. A missing
+        file is also a FileNotFoundError, any other one a ValueError; what the kernel says has its number (OSError).
         """
+        ...
+
+    async def read_text(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> str:
+        """Return the file's text; BoxContentError as of `read`, and if it is not UTF-8."""
         ...
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
         """Return the sorted names in a folder, those of folders with a trailing slash.
 
-        FileNotFoundError where there is none; ValueError for a path that leads out, and for what is no folder.
+        A name that is not UTF-8 has its other bytes as `os.fsdecode` says them, and every call takes it as it is.
+        BoxContentError if there is no such folder, for what is none and for a path that leads out.
         """
         ...
 
@@ -159,8 +165,9 @@ class Box(Protocol):
     ) -> Sequence[str]:
         """Copy a file of the box to `target`, or what is in a folder into the folder `target`.
 
-        Links, pipes and devices are left out; their names are the answer. ValueError over `limit` bytes in all, and
-        nothing is written then.
+        An empty folder makes an empty folder: look at what `target` is. Links, pipes and devices are left out; their
+        names are the answer. BoxContentError if there is nothing, over `limit` bytes in all, over 10,000 files and
+        folders and over 100 folders deep; nothing is written then.
         """
         ...
 
@@ -174,8 +181,8 @@ class Box(Protocol):
     ) -> bytes:
         """Return a file, or what is in a folder, as a tar archive; with `target` it is written there and b"" returned.
 
-        Modes and times are exact, links are in it as links; pipes, sockets and devices are left out. ValueError over
-        `limit` bytes of archive.
+        Modes and times are exact, links are in it as links; pipes, sockets and devices are left out. BoxContentError
+        if there is nothing, and over `limit` bytes of archive.
         """
         ...
 

@@ -36,6 +36,13 @@ def note(verdict: Verdict) -> Verdict:
     return verdict
 
 
+def note_failed(name: str, why: str) -> None:
+    """Note something that has failed and is no case of a verdict, such as a reward, where somebody asked for it."""
+    failed = _noted.get()
+    if failed is not None:
+        failed[name] = why
+
+
 def kept_cases(failed: Mapping[str, str]) -> dict[str, str]:
     """Return the first failed cases, and how many there are beside them."""
     kept = {cut_middle(name, KEPT_NAME): why for name, why in islice(failed.items(), KEPT_CASES)}

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
+from agentgym.machine.clock import keep_time
+
 T = TypeVar("T")
 
 _Answer: TypeAlias = "concurrent.futures.Future[Any]"
@@ -27,6 +29,7 @@ class LoopThread:
         task = asyncio.current_task()
         assert task is not None
         self._loop, self._task, self._calls = asyncio.get_running_loop(), task, asyncio.Queue[_Call | None]()
+        keep_time(self._loop)
         started.set_result(None)
         while (call := await self._calls.get()) is not None:
             work, answer = call

@@ -14,6 +14,8 @@ _SHORT = 16
 """Characters of the longest piece that is remembered: longer ones seldom come twice."""
 _KNOWN = 4096
 """Pieces that are remembered, special tokens included."""
+_LONG = 4096
+"""Characters from which on a text is encoded as a batch of one, which lets other threads run meanwhile."""
 _PROBES = (" a b", "1\n", "\n\nx", "é ", "A.", "\t", "user\n")
 
 
@@ -68,6 +70,8 @@ class _Pieces(dict[str, bytes]):
 
 
 def _whole(backend: Any, text: str) -> bytes:
+    if len(text) >= _LONG:
+        return raw_ids(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
     return raw_ids(backend.encode(text, add_special_tokens=False).ids)
 
 

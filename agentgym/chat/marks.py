@@ -139,11 +139,13 @@ class BrokenMarkEncoder:
         self.backend = backend
         self.marks = frozenset(backend.get_added_tokens_decoder())
         self._markless: Any = None
+        self._letters: dict[str, list[int]] = {}
+        """The ids of the letters of each mark that was broken before."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of the text without its breaks; a broken mark has the ids of its letters."""
         plain, breaks = unbroken(text)
-        made = self.backend.encode(plain, add_special_tokens=False)
+        (made,) = self.backend.encode_batch([plain], add_special_tokens=False)  # Unlike `encode`, it lets threads run.
         if not breaks or not any(token in self.marks for token in made.ids):
             return list(made.ids)
         ids: list[int] = []
@@ -155,6 +157,11 @@ class BrokenMarkEncoder:
         return ids
 
     def _spelled(self, mark: str) -> list[int]:
+        if mark not in self._letters:
+            self._letters[mark] = self._spell(mark)
+        return self._letters[mark]
+
+    def _spell(self, mark: str) -> list[int]:
         for parts in ([mark], [mark[0], mark[1:]], [*mark]):
             ids = [token for part in parts for token in self._plainly(part)]
             if ids and self.marks.isdisjoint(ids):

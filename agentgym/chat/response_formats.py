@@ -140,7 +140,9 @@ GLM: dict[str, Any] = {
             "repeats": True,
             "content": "xml-inline",
             "content_args": {
-                "tag_pattern": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+                # Possessive: a run of blanks is read once, however many there are.
+                "tag_pattern": r"<arg_key>\s*+(?P<key>[^\s<]++(?:\s[^\s<]++)*+)\s*+</arg_key>\s*+"
+                r"<arg_value>(?P<value>.*?)</arg_value>",
                 "value_parser": {"name": "text", "args": {"strip": False}},
             },
             "transform": _CALL,
@@ -215,6 +217,28 @@ MARKS: Mapping[str, tuple[str, ...]] = {
 def response_format_of(chat_template: str) -> str | None:
     """Return the name of the format whose marks a chat template writes; None where it writes those of none."""
     return next((name for name, marks in MARKS.items() if all(mark in chat_template for mark in marks)), None)
+
+
+MAX_TAGS = 64
+"""Tags of arguments that are read in whatever order they stand."""
+_TAGS: Mapping[str, tuple[str, ...]] = {
+    "qwen_coder": ("<parameter=", "</parameter>"),
+    "glm": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+}
+"""The tags of an argument in their order, for the formats whose arguments are found by a pattern."""
+
+
+def is_tangled(name: str | None, text: str) -> bool:
+    """Whether a reply has more than MAX_TAGS tags of arguments that do not follow each other as they should.
+
+    A pattern looks for the end of each argument up to the end of the text, so that 2,000 arguments without an end would
+    take seconds to hours.
+    """
+    tags = _TAGS.get(name or "", ())
+    found = re.findall("|".join(tags), text) if tags else []
+    if len(found) <= MAX_TAGS:
+        return False
+    return len(found) % len(tags) > 0 or any(tag != tags[i % len(tags)] for i, tag in enumerate(found))
 
 
 _ID = re.compile(r"[A-Za-z0-9]{9}")

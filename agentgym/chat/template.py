@@ -93,11 +93,12 @@ class Template:
 
     def end_text(self, tokenizer: Renders, last: int) -> str:
         """Return the text of the id that ended a turn; each is decoded once."""
-        if last not in self._texts:
+        text = self._texts.get(last)  # Once: a thread that renders a large request may clear them at any time.
+        if text is None:
             if len(self._texts) >= 64:
                 self._texts.clear()
-            self._texts[last] = tokenizer.decode([last])
-        return self._texts[last]
+            text = self._texts[last] = tokenizer.decode([last])
+        return text
 
     def wants_calls(self, tokenizer: Renders) -> bool:
         """Whether the template needs a call before a tool's message, even where the model's call was malformed."""
@@ -113,11 +114,12 @@ class Template:
         if not new:
             return True
         key = (end, new[0]["role"], "tool_calls" in reply)
-        if key not in self._ends:
+        ends = self._ends.get(key)
+        if ends is None:
             if len(self._ends) >= 64:
                 self._ends.clear()
-            self._ends[key] = self._ask_end(tokenizer, end, reply, new[0])
-        return self._ends[key]
+            ends = self._ends[key] = self._ask_end(tokenizer, end, reply, new[0])
+        return ends
 
     def _ask_end(self, tokenizer: Renders, end: str, reply: Message, first: Message) -> bool:
         answer = first.copy()
@@ -161,8 +163,8 @@ def template_text(given: Path | str) -> str:
     if "{" in str(given):
         return str(given)
     try:
-        return Path(given).read_text()
-    except OSError as error:
+        return Path(given).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"chat_template: {given} cannot be read ({type(error).__name__}); give a Jinja file, or the template itself"
         ) from None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
 from agentgym.chat.marks import BREAK, BrokenMarkEncoder, Marks
 from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
-from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, may_call, response_format_of
+from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, is_tangled, may_call, response_format_of
 from agentgym.chat.template import literals, sought_words, template_text, template_variables, warn_of_unused
 from agentgym.chat.template_deltas import PLAIN
 from agentgym.extras import needs_extra
@@ -140,18 +140,23 @@ class HuggingFaceTokenizer:
         return self._decoder.pieces(token_ids)
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
-        if self._quick and (message := plain_hermes(text, tools)) is not None:
-            return message
         if self.response_template is None or (
             self._uses_known_format and not may_call(self.response_format, text, tools)
         ):
             return Message(role="assistant", content=text)
-        try:
-            parsed = self.tokenizer.parse_response(
-                text, self.response_template, prefix=self._prefix, tools=[*tools] or None
-            )
-        except (ValueError, KeyError, TypeError, RecursionError):
+        if self._uses_known_format and is_tangled(self.response_format, text):
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
+        try:
+            return self._parsed(text, tools)
+        except Exception:  # The model chose the text, and an agent may choose the schemas of its tools.
+            return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
+
+    def _parsed(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        if self._quick and (message := plain_hermes(text, tools)) is not None:
+            return message
+        parsed = self.tokenizer.parse_response(
+            text, self.response_template, prefix=self._prefix, tools=[*tools] or None
+        )
         message = message_of(text, parsed)
         if self._uses_known_format:
             message = completed(self.response_format, text, message)

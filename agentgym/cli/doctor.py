@@ -14,17 +14,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agentgym.boxes import Sandbox
-from agentgym.cli.output import say
+from agentgym.cli.output import flush, say
 from agentgym.errors import EngineError, SandboxError, boundary
+from agentgym.extras import install_line
 from agentgym.foreign_files.opening import regular_file
 from agentgym.models import find_model, refuse_missing, why_no_hub
 
 PACKAGES = {
-    "torch": "pip install 'agentgym[train]'",
-    "transformers": "pip install 'agentgym[train]'",
-    "peft": "pip install 'agentgym[train]'",
-    "docker": "pip install 'agentgym[docker]'",
-    "sglang": "not needed on a CPU; a server of its own, in a virtual environment of its own: docs/sglang.md",
+    "torch": install_line("train"),
+    "transformers": install_line("train"),
+    "peft": install_line("train"),
+    "docker": install_line("docker"),
+    "sglang": "not needed on a CPU; it takes a virtual environment of its own: docs/sglang.md of a checkout",
     "pytest-asyncio": "pip install pytest pytest-asyncio, for tests of an environment",
 }
 """The packages that are looked for, and how to get each."""
@@ -63,6 +64,7 @@ def doctor(model: str | None = None) -> int:
         return _doctor_of(model)
     for finding in findings():
         say(str(finding))
+        flush()  # the next may take seconds, and what it logs goes elsewhere
     box = _box()
     say(str(box))
     return 0 if box.ok else 1
@@ -80,7 +82,7 @@ def model_findings(model: str) -> Iterator[Finding]:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise EngineError("doctor --model needs transformers: pip install 'agentgym[train]'") from error
+        raise EngineError(f"doctor --model needs transformers: {install_line('train')}") from error
 
     from agentgym.chat.template_report import check_template
     from agentgym.chat.tokenizer import HuggingFaceTokenizer
@@ -221,7 +223,7 @@ def _podman() -> Finding:
 def _runsc() -> Finding:
     """Say whether the engine knows gVisor; a remote engine may, without a runsc on this machine."""
     path = shutil.which("runsc")
-    get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md"
+    get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md of a checkout"
     if "runsc" in _runtimes():
         from agentgym.sandboxes.containers.settings import GVISOR_LACKS
 

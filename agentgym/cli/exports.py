@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -138,15 +139,32 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
                 models.add(one.model)
                 unscored += one.rollout.reward is None
                 group = Group(group_id=one.rollout.group_id, rollouts=(one.rollout,))
-                store.add([group], phase=one.phase, step=one.step)
+                store.add([group], phase=one.phase, step=one.step, whole=False)
                 store.flush()
         if not seen:
             raise ValueError("there is no trajectory of ATIF among the files; its schema_version begins with ATIF-v1.")
         if store.lost:
             raise AgentGymError(f"--out: {store.lost} rollouts could not be written to {part}")
+        _sign(part)
         content = {"versions": versions(), "model": models.pop() if len(models) == 1 else None}
         (part / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
         part.replace(out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return len(seen), unscored
+
+
+def _sign(folder: Path) -> None:
+    """Write the signs of what was imported: they come from comparing the rollouts of a group, which files mix."""
+    from agentgym.store.reader import RolloutStore
+    from agentgym.store.writer import RolloutWriter
+    from agentgym.types import Group
+
+    with RolloutStore(folder) as store:
+        names = {(row.phase, row.step, row.group_id): None for row in store.summaries()}
+        with RolloutWriter(folder, done=sys.maxsize) as writer:
+            for phase, step, name in names:
+                found = store.find(phase=phase, step=step, ids=(name,))
+                rollouts = tuple(stored.rollout for stored in found if stored.rollout.group_id == name)
+                writer.sign(Group(group_id=name, rollouts=rollouts), phase=phase, step=step)
+                writer.flush()

@@ -148,13 +148,15 @@ class ClusterCollector(Collector):
         *,
         n: int,
         seed: int,
+        same_instance: bool = True,
         must_score: bool = True,
         sampling: Sampling | None = None,
     ) -> Groups:
         """Play `n` rollouts of every task, shared out over the workers."""
         world = len(self.workers.handles)
         asked = [(rank, Share(rank, world).of(tasks)) for rank in range(world)]
-        shares = await together([self.workers.ask(rank, "play", mine, n, seed, sampling) for rank, mine in asked])
+        how = n, seed, same_instance, sampling
+        shares = await together([self.workers.ask(rank, "play", mine, *how) for rank, mine in asked])
         found = {group.group_id: group for share in shares for group in share}
         whole = Groups([found[task.id] for task in tasks])
         if must_score:
@@ -174,6 +176,7 @@ class ClusterCollector(Collector):
         alone: bool = False,
         by_turn: bool = False,
         rest_rounds: int = 0,
+        solved: float = 1.0,
         branching: Branching | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator["ClusterScheduler"]:
@@ -186,6 +189,7 @@ class ClusterCollector(Collector):
             seed=seed,
             by_turn=by_turn,
             rest_rounds=rest_rounds,
+            solved=solved,
             branching=branching,
         )
         scheduler = ClusterScheduler(self.workers, asked, self.world, on_rollout)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentgym.chat.tokenizer import ChatTokenizer
@@ -15,6 +14,7 @@ from agentgym.environments.env import Env
 from agentgym.extras import needs_extra
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.folder_lock import LockedFolder
 from agentgym.run.sync.opening import open_collector
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
@@ -102,7 +102,9 @@ async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
         yield cluster
 
 
-async def with_restarts(run: RunConfig, folder: Path, play: Callable[[RunConfig, Losses], Awaitable[T]]) -> T:
+async def with_restarts(
+    run: RunConfig, held: LockedFolder | None, play: Callable[[RunConfig, Losses], Awaitable[T]]
+) -> T:
     """Play the run; where a trainer on Ray is lost, go on from the last checkpoint, `cluster.restarts` times."""
     losses = Losses()
     for _ in range(run.cluster.restarts if run.ray != OFF else 0):
@@ -112,5 +114,5 @@ async def with_restarts(run: RunConfig, folder: Path, play: Callable[[RunConfig,
             _LOG.warning("%s; the run goes on from its last checkpoint", lost)
             losses.trainers_lost += 1
             losses.trainers_replaced += 1
-            run = replace(run, resume=folder, out=None)
+            run = replace(run, resume=None if held is None else held.path, out=None)
     return await play(run, losses)

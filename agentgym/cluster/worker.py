@@ -39,6 +39,7 @@ class Schedule:
     seed: int = 0
     by_turn: bool = False
     rest_rounds: int = 0
+    solved: float = 1.0
     branching: Branching | None = None
 
     @property
@@ -136,6 +137,7 @@ class RolloutWorker:
             alone=alone,
             by_turn=asked.by_turn,
             rest_rounds=asked.rest_rounds,
+            solved=asked.solved,
             branching=asked.branching,
         )
         self._scheduler = await self._scheduling.enter_async_context(opening)
@@ -164,10 +166,13 @@ class RolloutWorker:
         self._scheduler = None
         await scheduling.aclose()
 
-    async def play(self, tasks: Sequence[Any], n: int, seed: int, sampling: Sampling | None) -> list[Group]:
+    async def play(
+        self, tasks: Sequence[Any], n: int, seed: int, same_instance: bool, sampling: Sampling | None
+    ) -> list[Group]:
         """Play `n` rollouts of each of these tasks, and return their groups in the same order."""
         collector = replace(self._opened, peers=Share())
-        return list(await collector.collect(tasks, n=n, seed=seed, must_score=False, sampling=sampling))
+        how: dict[str, Any] = {"same_instance": same_instance, "must_score": False, "sampling": sampling}
+        return list(await collector.collect(tasks, n=n, seed=seed, **how))
 
     async def load(self, policy: Policy, version: int) -> None:
         """Sample from this policy with the engine of this process."""

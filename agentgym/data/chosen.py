@@ -5,8 +5,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, overload
+from typing import overload
 
+from agentgym.data.content import content, key_text
 from agentgym.data.endless import Endless
 from agentgym.data.procedural import TaskT
 from agentgym.types import Task
@@ -81,8 +82,9 @@ def split(
     for their ids are in one part, and a data set that grows moves none. So the shares are met about, not exactly.
     With `by` it follows from what that gives for the task, such as its repository: tasks of one are in one part.
 
-    :raises ValueError: where an id, or a content, is in two parts; where a part has no task; and for shares that are
-        not above 0 or do not add up to 1.
+    :raises ValueError: for a task, or what `by` gives, that has no text that is the same in every process, such as a
+        function in a field; where an id, or a content, is in two parts; where a part has no task; and for shares that
+        are not above 0 or do not add up to 1.
     """
     _check_shares(shares)
     if isinstance(tasks, Endless):
@@ -95,7 +97,7 @@ def split(
             raise ValueError(
                 f"tasks: number {number} is no task but {task!r:.60}; write ag.Rows(data, MyTask) for rows"
             )
-        part = _part(shares, seed, content(task) if by is None else repr(by(task)))
+        part = _part(shares, seed, content(task) if by is None else key_text(by(task), "by"))
         numbers[part].append(number)
         if (wrong := seen.add(task, part)) is not None:
             raise ValueError(f"tasks: {wrong}")
@@ -126,20 +128,6 @@ def refuse_twice(tasks: Sequence[Task], name: str) -> None:
                 f"env: {name} has the id {task.id!r} twice, as number {first} and as number {number}; give each task "
                 "an id of its own, such as its number: ag.Rows(data, MyTask, id=None)"
             )
-
-
-def content(task: Task) -> str:
-    """Return all fields of the task but its id, as text that is equal for equal ones."""
-    return repr(_in_order(task.model_dump(exclude={"id"})))
-
-
-def _in_order(value: Any) -> Any:
-    """Return the value with what has no order of its own in that of its text."""
-    if isinstance(value, Mapping):
-        return [(repr(key), _in_order(value[key])) for key in sorted(value, key=repr)]
-    if isinstance(value, set | frozenset):
-        return sorted(repr(_in_order(inner)) for inner in value)
-    return [_in_order(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 class _Seen:

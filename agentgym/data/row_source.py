@@ -1,7 +1,7 @@
 """One way to read rows, whatever holds them: a list of dicts, a `datasets.Dataset`, a table of Arrow or a frame."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,30 @@ def is_table(data: Any) -> bool:
     return _is_pandas(data) or _is_arrow(data) or _is_polars(data)
 
 
+def rows_of_columns(data: Mapping[Any, Any], needed: Collection[str]) -> list[dict[str, Any]] | None:
+    """Return the rows of columns by name, as a slice of a `datasets.Dataset` is; None where they are no such thing.
+
+    The columns are lists of one length, and those that are needed are among them.
+    """
+    if not (data.keys() >= set(needed) and all(isinstance(of, list | tuple | np.ndarray) for of in data.values())):
+        return None
+    if len({len(of) for of in data.values()}) != 1:
+        return None
+    return [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
+
+
 def row_source(data: Any) -> RowSource:
     """Return the way to read the rows of `data`.
 
     :raises ValueError: for a mapping of columns or splits, and for what has no rows that an index gives.
     """
     if isinstance(data, Mapping):
-        raise ValueError(f"data: give one sequence of rows, got a mapping with the keys {', '.join(map(str, data))}")
+        rows = rows_of_columns(data, ())
+        if not rows or any(isinstance(value, Mapping) for value in rows[0].values()):
+            raise ValueError(
+                f"data: give one sequence of rows, got a mapping with the keys {', '.join(map(str, data))}"
+            )
+        return RowSource(len(rows), _names(data), rows.__getitem__, True)
     if _is_pandas(data):
         return RowSource(len(data), _names(data.columns), lambda i: _plain(data.iloc[i].to_dict()), True)
     if _is_arrow(data):

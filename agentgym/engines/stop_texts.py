@@ -1,19 +1,26 @@
 """Texts that end a turn, looked for in what it has sampled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.types import FinishReason, Ints, Sampling
 
-_BYTES = 4
-"""Bytes of one character at most; an id of text stands for at least one byte."""
+_PENDING = 8
+"""Ids that may make up one character: no tokenizer needs more than four, one for each byte of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StopTexts:
     """Finds a text of `Sampling.stop` as soon as a turn has sampled the whole of it.
+
+    It reads one turn, id by id. What an id costs does not grow with the turn: only the ids that are not read yet are
+    decoded, behind those that were read before them::
+
+        ids     a  b  c  d  e  f     f is new, and e may be a part of the same character
+        before        c  d           read, and decoded again: some tokenizers decode the first id in another way
+        now           c  d  e  f     what follows the text of `before` is new
 
     A text that is a mark of the tokenizer (<|im_end|>) is a stop token like any other: it is no part of the message.
     """
@@ -21,16 +28,22 @@ class StopTexts:
     tokenizer: ChatTokenizer
     texts: tuple[str, ...]
     mark_ids: frozenset[int]
-    tail: int
-    """The most ids that the longest text can have."""
+    kept: int
+    """Characters of the text that are kept: one fewer than the longest of the texts has."""
+    _text: str = field(default="", init=False)
+    """The end of the text that was read."""
+    _before: int = field(default=0, init=False)
+    """The first id that is decoded again."""
+    _read: int = field(default=0, init=False)
+    """How many ids were read."""
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, sampling: Sampling) -> Self | None:
-        """Return what looks for the texts of `sampling`; None where there are none."""
+        """Return what looks for the texts of `sampling` in one turn; None if there are none."""
         if not sampling.stop:
             return None
-        tail = _BYTES * max(map(len, sampling.stop)) + 1
-        return cls(tokenizer, sampling.stop, frozenset(cls.marks(tokenizer, sampling)), tail)
+        kept = max(map(len, sampling.stop)) - 1
+        return cls(tokenizer, sampling.stop, frozenset(cls.marks(tokenizer, sampling)), kept)
 
     @staticmethod
     def marks(tokenizer: ChatTokenizer, sampling: Sampling) -> tuple[int, ...]:
@@ -50,5 +63,18 @@ class StopTexts:
         """Return how a turn ends whose last id has just been sampled; None where it goes on."""
         if int(ids[-1]) in self.mark_ids:
             return "stop"
-        text = self.tokenizer.decode(ids[-self.tail :].tolist())
+        text = self._text + self._new(ids)
+        if not text.endswith("\ufffd"):
+            self._keep(text, len(ids))
+        elif len(ids) - self._read > _PENDING:  # Bytes that are no character.
+            self._keep(self._text + self._new(ids[: -_PENDING // 2]), len(ids) - _PENDING // 2)
         return "stop_text" if any(stop in text for stop in self.texts) else None
+
+    def _new(self, ids: Ints) -> str:
+        """The text of the ids that are not read yet."""
+        before = self.tokenizer.decode(ids[self._before : self._read].tolist()) if self._read else ""
+        return self.tokenizer.decode(ids[self._before :].tolist())[len(before) :]
+
+    def _keep(self, text: str, read: int) -> None:
+        self._text = text[-self.kept :] if self.kept else ""
+        self._before, self._read = self._read, read

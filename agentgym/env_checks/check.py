@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 from agentgym.boxes import Boxes
 from agentgym.engines.base import Engine
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, raw
-from agentgym.env_checks.comparing import compare, compare_state, shared_state
+from agentgym.env_checks.comparing import compare, compare_state, failed_again, shared_state
 from agentgym.env_checks.declared import check_class, check_tasks
 from agentgym.env_checks.findings import Finding, report
 from agentgym.env_checks.hidden import check_hidden
+from agentgym.env_checks.hostile import check_hostile
 from agentgym.env_checks.leaks import LeakWatch
-from agentgym.env_checks.plays import RESET, SCORE, ObservedRollout, Once, Repeating, Stage
+from agentgym.env_checks.observed import RESET, SCORE, ObservedRollout
+from agentgym.env_checks.plays import Once, Repeating, Stage
 from agentgym.env_checks.stalls import StallWatch
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
@@ -136,6 +138,7 @@ async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
             findings += found
             plays.append(play)
         findings += await _check_cancel(settings, stage, solved)
+        findings += await check_hostile(stage, settings.oracle, settings.noop, plays)
     if stage.shows_images and not sees:
         log.warning("%s shows images: it is checked as on an endpoint that sees, and %s", settings.cls.__name__, ONLY)
         return await _played(settings, sees=True)
@@ -211,10 +214,11 @@ async def _again(
     before = shared_state(stage.cls)
     with StallWatch(settings.cls, settings.block_limit_s) as stalls:
         second = await stage.run("oracle-again", Scripted(oracle), score_twice=True)
-    findings = compare(first, second) if settings.repeatable else []
-    if not findings and settings.repeatable:
+    findings = compare(first, second) if settings.repeatable else list(failed_again(second))
+    if not findings and (settings.repeatable or second.second_score_failed):
         change = "a reward must not change what it looks at; remember its first result in self"
-        findings = [Finding("reward", f"scored twice, {text}", change) for text in second.changed_scores]
+        failed = [f"the second time raised {second.second_score_failed}"] if second.second_score_failed else []
+        findings = [Finding("reward", f"scored twice, {text}", change) for text in [*failed, *second.changed_scores]]
     findings += compare_state(before, shared_state(stage.cls), settings.cls.__name__, settings.shared)
     return [*findings, *stalls.findings()], second
 

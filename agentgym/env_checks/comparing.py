@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentgym.env_checks.findings import Finding
-from agentgym.env_checks.plays import ObservedRollout
+from agentgym.env_checks.observed import ObservedRollout
 from agentgym.environments.env import Env
 from agentgym.messages import Message, text_of
 
@@ -45,6 +45,9 @@ def _answers(first: Sequence[Message], second: Sequence[Message]) -> Iterator[Fi
 def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Finding]:
     if first.rollout is None or second.rollout is None or first.reward == second.reward:
         return
+    if second.error is not None:
+        yield from failed_again(second)
+        return
     before, after = first.rollout.rewards, second.rollout.rewards
     named = [
         f"reward {name!r} was {before[name]!r} and then {after.get(name)!r}"
@@ -54,6 +57,13 @@ def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Findin
     wrong = "; ".join(named) or f"the reward was {first.reward!r} and then {second.reward!r}"
     change = f"{SEED}, or pass repeatable=False where a judge never answers the same twice"
     yield Finding("reward", f"{wrong} for the same play of the same seed", change)
+
+
+def failed_again(second: ObservedRollout) -> Iterator[Finding]:
+    """Yield a finding where a play that went well fails when it is repeated."""
+    if second.error is not None:
+        wrong = f"the same play of the same seed failed the second time: {second.error}"
+        yield Finding("seed", wrong, "leave nothing behind that a second rollout meets, and draw from the seed alone")
 
 
 def _texts(messages: Sequence[Message]) -> list[Any]:

@@ -4,17 +4,14 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentgym.data.chosen import content
+from agentgym.data.content import content, refuse_unkept
 from agentgym.env_checks.findings import Finding
 from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.rewards import rewards_of
-from agentgym.environments.task_rows import as_tasks, is_data
+from agentgym.environments.task_rows import compared, is_data, shared_ids, split_tasks
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.tools.tool import class_tools
 from agentgym.types import Task
-
-LOOKED_AT = 64
-"""Number of tasks that are compared of a split whose tasks are no rows of data."""
 
 
 def check_class(cls: type[Env[Any]]) -> list[Finding]:
@@ -54,8 +51,12 @@ def _check_overrides(cls: type[Env[Any]]) -> Iterator[Finding]:
 def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
     """Return what is wrong with the splits: a task in both. An env without `tasks` has nothing to compare."""
     try:
-        given = [as_tasks(cls, cls.tasks(split)) for split in _SPLITS]
-        train, test = map(_some, given)
+        given = [split_tasks(cls, split) for split in _SPLITS]
+        train, test = ([task for task in some if isinstance(task, Task)] for some in compared(*given))
+        listed = all(map(is_data, given))
+        if wrong := shared_ids(train, test, listed=listed):
+            return [Finding("tasks", wrong, "no held-out task may be trained on")]
+        return _check_kept([*train, *test]) or _check_contents(train, test, listed=listed)
     except NotImplementedError:
         return []
     except Exception as error:
@@ -66,14 +67,15 @@ def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
                 "tasks(split) must give the tasks of both splits",
             )
         ]
-    listed = all(map(is_data, given))
-    ids = sorted({task.id for task in train} & {task.id for task in test})
-    if not ids:
-        return _check_contents(train, test, listed=listed)
-    shown = ", ".join(map(repr, ids[:3]))
-    some = "" if listed else f" among the first {LOOKED_AT} tasks of each"
-    wrong = f"train and test share {len(ids)} {'id' if len(ids) == 1 else 'ids'}{some} ({shown})"
-    return [Finding("tasks", wrong, "no held-out task may be trained on")]
+
+
+def _check_kept(tasks: Sequence[Task]) -> list[Finding]:
+    """Return a finding for a task whose fields cannot be kept."""
+    try:
+        refuse_unkept(tasks)
+    except ValueError as error:
+        return [Finding("tasks", str(error), "a run, and an evaluation that is kept, refuse it when they begin")]
+    return []
 
 
 _SPLITS: tuple[Split, Split] = ("train", "test")
@@ -99,12 +101,6 @@ def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool
     if not listed:
         wrong = f"the first {len(pairs)} tasks of train and test are the same but for their ids {example}"
     return [Finding("tasks", wrong, "no held-out task may be trained on")]
-
-
-def _some(tasks: Sequence[Any]) -> list[Task]:
-    """Return all tasks that are rows of data, and the first `LOOKED_AT` of any others."""
-    end = len(tasks) if is_data(tasks) else min(len(tasks), LOOKED_AT)
-    return [task for task in (tasks[i] for i in range(end)) if isinstance(task, Task)]
 
 
 def _said(error: BaseException) -> str:

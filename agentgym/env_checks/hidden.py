@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agentgym.env_checks.findings import Finding
-from agentgym.env_checks.plays import ObservedRollout
+from agentgym.env_checks.observed import ObservedRollout
 from agentgym.messages import Message, text_of
 from agentgym.types import Task
 

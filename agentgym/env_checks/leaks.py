@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from agentgym.machine.clock import THREAD as CLOCK_THREAD
+
 THREAD_GRACE_S = 2.0
 """Most seconds that are waited for the end of a thread."""
 TOOL_GRACE_S = 10.0
@@ -69,7 +71,8 @@ class LeakWatch:
         return [*self._left_threads(), *self._left_processes(), *self._left_files(), *self._left_temporary()]
 
     def _left_threads(self) -> Iterator[str]:
-        new = [t for t in threading.enumerate() if t not in self.threads and t is not threading.current_thread()]
+        ours = (threading.current_thread(), *(t for t in threading.enumerate() if t.name == CLOCK_THREAD))
+        new = [t for t in threading.enumerate() if t not in self.threads and t not in ours]
         new = [t for t in new if not t.name.startswith("asyncio_")]
         if not self.processes:
             new = [t for t in new if not t.name.startswith("agentgym")]

@@ -206,7 +206,7 @@ class Env(Generic[TaskT]):
     ) -> tuple[list[Message], dict[str, Any]]:
         """Return the first messages and an info dict: by default the system message, if any, and the task's prompt.
 
-        All randomness of the rollout should come from `seed`.
+        Draw from `seed` (0 to 2^31 - 1) alone. A group's rollouts share it; attempts of an evaluation each have one.
         """
         messages = [_copied(message) for message in self.task.prompt]
         if self.system is not None and messages[0]["role"] != "system":

@@ -13,7 +13,7 @@ from agentgym.boxes import Sandbox
 from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.parameters import parameters
-from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.task_rows import split_tasks
 from agentgym.tools.declarations import check_number
 from agentgym.types import Task
 
@@ -50,7 +50,7 @@ class Mixture(Env[Any]):
     def tasks_of(cls, name: str, split: Split) -> Sequence[Task]:
         """Return the tasks of one member, under their ids in the mixture."""
         env = cls.members[name].env
-        tasks = as_tasks(env, env.tasks(split))
+        tasks = split_tasks(env, split)
         return tasks.mapped(partial(_renamed, name)) if isinstance(tasks, Endless) else _Renamed(name, tasks)
 
     @classmethod

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, overload
 
-from agentgym.errors import AgentGymError, EnvError, alone, must_pass
+from agentgym.boxes.arguments import shown
+from agentgym.boxes.verdicts import note_failed
+from agentgym.errors import AgentGymError, EnvError, alone, content_error, must_pass, of_machine
 from agentgym.failures import describe, log_once, place_of, place_of_function
 from agentgym.field_checks import names_its_arguments
 from agentgym.tools.declarations import (
@@ -100,6 +102,9 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
             raise
         if isinstance(error, AgentGymError):
             raise error from error.__cause__
+        if (lacking := of_machine(error)) is not None:
+            lacking.where = where
+            raise lacking from error
         log_once(where, error, method)
         place = place_of(error) or place_of_function(method)
         failed = EnvError(f"{where} raised {describe(error)}, at {place}")
@@ -108,11 +113,29 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
     return _number(value, where)
 
 
+ZERO = "it is 0.0: "
+"""How the reason of a reward begins that is 0.0 because of what the policy said or left behind."""
+
+
+def counted_content(error: BaseException, where: str, method: Callable[..., Any]) -> str:
+    """Return what counts an error that comes from what the policy said or left behind; "" for any other error.
+
+    It is noted among the failed cases and logged once: what the policy left is scored, and what `where` names is 0.0.
+    """
+    content = content_error(error)
+    if content is None:
+        return ""
+    place = place_of(content) or place_of_function(method)
+    note_failed(where.partition(": ")[2] or where, f"{ZERO}{describe(content)}, at {place}")
+    log_once(f"{where}, which is 0.0 for it ({content.counted} counts that),", content, method)
+    return content.counted
+
+
 def _number(value: Any, where: str) -> float:
     """Return the value as a float; text and arrays are refused, although Python could make a float of some."""
     if not isinstance(value, str | bytes) and not getattr(value, "ndim", 0):
         try:
             return float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
-    raise EnvError(f"{where} returned {value!r:.80} ({type(value).__name__}): return a number")
+    raise EnvError(f"{where} returned {shown(value)} ({type(value).__name__}): return a number")

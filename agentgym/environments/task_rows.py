@@ -5,7 +5,8 @@ from typing import Any, get_args, overload
 
 from agentgym.data.chosen import Chosen
 from agentgym.data.endless import Endless
-from agentgym.data.row_source import is_table
+from agentgym.data.procedural import Procedural
+from agentgym.data.row_source import is_table, rows_of_columns
 from agentgym.data.rows import Rows, naming_row
 from agentgym.types import Task
 
@@ -36,24 +37,46 @@ def as_task(env: type, row: Any) -> Any:
     return row
 
 
-def as_tasks(env: type, tasks: Any) -> Any:
+def split_tasks(env: Any, split: str) -> Any:
+    """Return the tasks of a split of an env class, as `as_tasks` returns them.
+
+    :raises ValueError: for what is no sequence of tasks; it names the class's `tasks`.
+    """
+    return as_tasks(env, env.tasks(split), f"{env.__name__}.tasks({split!r})")
+
+
+def first_tasks(tasks: Any, most: int) -> list[Any]:
+    """Return the first tasks of such a sequence, which need not know slices."""
+    return [tasks[place] for place in range(min(most, len(tasks)))]
+
+
+def as_tasks(env: type, tasks: Any, named: str = "tasks") -> Any:
     """Return a sequence of dicts as tasks that are validated when they are asked for, and one of tasks as it is.
 
-    :raises ValueError: for a single task, a mapping of columns or splits, a table, and what is no sequence of tasks.
+    Columns of equal length that have all fields of the task, as a slice of a `datasets.Dataset` is, are rows, too.
+
+    :raises ValueError: for a single task, a mapping of splits, a table, and what is no sequence of tasks; it begins
+        with `named`.
     """
+    kind = task_type(env)
     if isinstance(tasks, Task):
-        raise ValueError(f"tasks: give a list of tasks, got the one task {tasks.id!r}")
+        raise ValueError(f"{named}: give a list of tasks, got the one task {tasks.id!r}")
     if isinstance(tasks, Mapping):
-        raise ValueError(f"tasks: give one sequence of tasks, got a mapping with the keys {', '.join(map(str, tasks))}")
+        if (
+            rows := rows_of_columns(tasks, [name for name, of in kind.model_fields.items() if of.is_required()])
+        ) is None:
+            keys = ", ".join(map(str, tasks))
+            raise ValueError(f"{named}: give one sequence of tasks, got a mapping with the keys {keys}")
+        return TaskRows(env, rows, range(len(rows)))
     if isinstance(tasks, Endless):
         return tasks.mapped(lambda row: as_task(env, row))
     if is_table(tasks):
-        kind = task_type(env).__name__
-        raise ValueError(f"tasks: got a {type(tasks).__name__}, whose [index] gives no row; write ag.Rows(it, {kind})")
+        got = type(tasks).__name__
+        raise ValueError(f"{named}: got a {got}, whose [index] gives no row; write ag.Rows(it, {kind.__name__})")
     if isinstance(tasks, str | bytes) or not (hasattr(tasks, "__getitem__") and hasattr(tasks, "__len__")):
         raise ValueError(
-            f"tasks: give a sequence of tasks, such as a list, got {tasks!r:.60}; write list(...) around a generator, "
-            "or ag.Endless for one without an end"
+            f"{named}: give a sequence of tasks, such as a list, got {tasks!r:.60}; write list(...) around a "
+            "generator, or ag.Endless for one without an end"
         )
     return TaskRows(env, tasks, range(len(tasks))) if _has_rows(tasks) else tasks
 
@@ -91,3 +114,46 @@ class TaskRows(Sequence[Any]):
 def is_data(tasks: Any) -> bool:
     """Whether they are rows of a data set, which are equal only where one was copied, and not made from an index."""
     return isinstance(tasks, list | tuple | Rows | TaskRows) or (isinstance(tasks, Chosen) and is_data(tasks.tasks))
+
+
+COMPARED = 64
+"""Tasks of a split that are compared with those of another one, where they are made from an index."""
+SEARCHED = 10_000
+"""Numbers that are tried to find some that two ranges of indices share."""
+
+
+def compared(train: Any, test: Any) -> tuple[list[Any], list[Any]]:
+    """Return the tasks of two splits that are looked at to find one in both.
+
+    Those are all rows of data. Of tasks that are made from an index they are the first ones, and those of indices that
+    both splits have.
+    """
+    found = first_tasks(train, _looked_at(train)), first_tasks(test, _looked_at(test))
+    if isinstance(train, Procedural) and isinstance(test, Procedural):
+        seen = {*train.indices[:COMPARED]} & {*test.indices[:COMPARED]}
+        for place in (place for place in _in_both(train.indices, test.indices) if place not in seen):
+            found[0].append(train.make(place))
+            found[1].append(test.make(place))
+    return found
+
+
+def shared_ids(train: Sequence[Task], test: Sequence[Task], *, listed: bool) -> str | None:
+    """Say which ids the tasks have in common; None where there is none. `listed` says that they are all there are."""
+    ids = sorted({task.id for task in train} & {task.id for task in test})
+    if not ids:
+        return None
+    some = "" if listed else f" among the {len({task.id for task in test})} test tasks that were looked at"
+    return f"train and test share {len(ids)} {'id' if len(ids) == 1 else 'ids'}{some} ({', '.join(map(repr, ids[:3]))})"
+
+
+def _looked_at(tasks: Any) -> int:
+    return len(tasks) if is_data(tasks) else min(len(tasks), COMPARED)
+
+
+def _in_both(one: range, other: range) -> list[int]:
+    """Return some numbers that are in both ranges, the first ones."""
+    if not (one and other):
+        return []
+    ends = [sorted((each[0], each[-1])) for each in (one, other)]
+    first, last = max(low for low, _ in ends), min(high for _, high in ends)
+    return [place for place in range(first, last + 1)[:SEARCHED] if place in one and place in other][:COMPARED]

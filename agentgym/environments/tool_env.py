@@ -1,22 +1,25 @@
 """Environments whose typed methods are the model's tools."""
 
 import logging
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, MutableMapping, Sequence
 from functools import cache
 from typing import Any
 
 from agentgym.environments.env import Env, TaskT, has_group_reward
-from agentgym.environments.rewards import reward_value, rewards_of, role_totals
-from agentgym.errors import BoxKilledError, EnvError, boundary
+from agentgym.environments.rewards import counted_content, reward_value, rewards_of, role_totals
+from agentgym.errors import AgentGymError, BoxKilledError, EnvError, boundary
 from agentgym.messages import Message, ToolCall
 from agentgym.tools.at_once import started
 from agentgym.tools.calls import ToolResult, dispatch, offered
 from agentgym.tools.declarations import check_awaited, check_free, check_reward
 from agentgym.tools.dynamic import DynamicTool, by_name
-from agentgym.tools.tool import class_tools, declared
+from agentgym.tools.tool import check_tool_types, class_tools, declared
 from agentgym.types import StepResult, StopReason
 
 log = logging.getLogger(__name__)
+
+_COUNTS = ("tool_calls", "tool_errors", "malformed_calls")
+"""The metrics that every rollout has."""
 
 
 class ToolEnv(Env[TaskT]):
@@ -35,6 +38,7 @@ class ToolEnv(Env[TaskT]):
         super().__init_subclass__(**kwargs)  # Behind the names: a tool called "close" has another mistake.
         for method in ("setup", "extra_tools", "call_tools"):
             check_awaited(made, method)
+        check_tool_types(made)
 
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
@@ -42,7 +46,7 @@ class ToolEnv(Env[TaskT]):
         _warn_of_no_reward(cls)
         self.answer: str | None = None
         self._extra_tools: dict[str, DynamicTool] = {}
-        self.metrics |= {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
+        self.metrics |= dict.fromkeys(_COUNTS, 0.0)
 
     async def setup(self) -> None:
         """Prepare the box and the env's own state; called once, before the first prompt is shown."""
@@ -59,11 +63,26 @@ class ToolEnv(Env[TaskT]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
         with boundary(EnvError, f"{type(self).__name__}.setup"):
-            await self.setup()
-        with boundary(EnvError, f"{type(self).__name__}.extra_tools"):
-            cls: type = type(self)
-            self._extra_tools = by_name(await self.extra_tools(), class_tools(cls))
+            returned: object = await self.setup()  # type: ignore[func-returns-value]
+        self._begin_play(returned)
+        cls: type = type(self)
+        with boundary(EnvError, cls.__name__):
+            declared_tools = class_tools(cls)
+        with boundary(EnvError, f"{cls.__name__}.extra_tools"):
+            self._extra_tools = by_name(await self.extra_tools(), declared_tools)
         return await super().reset(seed=seed, options=options)
+
+    def _begin_play(self, returned: object) -> None:
+        """Read what `setup` left behind: nothing to return, and metrics that the calls of tools can be counted in."""
+        if returned is not None:
+            said = "a rollout begins with a turn of the model: leave a task that is over before it out of the data set"
+            raise EnvError(f"{type(self).__name__}.setup: returned {returned!r:.80}, and must return None: {said}")
+        with boundary(EnvError, where := f"{type(self).__name__}.metrics"):
+            metrics: object = self.metrics
+        if not isinstance(metrics, MutableMapping):
+            raise EnvError(f"{where}: must be a dict of numbers by name, got {type(metrics).__name__}")
+        for name in _COUNTS:
+            metrics.setdefault(name, 0.0)
 
     async def step(self, action: Message) -> StepResult:
         calls = action.get("tool_calls")
@@ -131,12 +150,18 @@ class ToolEnv(Env[TaskT]):
         return scores
 
     async def _value(self, name: str) -> float:
-        """The value of a reward method; 0.0 where the code in the box had ended its box."""
+        """The value of a reward method; 0.0 if code in the box ended it, or left what the reward cannot use."""
+        method, where = getattr(self, name), f"{type(self).__name__}: reward {name!r}"
         try:
-            return await reward_value(getattr(self, name), f"{type(self).__name__}: reward {name!r}", self._threads)
+            return await reward_value(method, where, self._threads)
         except BoxKilledError:
-            self.metrics["box_killed"] = self.metrics.get("box_killed", 0.0) + 1
-            return 0.0
+            counted = "box_killed"
+        except AgentGymError as error:
+            counted = counted_content(error, where, method)
+            if not counted:
+                raise
+        self._add(counted)
+        return 0.0
 
     def _dispatched(self, call: ToolCall, allowed_tools: Collection[str] | None) -> Coroutine[Any, Any, ToolResult]:
         function = call["function"]
@@ -144,16 +169,19 @@ class ToolEnv(Env[TaskT]):
 
     def _count(self, call: ToolCall, result: ToolResult) -> None:
         function = call["function"]
-        self.metrics["tool_calls"] += not result.malformed
+        self._add("tool_calls", not result.malformed)
         if not result.error:
             return
-        self.metrics["tool_errors"] += 1
+        self._add("tool_errors")
         if not result.malformed:  # The name in a malformed call may be none of ours.
-            name = f"tool_errors/{function['name']}"
-            self.metrics[name] = self.metrics.get(name, 0.0) + 1
-        self.metrics["malformed_calls"] += result.malformed
+            self._add(f"tool_errors/{function['name']}")
+        self._add("malformed_calls", result.malformed)
         if result.failed:
             self.tool_failures[function["name"]] += 1
+
+    def _add(self, name: str, number: float = 1.0) -> None:
+        """Add to a metric, which the env may have taken away meanwhile."""
+        self.metrics[name] = self.metrics.get(name, 0.0) + number
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:

@@ -1,17 +1,25 @@
 """`ag.compare`: two evaluations beside each other, task by task."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agentgym.data.content import same_fields, task_fields
 from agentgym.errors import AgentGymError
-from agentgym.evals.evaluation import Evaluation, mean_reward
+from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import PHASE
-from agentgym.evals.statistics import Interval, interval_over_tasks, sign_flip_p
+from agentgym.evals.statistics import Interval, interval_over_tasks, least_p, sign_flip_p
+from agentgym.run.settings import begun_eval_seed
 from agentgym.store.reader import RolloutStore
+from agentgym.types import Task
+
+BEFORE, AFTER = "before", "after"
+"""The evaluations before and after the training of a run."""
+_EVALUATIONS = "SELECT DISTINCT phase, step FROM rollouts WHERE phase GLOB 'eval*' ORDER BY step, phase = 'eval_after'"
+"""Phase and steps done of each evaluation in a store; of two after as many steps, that after training is the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +30,29 @@ class Comparison:
     """The mean reward of each task in the one and in the other, by its id."""
     left_out: int = 0
     """Tasks that have a scored rollout in one of the two alone."""
+    attempts_left_out: int = 0
+    """Scored attempts beyond those that the other side has at their task."""
+    seeds: tuple[int | None, int | None] = (None, None)
+    """The seeds of the one and of the other; None where it is not known."""
+    sides: tuple[str, str] = ("", "")
+    """What the one and the other are: which evaluation of a run; empty for an evaluation of its own."""
+    bounds: tuple[float, float] = (0.0, 1.0)
+    """The least and the largest reward that is possible, as far as is known."""
 
     def __repr__(self) -> str:
         one, other = self.means
         return (
             f"Comparison(tasks={len(self.rewards)}, reward={one:.4g} and {other:.4g}, "
-            f"difference={self.difference:.4g} {self.interval}, p={self.p:.3g})"
+            f"difference={self.difference:.4g} {self.interval}, p={self.p:.3g}, {self.luck})"
         )
+
+    @property
+    def luck(self) -> str:
+        """Whether both were played with the same seed, so that an attempt met the same luck in its env, in words."""
+        one, other = ("unknown" if seed is None else str(seed) for seed in self.seeds)
+        if one == other != "unknown":
+            return f"seed {one} in both"
+        return f"seeds {one} and {other}: tasks are paired, and luck is not"
 
     @property
     def means(self) -> tuple[float, float]:
@@ -48,64 +72,168 @@ class Comparison:
 
     @property
     def interval(self) -> Interval:
-        """The 95 % bootstrap interval of `difference`, over tasks."""
-        return interval_over_tasks(list(self.differences.values()))
+        """The 95 % interval of `difference`, over tasks."""
+        span = self.bounds[1] - self.bounds[0]
+        return interval_over_tasks(list(self.differences.values()), least=-span, most=span)
 
     @property
     def p(self) -> float:
         """The two-sided p-value of the paired sign-flip test."""
         return sign_flip_p(list(self.differences.values()))
 
+    @property
+    def least_p(self) -> float:
+        """The least p that these tasks could give: if every task that differs did so in the same direction."""
+        return least_p(list(self.differences.values()))
 
-def compare(one: Evaluation | str | Path, other: Evaluation | str | Path) -> Comparison:
-    """Compare two evaluations, or the folders that they were kept in, on the tasks that both have.
 
-    Of a task that both folders hold, the fields must be the same. Raises ValueError where they are not, or where no
-    task has a scored rollout in both; AgentGymError for a folder without an evaluation.
+def compare(
+    one: Evaluation | str | Path,
+    other: Evaluation | str | Path,
+    *,
+    phase: str | Sequence[str] = AFTER,
+    common: bool = False,
+) -> Comparison:
+    """Compare two evaluations, or the folders that they were kept in.
+
+    `phase` says which evaluation of a training run is meant, or of the one and of the other: `after` training,
+    `before` it, or a number of steps. Both must have played the same tasks; with `common` those that both have played
+    are compared. The seeds may differ; `luck` says whether they do. Raises ValueError if the tasks are not the same, if
+    a task's fields differ, or if no task has a scored rollout in both; AgentGymError for a folder without such an
+    evaluation.
     """
-    first, second = _Side.of(one), _Side.of(other)
-    both = [name for name in first.rewards if name in second.rewards]
+    phases = (phase, phase) if isinstance(phase, str) else tuple(phase)
+    if len(phases) not in (1, 2):
+        raise ValueError(f"phase: give one, or one for each of the two, got {phase!r}")
+    first, second = _Side.of(one, phases[0]), _Side.of(other, phases[-1])
+    if not common:
+        _refuse_other_tasks(first, second)
+    both = [name for name in first.attempts if name in second.attempts]
     if not both:
         raise ValueError("other: no task has a scored rollout in both evaluations")
     changed = [name for name in both if first.differs(second, name)]
     if changed:
         raise ValueError(f"other: task {changed[0]!r} is another one than in the first evaluation; play the same tasks")
-    left_out = len(first.rewards.keys() ^ second.rewards.keys())
-    return Comparison(rewards={n: (first.rewards[n], second.rewards[n]) for n in both}, left_out=left_out)
+    left_out = len(first.played ^ second.played) if common else 0
+    left_out += len((first.played & second.played) - set(both))
+    paired = {name: _as_many(first.attempts[name], second.attempts[name]) for name in both}
+    rewards = {name: (float(np.mean(one)), float(np.mean(other))) for name, (one, other) in paired.items()}
+    scored = sum(len(side.attempts[name]) for side in (first, second) for name in both)
+    return Comparison(
+        rewards=rewards,
+        left_out=left_out,
+        attempts_left_out=scored - sum(2 * len(one) for one, _ in paired.values()),
+        seeds=(first.seed, second.seed),
+        sides=(first.what, second.what),
+        bounds=(min(first.bounds[0], second.bounds[0]), max(first.bounds[1], second.bounds[1])),
+    )
+
+
+def _as_many(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """Return the rewards of as many attempts at a task from each side; those with a number that both have come first.
+
+    A mean over more attempts varies less. With unequal numbers the differences of two equal models would not be
+    symmetric around 0, as the sign-flip test has it.
+    """
+    shared = [number for number in one if number in other]
+    many = min(len(one), len(other))
+    numbers = [[*shared, *(number for number in side if number not in shared)][:many] for side in (one, other)]
+    return [one[number] for number in numbers[0]], [other[number] for number in numbers[1]]
+
+
+def _refuse_other_tasks(first: "_Side", second: "_Side") -> None:
+    """Raise ValueError if the two have not played the same tasks."""
+    if not first.played ^ second.played or not first.played & second.played:
+        return
+    alone = [sorted(a - b) for a, b in ((first.played, second.played), (second.played, first.played))]
+    named = ", ".join(repr(name) for name in [*alone[0][:1], *alone[1][:1]])
+    raise ValueError(
+        f"other: the two have not played the same tasks: {len(alone[0])} are in the first alone and {len(alone[1])} in "
+        f"the second, such as {named}; play the same, or compare the {len(first.played & second.played)} that both "
+        "have with common=True (--common)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of two evaluations: the mean reward of each task, and the tasks' fields where they are known."""
+    """One of two evaluations: the rewards of each task, and the tasks' fields if they are known."""
 
-    rewards: Mapping[str, float]
-    tasks: Mapping[str, Any]
+    attempts: Mapping[str, Mapping[int, float]]
+    """The rewards of the scored attempts at each task that has one, by the attempt's number."""
+    played: Set[str]
+    """The tasks that were played, those without a scored rollout too."""
+    bounds: tuple[float, float]
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    what: str = ""
 
     @classmethod
-    def of(cls, given: Evaluation | str | Path) -> "_Side":
+    def of(cls, given: Evaluation | str | Path, phase: str) -> "_Side":
         if isinstance(given, Evaluation):
-            return cls({g.group_id: mean_reward(g) for g in given.groups if g.scored}, {})
-        return _read(Path(given))
+            tasks = {group.group_id: _fields(group.task) for group in given.groups if group.task is not None}
+            numbered = {name: dict(enumerate(of)) for name, of in given.rewards.items()}
+            return cls.holding(numbered, tasks=tasks, seed=given.seed)
+        return _read(Path(given), phase)
+
+    @classmethod
+    def holding(cls, found: Mapping[str, Mapping[int, float | None]], **known: Any) -> "_Side":
+        """Return a side by the reward of each attempt, None for one that failed."""
+        scored = {name: {n: r for n, r in sorted(of.items()) if r is not None} for name, of in found.items()}
+        rewards = [reward for of in scored.values() for reward in of.values()]
+        attempts = {name: of for name, of in scored.items() if of}
+        return cls(attempts, set(found), (min([0.0, *rewards]), max([1.0, *rewards])), **known)
 
     def differs(self, other: "_Side", name: str) -> bool:
         """Whether both know the task, and not as the same."""
-        return name in self.tasks and name in other.tasks and self.tasks[name] != other.tasks[name]
+        one, two = self.tasks.get(name), other.tasks.get(name)
+        return one is not None and two is not None and not same_fields(one, two)
 
 
-def _read(folder: Path) -> _Side:
+def _fields(task: Task) -> Mapping[str, Any] | None:
+    """Return the fields of a task; None for a task that has no form by which it is known."""
+    try:
+        return task_fields(task)
+    except ValueError:
+        return None
+
+
+def _read(folder: Path, phase: str) -> _Side:
     try:
         with RolloutStore(folder) as store:
-            found: dict[str, dict[str, float | None]] = {}
-            for row in store.summaries(phase=PHASE, order="written"):
-                found.setdefault(row.group_id, {})[row.rollout_id] = row.reward  # of two with one id the later
+            of_phase, step, what = _chosen(folder, store.query(_EVALUATIONS), phase, trained="train" in store.phases())
+            found: dict[str, dict[int, float | None]] = {}
+            for row in store.summaries(phase=of_phase, step=step, order="written"):
+                of = found.setdefault(row.group_id, {})
+                of[_number(row.rollout_id, len(of))] = row.reward  # of two with one number the later
             tasks = {name: task for name in found if (task := store.task(name)) is not None}
     except (FileNotFoundError, ValueError) as error:
         raise AgentGymError(f"run: {error}") from error
-    if not found:
+    return _Side.holding(found, tasks=tasks, seed=begun_eval_seed(folder), what=what)
+
+
+def _number(rollout_id: str, otherwise: int) -> int:
+    """Return the number of an attempt, the last part of its rollout's id; `otherwise` for an id of another form."""
+    last = rollout_id.rpartition("/")[2]
+    return int(last) if last.isdecimal() else otherwise
+
+
+def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:
+    """The phase and the step of the evaluation that is meant, and a word for it; "" for that of an evaluation."""
+    if not held:
         raise AgentGymError(f"run: {folder} holds no evaluation; name the folder of one")
-    scored = {name: [r for r in of.values() if r is not None] for name, of in found.items()}
-    return _Side({name: _mean(of) for name, of in scored.items() if of}, tasks)
+    if not trained and [of for of, _ in held] == [PHASE]:
+        return PHASE, None, ""
+    names = {name: (of, step) for of, step in held for name in _names(of, step)}
+    if phase not in names:
+        raise AgentGymError(
+            f"phase: {folder} is of a training run, and holds no evaluation {phase!r}; it holds {', '.join(names)}; "
+            "name one with phase= (--phase)"
+        )
+    of_phase, step = names[phase]
+    return of_phase, step, f"{phase} training" if phase == BEFORE else f"after {step} steps of training"
 
 
-def _mean(rewards: Sequence[float]) -> float:
-    return float(np.mean(rewards))
+def _names(phase: str, step: int) -> list[str]:
+    """The words by which an evaluation of a run is asked for."""
+    word = {"eval_before": [BEFORE], "eval_after": [AFTER]}.get(phase, [])
+    return [*word, str(step)]

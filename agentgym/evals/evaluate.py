@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,14 +16,18 @@ from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_boxes import check_boxes
-from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.task_rows import as_task, as_tasks, first_tasks, split_tasks
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.fingerprints import fingerprints, fingerprints_now
 from agentgym.evals.kept import KeptRollouts, kept_in, settings_of
 from agentgym.evals.opening import Model, name_of, opened_name, refuse_images
 from agentgym.evals.playing import Playing, open_playing
 from agentgym.evals.progress import progress_bar
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
+from agentgym.folders.held import place_now
+from agentgym.folders.names import whole_path
+from agentgym.run.measures.reward_failures import RewardFailures
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.tools.declarations import check_whole
@@ -41,6 +46,7 @@ async def evaluate(
     n: int | None = None,
     k: int = 1,
     seed: int = 0,
+    solved: float = 1.0,
     tasks: Sequence[Any] | None = None,
     split: Split = "test",
     boxes: Boxes | None = None,
@@ -58,18 +64,22 @@ async def evaluate(
 
     `model` is an open engine, the folder or hub name of a model, the folder of an adapter, or the URL of a chat
     endpoint. Where the env asks for a sandbox and no `boxes` are given, a pool is opened and closed. The same seed
-    plays the same draws; fewer tasks than `n` are warned of. With `out`, each rollout is kept in that folder when it
-    ends, in the store that training has; with `resume`, those that are there are not played again, but for failed ones
-    with `retry_failed`; where the env has group rewards, all of a task are played again. `progress` shows a bar on
-    stderr. `models` are what the env asks by name, each given as `model` is. With `ray`, the rollouts are played by
-    `workers` processes on a Ray cluster, by default one a node: auto joins a running one or starts one here, HOST:PORT
-    joins that one; each opens the model itself, so that `model` is a name or a folder, an endpoint, or an engine on
-    servers. A worker that is lost is replaced, and its rollouts are played again. Raises ValueError where there is no
-    task, TypeError for an argument of another type, AgentGymError where all rollouts failed.
+    plays the same draws, and each attempt at a task has luck of its own; fewer tasks than `n` are warned of. An attempt
+    solves its task with a reward of at least `solved`. With `out`, each rollout is kept in that folder when it ends, in
+    the store that training has; with `resume`, those that are there are not played again, but for failed ones with
+    `retry_failed`; where the env has group rewards, all of a task are played again. `progress` shows a bar on stderr.
+    `models` are what the env asks by name, each given as `model` is. With `ray`, the rollouts are played by `workers`
+    processes on a Ray cluster, by default one a node: auto joins a running one or starts one here, HOST:PORT joins that
+    one; each opens the model itself, so that `model` is a name or a folder, an endpoint, or an engine on servers. A
+    worker that is lost is replaced, and its rollouts are played again. Raises ValueError where there is no task,
+    TypeError for an argument of another type, AgentGymError where all rollouts failed.
     """
     _check_types(n=n, k=k, seed=seed, concurrency=concurrency, tasks=tasks, sampling=sampling)
+    k, seed, concurrency = int(k), int(seed), int(concurrency)  # NumPy's whole numbers are no JSON
     if k < 1 or (n is not None and n < 1):
         raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
+    if not isinstance(solved, int | float) or not math.isfinite(solved):
+        raise ValueError(f"solved: must be a finite number, the least reward that solves a task, got {solved!r}")
     if concurrency < 1:
         raise ValueError(f"concurrency: must be at least 1, got {concurrency}")
     if out is None and (resume or retry_failed):
@@ -92,10 +102,12 @@ async def evaluate(
         group_size=k if judged else None,
     )
     envs = await in_own_thread(lambda: env_versions(cls), name="agentgym-versions")
+    folder = whole_path(out or "")
     async with AsyncExitStack() as stack:
         kept = None
         if out is not None:
-            keeping = kept_in(Path(out), settings, envs, chosen, resume=resume, retry_failed=retry_failed)
+            known = await fingerprints({"": model, **asked})
+            keeping = kept_in(folder, settings, envs, chosen, known, k=k, resume=resume, retry_failed=retry_failed)
             kept = stack.enter_context(keeping)
         ended = {} if kept is None else _usable(kept.played, chosen, k, judged)
         left = [(task, number) for task in chosen for number in range(k) if _id(task, number) not in ended]
@@ -110,15 +122,19 @@ async def evaluate(
                 opening = open_playing_on_ray(*given, at_once=at_once, address=ray, workers=workers)
                 playing = await stack.enter_async_context(opening)
             if kept is not None:
+                kept.hold_models(await fingerprints_now({"": model, **asked}, playing))
                 kept.name_tokens(playing.token_bytes())
             told = stack.enter_context(progress_bar(len(chosen) * k, len(chosen) * k - len(left), shown=progress))
-            await _Player(playing, k, judged, kept, told, ended).play_all(left, concurrency)
+            await _Player(playing, k, judged, kept, told, ended, set(ended)).play_all(left, concurrency)
             _warn_of_unasked(cls, asked, [ended[_id(task, number)] for task, number in left])
         groups = [Group(group_id=t.id, rollouts=tuple(ended[_id(t, i)] for i in range(k)), task=t) for t in chosen]
         resumed = len(chosen) * k - len(left) if resume else None
-        played = Evaluation(groups=Groups(groups), k=k, envs=envs, resumed=resumed)
+        played = Evaluation(groups=Groups(groups), k=k, envs=envs, seed=seed, solved=float(solved), resumed=resumed)
         if kept is not None:
             await asyncio.to_thread(kept.finish, played)
+    if kept is not None and kept.lost:
+        played = replace(played, not_kept=kept.lost)
+        _LOG.warning("out: %d rollouts are not in %s; `resume` plays them again", kept.lost, place_now(folder))
     raise_if_all_failed(played.groups)
     return played
 
@@ -135,6 +151,9 @@ class _Player:
     told: Callable[[Rollout], None]
     ended: dict[str, Rollout]
     """Every rollout by its id."""
+    kept_ids: set[str]
+    """The ids of the rollouts that were kept."""
+    reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
         """Play these rollouts, at most `concurrency` at once."""
@@ -168,8 +187,14 @@ class _Player:
         """Keep rollouts that have ended, and say so."""
         if self.kept is not None:
             await asyncio.to_thread(self.kept.add, task, rollouts)
+            self.kept_ids.update(done.rollout_id for done in rollouts)
+            names = _ids(task, self.k)
+            if self.kept_ids.issuperset(names):
+                self.kept.sign(Group(group_id=task.id, rollouts=tuple(self.ended[name] for name in names)))
         for done in rollouts:
             self.told(done)
+        for said in self.reward_failures.add(rollouts):
+            _LOG.warning("%s", said)
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
@@ -203,20 +228,20 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
     """The tasks to play."""
     if split not in get_args(Split):
         raise ValueError(f"split: must be one of {', '.join(get_args(Split))}, got {split!r}")
-    found = (cls.tasks(split) if tasks is None else tasks)[: TASKS if n is None else n]
-    chosen: list[Task] = list(as_tasks(cls, list(found)))
+    found = split_tasks(cls, split) if tasks is None else as_tasks(cls, tasks)
+    chosen: list[Task] = [as_task(cls, row) for row in first_tasks(found, TASKS if n is None else n)]
     if not chosen:
         what = f'{cls.__name__}.tasks("{split}") has no task' if tasks is None else "the sequence is empty"
         raise ValueError(f"tasks: {what}; an evaluation needs at least one")
     if n is not None and len(chosen) < n:
         _LOG.warning("%s: n is %d, and there are %d tasks, all of which are played", cls.__name__, n, len(chosen))
-    if n is None and tasks is not None and hasattr(tasks, "__len__") and len(tasks) > len(chosen):
+    if n is None and tasks is not None and len(found) > len(chosen):
         _LOG.warning(
             "%s: of the %d tasks that were given the first %d are played; n=%d plays all",
             cls.__name__,
-            len(tasks),
+            len(found),
             len(chosen),
-            len(tasks),
+            len(found),
         )
     unique([task.id for task in chosen])
     return chosen

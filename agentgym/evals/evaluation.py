@@ -9,11 +9,14 @@ import numpy as np
 from agentgym.evals.statistics import Interval, interval_over_tasks, pass_at_k, pass_hat_k
 from agentgym.run.tasks.content import EnvVersion
 from agentgym.scheduling.accounting import Groups
+from agentgym.store.tool_counts import FailureCounts
 from agentgym.types import Group, Rollout
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "requests", "uncounted_requests", "cost")
 COUNTED = tuple(f"usage/{name}" for name in _COUNTS)
 """The metrics of a rollout in which an endpoint's own counts are."""
+CALLS = ("tool_calls", "tool_errors", "malformed_calls", "retries")
+"""The metrics of a rollout that say how its calls went, and how often it was begun again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,8 +28,14 @@ class Evaluation:
     """How many rollouts of each task were started."""
     envs: Mapping[str, EnvVersion] = field(default_factory=dict)
     """What the env was, or each member of a mixture, by name."""
+    seed: int | None = None
+    """The seed of its draws and of the luck in its env; None where it is not known."""
+    solved: float = 1.0
+    """The least reward of an attempt that solves its task."""
     resumed: int | None = None
     """How many of the rollouts were in the folder before, and were not played again; None without `resume`."""
+    not_kept: int = 0
+    """How many of the rollouts could not be written to `out`, such as on a full disk; `resume` plays them again."""
 
     def __repr__(self) -> str:
         return f"Evaluation(reward={self.reward}, tasks={len(self.groups)}, k={self.k}, failed={self.failed})"
@@ -54,56 +63,74 @@ class Evaluation:
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """The error texts of the failed rollouts and how often each came, the most frequent first."""
-        return Counter(r.error for r in self.rollouts if r.error is not None).most_common()
+        """The kinds of failures, each by the text of the first, and how often each came, the most frequent first.
+
+        Of one kind are those of one type and place, whatever their texts say.
+        """
+        counts = FailureCounts()
+        counts.add(self.rollouts)
+        return counts.most_common()
 
     def figures(self) -> dict[str, float]:
-        """Return the scores under names for a log; pass@k is the chance of a reward of at least 1 in k attempts."""
+        """Return the scores under names for a log."""
         passes = {f"eval/pass@{k}": self.pass_at(k) for k in sorted({1, self.k})}
         counts = {"eval/rollouts": float(len(self.rollouts)), "eval/failed": float(self.failed)}
-        return {"eval/reward": round(self.reward, 4), **passes, **counts}
+        named = {f"eval/reward/{name}": value for name, value in self.named_rewards().items()}
+        return {"eval/reward": round(self.reward, 4), **named, **passes, **counts}
 
-    def ids_solved(self, least: float, most: float, *, solved: float = 1.0) -> list[str]:
-        """Return the ids of the tasks of whose scored rollouts a share from `least` to `most` has that reward.
+    def named_rewards(self) -> dict[str, float]:
+        """Return the mean of each named reward, without its weight, over the rollouts that have it."""
+        means = self.groups.metrics()
+        return {name.removeprefix("reward/"): of for name, of in means.items() if name.startswith("reward/")}
+
+    def calls(self) -> dict[str, float]:
+        """Return the tool calls, the errors, the malformed calls and the retries of a scored rollout, in the mean."""
+        means = self.groups.metrics()
+        return {name: means.get(f"rollout/{name}", 0.0) for name in CALLS}
+
+    def ids_solved(self, least: float, most: float, *, solved: float | None = None) -> list[str]:
+        """Return the ids of the tasks of whose scored rollouts a share from `least` to `most` solves the task.
 
         Tasks without a scored rollout are left out. Written to a file, an id a line, they are a run's `tasks_from`.
         """
         if not 0 <= least <= most <= 1:
             raise ValueError(f"least, most: must be shares from 0 to 1, the lesser first, got {least} and {most}")
-        shares = {
-            group.group_id: float(np.mean([r.reward is not None and r.reward >= solved for r in group.scored]))
-            for group in self.groups
-            if group.scored
-        }
+        counts = {group.group_id: (self.solved_in(group, solved), len(group.scored)) for group in self.groups}
+        shares = {name: count / scored for name, (count, scored) in counts.items() if scored}
         return [name for name, share in shares.items() if least <= share <= most]
 
-    def pass_at(self, k: int, *, solved: float = 1.0) -> float:
+    def pass_at(self, k: int, *, solved: float | None = None) -> float:
         """Estimate the chance, mean over tasks, that one of `k` attempts has a reward of at least `solved`; unbiased.
 
-        The formula is that of `pass_at_k` (Chen et al., 2021). Tasks with fewer than k scored rollouts are left out;
-        nan where all are.
+        `solved` is by default that of the evaluation. The formula is that of `pass_at_k` (Chen et al., 2021). Tasks
+        with fewer than k scored rollouts are left out; nan where all are.
         """
         return _mean(self._chances(pass_at_k, k, solved))
 
-    def pass_hat(self, k: int, *, solved: float = 1.0) -> float:
+    def pass_hat(self, k: int, *, solved: float | None = None) -> float:
         """Estimate the chance, mean over tasks, that all of `k` attempts have a reward of at least `solved`; unbiased.
 
-        The formula is that of `pass_hat_k` (tau-bench, 2024). Tasks with fewer than k scored rollouts are left out; nan
-        where all are.
+        `solved` is by default that of the evaluation. The formula is that of `pass_hat_k` (tau-bench, 2024). Tasks with
+        fewer than k scored rollouts are left out; nan where all are.
         """
         return _mean(self._chances(pass_hat_k, k, solved))
 
     def interval(self) -> Interval:
-        """Return the 95 % bootstrap interval of `reward`, over tasks."""
-        means = [mean_reward(group) for group in self.groups if group.scored]
-        return interval_over_tasks(means, [len(group.scored) for group in self.groups if group.scored])
+        """Return the 95 % interval of `reward`, over tasks.
 
-    def pass_at_interval(self, k: int, *, solved: float = 1.0) -> Interval:
-        """Return the 95 % bootstrap interval of `pass_at`, over tasks."""
+        Rewards are taken to lie between 0 and 1, or the least and the largest that was seen if these are outside.
+        """
+        means = [mean_reward(group) for group in self.groups if group.scored]
+        rewards = [r.reward for r in self.rollouts if r.reward is not None]
+        attempts = [len(group.scored) for group in self.groups if group.scored]
+        return interval_over_tasks(means, attempts, least=min([0.0, *rewards]), most=max([1.0, *rewards]))
+
+    def pass_at_interval(self, k: int, *, solved: float | None = None) -> Interval:
+        """Return the 95 % interval of `pass_at`, over tasks."""
         return interval_over_tasks(self._chances(pass_at_k, k, solved))
 
-    def pass_hat_interval(self, k: int, *, solved: float = 1.0) -> Interval:
-        """Return the 95 % bootstrap interval of `pass_hat`, over tasks."""
+    def pass_hat_interval(self, k: int, *, solved: float | None = None) -> Interval:
+        """Return the 95 % interval of `pass_hat`, over tasks."""
         return interval_over_tasks(self._chances(pass_hat_k, k, solved))
 
     def account(self) -> dict[str, float]:
@@ -121,17 +148,17 @@ class Evaluation:
             models.update({name: cost for name, cost in played.metrics.items() if name.startswith("model_cost/")})
         return sampled | {name: total for name, total in (counted | dict(models)).items() if total}
 
-    def _chances(self, estimate: Callable[[int, int, int], float], k: int, solved: float) -> list[float]:
+    def solved_in(self, group: Group, solved: float | None = None) -> int:
+        """Count the scored rollouts of a task that solve it."""
+        least = self.solved if solved is None else solved
+        return sum(r.reward is not None and r.reward >= least for r in group.scored)
+
+    def _chances(self, estimate: Callable[[int, int, int], float], k: int, solved: float | None) -> list[float]:
         """The estimate for each task that has as many scored rollouts."""
         if not 1 <= k <= self.k:
             raise ValueError(f"k: must be in 1..{self.k}, the rollouts of each task, got {k}")
-        counts = [(len(group.scored), solved_in(group, solved)) for group in self.groups]
+        counts = [(len(group.scored), self.solved_in(group, solved)) for group in self.groups]
         return [estimate(n, c, k) for n, c in counts if n >= k]
-
-
-def solved_in(group: Group, solved: float = 1.0) -> int:
-    """Count the scored rollouts of a task whose reward is at least `solved`."""
-    return sum(r.reward is not None and r.reward >= solved for r in group.scored)
 
 
 def mean_reward(group: Group) -> float:

@@ -1,34 +1,40 @@
 """The folder of an evaluation: its settings, its rollouts as they end, and its summary."""
 
 import json
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentgym.data.content import refuse_unkept, same_fields, task_fields
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
-from agentgym.errors import AgentGymError
-from agentgym.evals.evaluation import Evaluation, mean_reward, solved_in
-from agentgym.foreign_files.content import Unpacker, read_object
-from agentgym.run.folder_lock import hold_folder, make_folder
-from agentgym.run.settings import SETTINGS, begun_envs, versions
+from agentgym.evals.evaluation import Evaluation, mean_reward
+from agentgym.evals.fingerprints import Fingerprints, hold_models
+from agentgym.folders.disk import Refusals, write_whole
+from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.opening import read_bytes
+from agentgym.run.folder_lock import FolderInUse, LockedFolder, hold_folder, make_folder
+from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
+from agentgym.seeds import VERSION as DERIVATION
 from agentgym.store.reader import RolloutStore
-from agentgym.store.rows import packed, task_fields
 from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
 from agentgym.types import Group, Rollout, Sampling, Task
 
+_LOG = logging.getLogger(__name__)
 PHASE = "eval"
 """The phase of an evaluation's rollouts in its store."""
 SUMMARY = "summary.json"
 """The file in the folder that holds the scores, once all is played."""
 MUST_AGREE = ("env", "env_args", "model", "models", "split", "seed", "sampling", "group_size")
-"""Settings that a resumed evaluation must have as it was begun; it may have more or fewer tasks and rollouts."""
+"""Settings that a resumed evaluation must have as it was begun; it may have more tasks and more rollouts."""
 
 
 def settings_of(
@@ -60,26 +66,63 @@ def settings_of(
 class KeptRollouts:
     """Writes each rollout of an evaluation into the folder's store as it ends, and knows those that are there."""
 
-    def __init__(self, folder: Path, store: RolloutWriter, played: dict[str, Rollout]) -> None:
-        self.folder, self._store = folder, store
+    def __init__(self, held: LockedFolder, store: RolloutWriter, played: dict[str, Rollout]) -> None:
+        self._held, self._store = held, store
+        self._settings = read_bytes(held.path / SETTINGS, within=held.path)
+        self._disk = Refusals(_LOG.warning)
         self.played = played
         """Rollouts that an earlier process played, by their ids."""
+
+    def hold_models(self, found: Fingerprints) -> None:
+        """Keep what is known of the models by now; ValueError for one that is not what the folder was begun with."""
+        self._follow()
+        write = partial(hold_models, self._held.path, found)
+        self._disk.attempt(SETTINGS, write, then="a resumed evaluation does not know the models by them")
+        self._settings = read_bytes(self._held.path / SETTINGS, within=self._held.path)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Keep the bytes of each token id that occurs in the rollouts from now on."""
         self._store.vocabulary.token_bytes = token_bytes
 
     def add(self, task: Task, rollouts: Sequence[Rollout]) -> None:
-        """Return when rollouts of a task are on disk together, so that they outlive the process; it blocks."""
-        self._store.add([Group(group_id=task.id, rollouts=tuple(rollouts), task=task)], phase=PHASE, step=0)
+        """Return when rollouts of a task are on disk together, so that they outlive the process; it blocks.
+
+        What the disk does not take is held in memory, and tried again with the next ones.
+        """
+        self._follow()
+        group = Group(group_id=task.id, rollouts=tuple(rollouts), task=task)
+        self._store.add([group], phase=PHASE, step=0, whole=False)
         self._store.flush()
 
+    def sign(self, group: Group) -> None:
+        """Write the signs of a task's rollouts, all of which were added: they are made by comparing them."""
+        self._store.sign(group, phase=PHASE, step=0)
+
     def finish(self, evaluation: Evaluation) -> None:
-        """Write the summary; AgentGymError where a rollout could not be kept, so that `resume` would play it again."""
-        content = _finite(summary_of(evaluation))
-        (self.folder / SUMMARY).write_text(json.dumps(content, allow_nan=False, indent=2) + "\n")
-        if self._store.lost:
-            raise AgentGymError(f"out: {self._store.lost} rollouts could not be written to {self._store.path}")
+        """Write the summary; what the disk does not take is said, and the evaluation has its result all the same."""
+        self._follow()
+        text = json.dumps(_finite(summary_of(evaluation)), allow_nan=False, indent=2) + "\n"
+        path = self._held.path / SUMMARY
+        self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is returned all the same")
+
+    @property
+    def lost(self) -> int:
+        """How many rollouts could not be kept; it is known when the folder is closed."""
+        return self._store.lost
+
+    def _follow(self) -> None:
+        """Go on where the folder is now, or in a new one if it was removed or another process has taken it."""
+        try:
+            change = self._held.follow()
+        except FolderInUse:
+            change = self._held.leave()
+        if change is None:
+            return
+        _LOG.warning("%s", change.said)
+        self._store.follow(change.path, lost=change.lost)
+        if change.lost:
+            write = partial(write_whole, change.path / SETTINGS, self._settings)
+            self._disk.attempt(SETTINGS, write, then="it cannot be resumed without it")
 
 
 @contextmanager
@@ -88,29 +131,42 @@ def kept_in(
     settings: Mapping[str, Any],
     envs: Mapping[str, EnvVersion],
     tasks: Sequence[Task],
+    fingerprints: Fingerprints,
     *,
+    k: int,
     resume: bool,
     retry_failed: bool,
 ) -> Iterator[KeptRollouts]:
     """Hold the folder of an evaluation, and keep its rollouts there.
 
     Without `resume` the folder must hold no evaluation. With it, what is there is not played again; with `retry_failed`
-    the rollouts without a reward are. Raises ValueError, naming the field, where settings or tasks are not those that
-    it was begun with. Logs a warning for an env whose version or files are other ones.
+    the rollouts without a reward are. Raises ValueError, naming the field, if settings or tasks are not those that it
+    was begun with, if it holds more tasks, or more than `k` rollouts of one, for a model whose fingerprint is another
+    one, and for a task that a store does not give back as it is. Logs a warning for an env whose version or files are
+    other ones.
     """
+    refuse_unkept(tasks)
     make_folder(folder)
-    with hold_folder(folder):
+    with hold_folder(folder) as held:
         if (folder / FILE).is_file() and not resume:
             raise ValueError(f"out: {folder} holds rollouts already; resume it, or name another folder")
         if resume and (folder / SETTINGS).is_file():
             _check_settings(folder, settings)
+            refuse_other_derivation(folder)
             warn_of_other_envs(begun_envs(folder), envs)
+        elif (folder / FILE).is_file():
+            raise ValueError(
+                f"out: {folder} holds rollouts, and its {SETTINGS} is gone: nothing says what they were played with; "
+                "name another folder"
+            )
         else:
-            content = {**settings, "versions": versions(), "envs": as_json(envs)}
-            (folder / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
+            seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
+            content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
+            write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
+        hold_models(folder, fingerprints)
         with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay
-            played = _played(folder, {task.id: task for task in tasks}, retry_failed)
-            yield KeptRollouts(folder, store, played)
+            played = _played(folder, {task.id: task for task in tasks}, k, retry_failed)
+            yield KeptRollouts(held, store, played)
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -126,19 +182,35 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _played(folder: Path, tasks: Mapping[str, Task], retry_failed: bool) -> dict[str, Rollout]:
+def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool) -> dict[str, Rollout]:
     """The rollouts of these tasks by their ids, of two with one id the later."""
     found: dict[str, Rollout] = {}
     with RolloutStore(folder) as store:
+        _refuse_fewer(folder, {s.rollout_id: s.group_id for s in store.summaries(phase=PHASE)}, tasks, k)
         for stored in store.find(phase=PHASE):
-            if stored.rollout.group_id in tasks:
-                found[stored.rollout.rollout_id] = stored.rollout
+            found[stored.rollout.rollout_id] = stored.rollout
         for name in {rollout.group_id for rollout in found.values()}:
-            if store.task(name) != Unpacker().unpacked(packed(task_fields(tasks[name]))):
+            if not same_fields(store.task(name) or {}, task_fields(tasks[name])):
                 raise ValueError(
                     f"tasks: task {name!r} is not what it was when {folder} was begun; name another folder"
                 )
     return {name: one for name, one in found.items() if one.reward is not None or not retry_failed}
+
+
+def _refuse_fewer(folder: Path, played: Mapping[str, str], tasks: Collection[str], k: int) -> None:
+    """Raise ValueError if rollouts of the folder, given with their tasks, would be left out of the scores."""
+    if others := sorted(set(played.values()) - set(tasks)):
+        all_of = len(others) + len(tasks)
+        raise ValueError(
+            f"n, tasks: {folder} holds rollouts of {len(others)} tasks that are not among these {len(tasks)}, such as "
+            f"{others[0]!r}; give them too (n={all_of}, if they are the first of the split), or name another folder"
+        )
+    asked = {f"{name}/{number}" for name in set(played.values()) for number in range(k)}
+    if more := sorted(set(played) - asked):
+        raise ValueError(
+            f"k: {folder} holds more than {k} rollouts of a task, such as {more[0]!r}; give a larger k, or name "
+            "another folder"
+        )
 
 
 def summary_of(evaluation: Evaluation) -> dict[str, Any]:
@@ -147,21 +219,25 @@ def summary_of(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "reward": evaluation.reward,
         "reward_interval": evaluation.interval()._asdict(),
+        "rewards": evaluation.named_rewards(),
+        "solved_from": evaluation.solved,
         "pass_at": {str(k): evaluation.pass_at(k) for k in ks},
         "pass_at_interval": {str(k): evaluation.pass_at_interval(k)._asdict() for k in ks},
         "pass_hat": {str(k): evaluation.pass_hat(k) for k in ks},
         "pass_hat_interval": {str(k): evaluation.pass_hat_interval(k)._asdict() for k in ks},
         "k": evaluation.k,
+        "seed": evaluation.seed,
         "rollouts": len(evaluation.rollouts),
         "failed": evaluation.failed,
         "failures": evaluation.failures,
+        **evaluation.calls(),
         **evaluation.account(),
-        "tasks": {group.group_id: _summary_of_task(group) for group in evaluation.groups},
+        "tasks": {group.group_id: _summary_of_task(group, evaluation.solved_in(group)) for group in evaluation.groups},
     }
 
 
-def _summary_of_task(group: Group) -> dict[str, Any]:
-    return {"scored": len(group.scored), "solved": solved_in(group), "reward": mean_reward(group)}
+def _summary_of_task(group: Group, solved: int) -> dict[str, Any]:
+    return {"scored": len(group.scored), "solved": solved, "reward": mean_reward(group)}
 
 
 def _finite(value: Any) -> Any:

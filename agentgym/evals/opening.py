@@ -35,8 +35,8 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
     elif is_url(model):
         async with Endpoint(str(model)) as endpoint:
             yield endpoint
-    elif (adapter := _adapter_folder(Path(model))) is not None:
-        async with LocalEngine(_base_of(adapter)) as local:
+    elif (adapter := adapter_folder(Path(model))) is not None:
+        async with LocalEngine(base_of(adapter)) as local:
             await local.load_adapter(adapter, version=1)
             yield local
     else:
@@ -64,7 +64,7 @@ def name_of(model: Model) -> str:
     if isinstance(model, str | Path):
         return str(model)
     if isinstance(model, Endpoint):
-        return " ".join(filter(None, [model.url, model.model]))
+        return model.name_as_given
     return model_name(model)
 
 
@@ -72,8 +72,8 @@ def opened_name(model: Model) -> str:
     """Name a model as its engine does when it is open."""
     if not isinstance(model, str | Path) or is_url(model):
         return name_of(model)
-    adapter = _adapter_folder(Path(model))
-    return str(find_model(model)) if adapter is None else f"{find_model(_base_of(adapter))} with {adapter}"
+    adapter = adapter_folder(Path(model))
+    return str(find_model(model)) if adapter is None else f"{find_model(base_of(adapter))} with {adapter}"
 
 
 def is_url(model: str | Path) -> bool:
@@ -81,11 +81,13 @@ def is_url(model: str | Path) -> bool:
     return str(model).startswith(("http://", "https://"))
 
 
-def _adapter_folder(folder: Path) -> Path | None:
+def adapter_folder(folder: Path) -> Path | None:
+    """Return the folder of an adapter: this one, or that of a run; None where neither is one."""
     return next((path for path in (folder, folder / "adapter") if (path / _ADAPTER).is_file()), None)
 
 
-def _base_of(adapter: Path) -> str:
+def base_of(adapter: Path) -> str:
+    """Return the base model of an adapter; ValueError where its config names none."""
     base = read_object(adapter / _ADAPTER, within=None).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"model: the adapter {adapter} names no base model; open an engine and give it the adapter")

@@ -16,7 +16,7 @@ from agentgym.evals.opening import Model, open_engine
 from agentgym.models import of_field
 from agentgym.rollouts.rollout import rollout
 from agentgym.scheduling.group_rewards import GroupRewards
-from agentgym.scheduling.group_state import CANCELLED, failed_rollout
+from agentgym.scheduling.group_state import CANCELLED, attempt_seed, failed_rollout
 from agentgym.types import Rollout, Sampling, Task
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class OwnPlaying:
             self.engine,
             boxes=self.boxes,
             sampling=self.sampling,
-            seed=self.seed,
+            seed=attempt_seed(self.seed, rollout_id),
             rollout_id=rollout_id,
             models=self.models,
         )

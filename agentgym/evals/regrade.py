@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import shutil
 from collections import defaultdict
@@ -12,24 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.asking.named import NamedModels, check_models
+from agentgym.data.content import task_fields, task_of
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.mixture import Mixture, member_of
 from agentgym.environments.resources import open_resources
 from agentgym.environments.rewards import rewards_of, total
-from agentgym.environments.task_rows import as_task
+from agentgym.environments.task_rows import task_type
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
+from agentgym.folders.disk import Refusals, write_whole
+from agentgym.folders.names import whole_path
 from agentgym.foreign_files.content import read_object
 from agentgym.rollouts.step_result import read_rewards
 from agentgym.run.settings import SETTINGS, versions
 from agentgym.run.tasks.content import as_json, env_versions
 from agentgym.scheduling.group_rewards import NAME, GroupRewards
+from agentgym.seeds import seed_for
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
 from agentgym.time_limits import TimeLimit
 from agentgym.types import Group, Rollout, StopReason
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -53,6 +60,8 @@ class Regraded:
     rollouts: int = 0
     kept: int = 0
     """Rollouts without a reward, which stay without one."""
+    not_kept: int = 0
+    """Rollouts that are not in the folder: the disk did not take them all, and there is no folder then."""
     failures: list[str] = field(default_factory=list)
     """The errors of rollouts that had a reward, and have none now."""
     reward: Change = field(default_factory=Change)
@@ -87,15 +96,16 @@ async def regrade(
     reward stay as they are. Raises EnvError, naming the reward and what it reads, where one needs more than the task,
     the answer and what `restore_played` sets, and AgentGymError where no rollout could be scored.
     """
-    run, out, named = Path(run), Path(out), check_models(models)
-    if out.exists():
+    run, out, named = whole_path(run), whole_path(out), check_models(models)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"out: {out} is there already; name another folder")
     done = Regraded(out)
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a regrade that was killed
     try:
         await _write(run, env, part, done, named, phase, step, concurrency)
-        part.replace(out)
+        if not done.not_kept:
+            part.replace(out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return done
@@ -122,13 +132,16 @@ async def _write(
             with RolloutWriter(part, done=1 + max(of for _, of in batches), token_bytes=known) as writer:
                 for of_phase, of_step in batches:
                     found = {s.rollout.rollout_id: s.rollout for s in store.find(phase=of_phase, step=of_step)}
-                    groups = await _regraded(store, scorer, list(found.values()), done)
+                    groups = await _regraded(
+                        store, scorer, list(found.values()), done, seed_for("regrade", of_phase, of_step)
+                    )
                     writer.add(groups, phase=of_phase, step=of_step)
-    if writer.lost:
-        raise AgentGymError(f"out: {writer.lost} rollouts could not be written to {part}")
     if done.failures and not done.reward.after:
         raise AgentGymError(f"all {len(done.failures)} rollouts failed; the first one: {done.failures[0]}")
-    _write_settings(run, part, env)
+    disk = Refusals(_LOG.warning)
+    write = partial(_write_settings, run, part, env)
+    if writer.lost or not disk.attempt(SETTINGS, write, then="the new rewards are returned, and not kept"):
+        done.not_kept = done.rollouts
 
 
 def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes]:
@@ -137,13 +150,15 @@ def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes
         return store.token_bytes(model, ids)
 
 
-async def _regraded(store: RolloutStore, scorer: "_Scorer", rollouts: Sequence[Rollout], done: Regraded) -> list[Group]:
+async def _regraded(
+    store: RolloutStore, scorer: "_Scorer", rollouts: Sequence[Rollout], done: Regraded, seed: int
+) -> list[Group]:
     """Return the rollouts of one batch with their new rewards, by task."""
     by_task: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         by_task[rollout.group_id].append(rollout)
     tasks = {name: scorer.task(name, store.task(name)) for name in by_task}
-    jobs = [scorer.group(tasks[name], of) for name, of in by_task.items()]
+    jobs = [scorer.group(tasks[name], of, seed) for name, of in by_task.items()]
     made: dict[str, Rollout] = {}
     for scored in await _gathered(jobs):
         made.update({rollout.rollout_id: rollout for rollout in scored})
@@ -190,33 +205,34 @@ class _Scorer:
         if issubclass(cls, Mixture):
             cls = cls.members[name.partition("/")[0]].env
         try:
-            return as_task(cls, fields)
+            task_fields(task := task_of(task_type(cls), fields))  # which refuses what was stored as stars
+            return task
         except ValueError as error:
             raise ValueError(f"env: the task {name!r} of the run is none of {cls.__name__}: {error}") from error
 
-    async def group(self, task: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return the scored rollouts of a task with their new rewards."""
-        scored = [await self._scored(task, rollout) for rollout in rollouts if rollout.reward is not None]
+    async def group(self, task: Any, rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
+        """Return the scored rollouts of a task with their new rewards; `seed` is that of their batch."""
+        scored = [await self._scored(task, rollout, seed) for rollout in rollouts if rollout.reward is not None]
         judge = GroupRewards(self.env, self.models)
         again = [rollout for rollout in scored if rollout.reward is not None]
         if not judge.has(task) or not again:
             return scored
-        judged = {r.rollout_id: r for r in await judge.added(task, again, seed=0)}
+        judged = {r.rollout_id: r for r in await judge.added(task, again, seed=seed)}
         return [judged.get(rollout.rollout_id, rollout) for rollout in scored]
 
-    async def _scored(self, task: Any, rollout: Rollout) -> Rollout:
+    async def _scored(self, task: Any, rollout: Rollout, seed: int) -> Rollout:
         cls = member_of(self.env, task)
         _check_scores(cls)
         async with self.places:
             try:
-                return await self._asked(cls, task, rollout)
+                return await self._asked(cls, task, rollout, seed)
             except UnplayedError:
                 raise
             except AgentGymError as error:
                 failure = Failure.of(error)
                 return replace(rollout, reward=None, rewards={}, failure=failure, stop_reason=StopReason.ERROR)
 
-    async def _asked(self, cls: type[Env[Any]], task: Any, rollout: Rollout) -> Rollout:
+    async def _asked(self, cls: type[Env[Any]], task: Any, rollout: Rollout, seed: int) -> Rollout:
         """Ask a new instance for its score."""
         name = cls.__name__
         with boundary(EnvError, f"{name}(task), or its restore_played"):
@@ -225,7 +241,7 @@ class _Scorer:
         if found is not None:
             env.resources = found
         session = f"{rollout.rollout_id}/regrade"
-        models = NamedModels(self.models, cls.stand_ins, owner=name, session=session, seed=0, metrics={})
+        models = NamedModels(self.models, cls.stand_ins, owner=name, session=session, seed=seed, metrics={})
         env._models = models
         try:
             scores = read_rewards(await _within(env, f"{name}.score", cls.limits.seconds), f"{name}.score")
@@ -288,4 +304,4 @@ def _write_settings(run: Path, out: Path, env: type[Env[Any]]) -> None:
     except (OSError, ValueError):
         begun = {}
     begun |= {"versions": versions(), "envs": as_json(env_versions(env)), "regraded": str(run)}
-    (out / SETTINGS).write_text(json.dumps(begun, indent=2) + "\n")
+    write_whole(out / SETTINGS, json.dumps(begun, indent=2) + "\n")

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from agentgym.evals.comparison import Comparison
-from agentgym.evals.evaluation import Evaluation, mean_reward, solved_in
+from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.transcript import printable
 from agentgym.types import Group
 
+SIGNIFICANT = 0.05
+"""The p below which a difference is commonly taken for real."""
 FAILURES = 3
 """Kinds of failures that are shown."""
 
@@ -15,14 +17,24 @@ FAILURES = 3
 def score_lines(played: Evaluation) -> Iterator[str]:
     """Yield the scores with their intervals, the failures, and what it took."""
     yield f"{'reward':<10}{played.reward:.3f}  {played.interval()}"
+    if len(named := played.named_rewards()) > 1:
+        yield from (f"{'':<10}{mean:.3f}  {printable(name)}" for name, mean in named.items())
     for k in sorted({1, played.k}):
         yield f"{f'pass@{k}':<10}{played.pass_at(k):.3f}  {played.pass_at_interval(k)}"
     if played.k > 1:
         yield f"{f'pass^{played.k}':<10}{played.pass_hat(played.k):.3f}  {played.pass_hat_interval(played.k)}"
+    if played.solved != 1:
+        yield f"{'solved':<10}from a reward of {played.solved:g}"
     resumed = "" if played.resumed is None else f", {played.resumed} were there already"
     yield f"{'rollouts':<10}{len(played.rollouts)}, {played.failed} of them failed{resumed}"
     for why, times in played.failures[:FAILURES]:
         yield f"{'':<10}{times} times {printable(why).partition(chr(10))[0]}"
+    calls = played.calls()
+    if calls["tool_calls"] or calls["malformed_calls"]:
+        wrong = f"{calls['tool_errors']:.2f} errors, {calls['malformed_calls']:.2f} malformed"
+        yield f"{'calls':<10}{calls['tool_calls']:.2f} a rollout, {wrong}"
+    if calls["retries"]:
+        yield f"{'retries':<10}{calls['retries']:.2f} a rollout"
     account = played.account()
     if "requests" in account:
         cached = f", {account['cached_tokens']:.0f} of them cached" if "cached_tokens" in account else ""
@@ -30,7 +42,8 @@ def score_lines(played: Evaluation) -> Iterator[str]:
         yield f"{'':<10}{account.get('completion_tokens', 0):.0f} sampled, in {account['requests']:.0f} requests"
         if "uncounted_requests" in account:
             yield f"{'':<10}{account['uncounted_requests']:.0f} requests had no count: estimated, and without a cost"
-        yield f"{'cost':<10}{account.get('cost', 0):.4f}"
+        if "cost" in account:
+            yield f"{'cost':<10}{account['cost']:.4f}"
     else:
         yield f"{'tokens':<10}{account['sampled_tokens']:.0f} sampled"
 
@@ -38,18 +51,19 @@ def score_lines(played: Evaluation) -> Iterator[str]:
 def task_lines(played: Evaluation, limit: int) -> Iterator[str]:
     """Yield a table of the tasks with the lowest rewards, failed ones first; those of one reward in their order."""
     groups = sorted(played.groups, key=lambda group: mean_reward(group) if group.scored else float("-inf"))
-    rows = [("task", "reward", "solved", "failed", "tokens", "ended by"), *map(_cells, groups[:limit])]
+    cells = [_cells(group, played.solved_in(group)) for group in groups[:limit]]
+    rows = [("task", "reward", "solved", "failed", "tokens", "ended by"), *cells]
     yield from aligned(rows)
     if len(groups) > limit:
         yield f"{limit} of {len(groups)} tasks are shown"
 
 
-def _cells(group: Group) -> tuple[str, ...]:
+def _cells(group: Group, times_solved: int) -> tuple[str, ...]:
     rollouts = group.rollouts
     stops = Counter(rollout.stop_reason for rollout in rollouts)
     ended = ", ".join(f"{reason} {times}" for reason, times in stops.most_common())
     reward = f"{mean_reward(group):.3f}" if group.scored else "none"
-    solved = f"{solved_in(group)} of {len(group.scored)}"
+    solved = f"{times_solved} of {len(group.scored)}"
     tokens = str(sum(rollout.sampled_tokens for rollout in rollouts))
     cells = (group.group_id, reward, solved, len(rollouts) - len(group.scored), tokens, ended)
     return tuple(printable(str(cell)) for cell in cells)
@@ -58,10 +72,21 @@ def _cells(group: Group) -> tuple[str, ...]:
 def comparison_lines(found: Comparison, limit: int) -> Iterator[str]:
     """Yield the means, their difference with its interval and p, and the tasks that differ most."""
     one, other = found.means
-    yield f"{'tasks':<12}{len(found.rewards)} in both, {found.left_out} in one alone, which are left out"
+    for name, what in zip(("one", "other"), found.sides, strict=True):
+        if what:
+            yield f"{name:<12}{what}"
+    left_out = f", {found.left_out} left out, which one side did not play or score" if found.left_out else ""
+    yield f"{'tasks':<12}{len(found.rewards)} in both{left_out}"
+    if found.attempts_left_out:
+        yield f"{'attempts':<12}{found.attempts_left_out} left out, so that each task has as many on both sides"
     yield f"{'reward':<12}{one:.3f} and {other:.3f}"
     yield f"{'difference':<12}{found.difference:+.3f}  {found.interval}"
     yield f"{'p':<12}{found.p:.4f}, paired sign-flip test, two-sided"
+    if found.least_p >= SIGNIFICANT:
+        many = sum(by != 0 for by in found.differences.values())
+        of = f"{many} of {len(found.rewards)} tasks differ" if many else "no task differs"
+        yield f"{'':<12}{of}: too few for a p below {SIGNIFICANT}, whichever way they point; play more tasks"
+    yield f"{'luck':<12}{found.luck}"
     differ = sorted(found.differences.items(), key=lambda item: -abs(item[1]))
     changed = [(name, found.rewards[name], by) for name, by in differ if by]
     rows = [(printable(name), f"{a:.3f}", f"{b:.3f}", f"{by:+.3f}") for name, (a, b), by in changed[:limit]]

@@ -2,18 +2,23 @@
 
 from collections.abc import Sequence
 from itertools import product
-from math import comb
-from typing import NamedTuple
+from math import comb, lgamma
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 10_000
-"""Resamples of a bootstrap, and flips of a permutation test that is not exact."""
+"""Flips of a permutation test that is not exact."""
 EXACT_TASKS = 13
 """Most tasks whose differences are flipped in every way."""
-LEVEL = 0.95
-"""The share of resamples that an interval holds."""
+Array: TypeAlias = NDArray[np.float64]
+Z = 1.959963984540054
+"""The value above which a normal variable is in 2.5 % of all cases."""
+MOST_TRIALS = 1e6
+"""Most trials that a mean counts as: of values that hardly differ."""
+_TAIL = 0.025
+"""The share of all cases in which a bound is on the wrong side."""
 _CHUNK = 1 << 22
 """Draws that are in memory at once."""
 
@@ -36,7 +41,7 @@ def pass_hat_k(scored: int, solved: int, k: int) -> float:
 
 
 class Interval(NamedTuple):
-    """The bounds that hold the middle 95 % of a bootstrap's means."""
+    """The bounds of a 95 % interval: in at least 93 % of all evaluations it holds the value that is estimated."""
 
     low: float
     high: float
@@ -45,24 +50,109 @@ class Interval(NamedTuple):
         return f"[{self.low:.3f}, {self.high:.3f}]"
 
 
-def interval_over_tasks(values: Sequence[float], weights: Sequence[float] | None = None) -> Interval:
-    """Return the percentile interval of the mean over tasks, which are drawn with replacement (Efron, 1979).
+def interval_over_tasks(
+    values: Sequence[float], weights: Sequence[float] | None = None, *, least: float = 0.0, most: float = 1.0
+) -> Interval:
+    """Return the 95 % interval of the mean over tasks, of which those that were played are a sample.
 
-    `weights` are the numbers of rollouts that each value is the mean of; the same values give the same interval. nan
-    where there is no value.
+    `weights` are the numbers of rollouts that each value is the mean of. `least` and `most` are the bounds that a value
+    can have; values outside widen them. nan if there is no value.
     """
     value = np.asarray(values, np.float64)
-    weight = np.ones_like(value) if weights is None else np.asarray(weights, np.float64)
     if not len(value):
         return Interval(float("nan"), float("nan"))
-    rng = np.random.default_rng(0)
-    means: list[NDArray[np.float64]] = []
-    rows = max(1, _CHUNK // len(value))
-    for start in range(0, RESAMPLES, rows):
-        drawn = rng.integers(len(value), size=(min(rows, RESAMPLES - start), len(value)))
-        means.append((value[drawn] * weight[drawn]).sum(1) / weight[drawn].sum(1))
-    low, high = np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))
+    weight = None if weights is None else np.asarray(weights, np.float64)[None]
+    low, high = intervals(value[None], weight, least=min(least, value.min()), most=max(most, value.max()))
+    return Interval(float(low[0]), float(high[0]))
+
+
+def intervals(values: Array, weights: Array | None = None, *, least: float, most: float) -> tuple[Array, Array]:
+    """Return the lower and the upper bounds for each row of task values; see `interval_over_tasks`.
+
+    The bounds are those of Clopper and Pearson (1934) for as many trials as would give the variance of the mean, which
+    Korn and Graubard (1998) call the effective sample size; for values of 0 and 1 it is the number of tasks, and the
+    interval is exact. Tasks of a kind that is rare may be missing among those that were played: no bound is nearer to
+    the mean than what a kind can add that as many tasks miss in 2.5 % of all cases.
+    """
+    unit = (values - least) / (most - least)
+    weight = np.ones_like(unit) if weights is None else weights / weights.mean(1, keepdims=True)
+    tasks = weight.sum(1) ** 2 / (weight**2).sum(1)
+    mean = (weight * unit).mean(1)
+    of_mean = (weight**2 * (unit - mean[:, None]) ** 2).sum(1) / unit.shape[1] ** 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        trials = mean * (1 - mean) / of_mean
+    exact = ((unit == 0) | (unit == 1)).all(1) & (weight == weight[:, :1]).all(1)
+    trials = np.where(of_mean > 0, np.minimum(trials * _fewer(tasks), MOST_TRIALS), MOST_TRIALS)
+    trials = np.where(exact, tasks, trials)
+    unseen = 1 - _TAIL ** (1 / tasks)
+    high = np.maximum(_upper(mean, trials), mean + (1 - mean) * unseen)
+    low = np.minimum(1 - _upper(1 - mean, trials), mean - mean * unseen)
+    return least + low * (most - least), least + high * (most - least)
+
+
+def _fewer(tasks: Array) -> Array:
+    """What the effective sample size is multiplied by because the variance is itself an estimate (Student's t)."""
+    free = np.maximum(tasks - 1, 1.0)
+    more = [  # Abramowitz and Stegun, 26.7.5
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+    ]
+    t = Z + np.sum([term / free**power for power, term in enumerate(more, start=1)], axis=0)
+    return np.asarray((Z / t) ** 2 * free / (free + 1))
+
+
+def _upper(mean: Array, trials: Array) -> Array:
+    """The upper bound of Clopper and Pearson for a share of so many trials, which need not be whole."""
+    solved = mean * trials
+    beyond = solved >= trials - 1e-9
+    rest = np.where(beyond, 1.0, trials - solved)
+    return np.where(beyond, 1.0, beta_quantile(1 - _TAIL, solved + 1, rest))
+
+
+def beta_quantile(share: float, a: Array, b: Array) -> Array:
+    """Return the values below which the Beta(a, b) distributions have that share, by Newton's steps and halving."""
+    low, high = np.zeros_like(a), np.ones_like(a)
+    log_beta = np.array([lgamma(x) + lgamma(y) - lgamma(x + y) for x, y in zip(a, b, strict=True)])
+    spread = np.sqrt(a * b / (a + b + 1)) / (a + b)
+    found = np.clip(a / (a + b) + Z * spread * (1 if share > 0.5 else -1), 1e-12, 1 - 1e-12)
+    left = np.arange(len(a))
+    for _ in range(100):
+        x, of_a, of_b = found[left], a[left], b[left]
+        over = beta_share(x, of_a, of_b, log_beta[left]) - share
+        low[left], high[left] = np.where(over < 0, x, low[left]), np.where(over < 0, high[left], x)
+        density = np.exp((of_a - 1) * np.log(x) + (of_b - 1) * np.log1p(-x) - log_beta[left])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            step = x - over / density
+        inside = (step > low[left]) & (step < high[left])
+        found[left] = np.where(inside, step, (low[left] + high[left]) / 2)
+        left = left[np.abs(found[left] - x) > 1e-9]
+        if not len(left):
+            break
+    return found
+
+
+def beta_share(x: Array, a: Array, b: Array, log_beta: Array) -> Array:
+    """Return the shares of the Beta(a, b) distributions below x, for 0 < x < 1: the regularized incomplete beta.
+
+    It is the continued fraction of Lentz's method (Press et al., Numerical Recipes, 6.4), with `log_beta` the logarithm
+    of B(a, b).
+    """
+    turned = x > (a + 1) / (a + b + 2)
+    p, q, y = np.where(turned, b, a), np.where(turned, a, b), np.where(turned, 1 - x, x)
+    front = np.exp(p * np.log(y) + q * np.log1p(-y) - log_beta) / p
+    c, d = np.ones_like(y), 1 / (1 - (p + q) * y / (p + 1))
+    fraction = d.copy()
+    for m in range(1, 1000):
+        for term in (
+            m * (q - m) * y / ((p + 2 * m - 1) * (p + 2 * m)),
+            -(p + m) * (p + q + m) * y / ((p + 2 * m) * (p + 2 * m + 1)),
+        ):
+            d, c = 1 / (1 + term * d), 1 + term / c
+            fraction *= c * d
+        if (np.abs(c * d - 1) < 1e-11).all():
+            break
+    return np.asarray(np.where(turned, 1 - front * fraction, front * fraction))
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
@@ -85,3 +175,9 @@ def sign_flip_p(differences: Sequence[float]) -> float:
         drawn = rng.integers(2, size=(min(rows, RESAMPLES - start), len(difference))) * 2.0 - 1.0
         as_large += int((np.abs(drawn @ difference) >= seen).sum())
     return (as_large + 1) / (RESAMPLES + 1)
+
+
+def least_p(differences: Sequence[float]) -> float:
+    """Return the least value that `sign_flip_p` could have for differences of these sizes: if all had one sign."""
+    differing = sum(difference != 0 for difference in differences)
+    return float(min(1.0, 2.0 ** (1 - differing))) if differences else float("nan")

@@ -24,7 +24,7 @@ UNSCORED = Failure(type="AgentGymError", message="its file says no reward; `extr
 """The failure of a rollout without a reward: nobody knows what it was worth."""
 
 
-_NOTHING = {"failure": None, "box": None, "failed_cases": {}, "rewards": {}, "metrics": {}}
+_NOTHING: dict[str, Any] = {"failure": None, "box": None, "failed_cases": {}, "rewards": {}, "metrics": {}}
 """What is known of the rollouts of other agents."""
 
 

@@ -1,5 +1,6 @@
 """Databases of SQLite that somebody else may have made: only read, and never for longer than their size explains."""
 
+import fcntl
 import json
 import os
 import sqlite3
@@ -11,6 +12,7 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Any, ClassVar
 
+from agentgym.folders.file_systems import has_locks, shared_kind
 from agentgym.foreign_files.opening import MOST_BYTES, UnreadableFileError, regular_file
 
 LOOK_EACH = 10_000
@@ -171,11 +173,15 @@ def check_journal(path: Path) -> None:
 def _connected(path: Path) -> sqlite3.Connection:
     """A connection that cannot write to the file."""
     address = f"{path.as_uri()}?mode=ro"
+    if shared_kind(path.parent) is not None and not has_locks(path.parent, fcntl.lockf):
+        return _without_locks(address)
     connection = _opened(address)
     try:
         connection.execute("PRAGMA user_version")
     except sqlite3.OperationalError:
         connection.close()
+        if not has_locks(path.parent, fcntl.lockf):
+            return _without_locks(address)
         if any(path.with_name(f"{path.name}{end}").exists() for end in ("-wal", "-journal")):
             raise
         # A folder that cannot be written to: a reader would put its shared memory there. Nobody writes the file either.
@@ -183,6 +189,13 @@ def _connected(path: Path) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
+    return connection
+
+
+def _without_locks(address: str) -> sqlite3.Connection:
+    """A connection on a file system without locks; the exclusive mode reads a store in write-ahead mode, too."""
+    connection = _opened(f"{address}&vfs=unix-none")
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection
 
 

@@ -14,6 +14,7 @@ from agentgym.environments.rewards import reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError, ToolError, boundary
 from agentgym.messages import Message, joined
+from agentgym.seeds import seed_for
 from agentgym.time_limits import TimeLimit
 from agentgym.tools.tool import Stop, tool
 from agentgym.tools.tool_threads import call_method
@@ -63,7 +64,7 @@ class Game(ToolEnv[GameTask]):
         if task.seat >= self.players:
             raise ValueError(f"seat: must be below {self.players}, the number of players, got {task.seat}")
         self.metrics |= {"moves": 0.0, "illegal_moves": 0.0}
-        self._rng = random.Random(task.seed)
+        self._begin_luck(None)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -85,7 +86,7 @@ class Game(ToolEnv[GameTask]):
         return GameTask(id=seed, prompt=cls.rules, seed=seed, seat=seed % cls.players)
 
     def start(self, seed: int) -> None:
-        """Begin the game; the same seed begins it the same way."""
+        """Begin the game; the same seed begins it the same way. What is left to chance later is drawn from `luck`."""
         raise NotImplementedError(f"{type(self).__name__}.start(seed)")
 
     def play(self, action: str, player: int) -> None:
@@ -107,8 +108,8 @@ class Game(ToolEnv[GameTask]):
     def opponent(self, observation: str, rng: random.Random) -> Any:
         """Return the move of the player whose turn it is, from what that player observes.
 
-        It runs in a thread of its own; an `async def` is awaited instead. `rng` is of the game's and the rollout's
-        seeds, so the same moves are answered the same way.
+        It runs in a thread of its own; an `async def` is awaited instead. `rng` follows from the seeds of the game and
+        of `reset`, so the same moves are answered the same way.
         """
         raise NotImplementedError(f"{type(self).__name__}.opponent(observation, rng)")
 
@@ -116,7 +117,7 @@ class Game(ToolEnv[GameTask]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
         messages, info = await super().reset(seed=seed, options=options)
-        self._rng = random.Random(f"{self.task.seed} {seed}")
+        self._begin_luck(seed)
         self.start(self.task.seed)
         await self._others()
         said = [messages[-1]["content"], self.observe(self.task.seat)]
@@ -133,8 +134,8 @@ class Game(ToolEnv[GameTask]):
                 await self._others()
                 seen = self.observe(self.task.seat)
                 return Stop("over", seen) if self.to_move() is None else seen
-        self.metrics["illegal_moves"] += 1
-        left = self.illegal_moves - int(self.metrics["illegal_moves"])
+        self.metrics["illegal_moves"] = illegal = self.metrics.get("illegal_moves", 0.0) + 1
+        left = self.illegal_moves - int(illegal)
         if left < 0:
             return Stop("illegal_moves", f"error: illegal move: {refused}; the game is forfeited")
         raise ToolError(f"illegal move: {refused}; after {left} more the next one forfeits the game")
@@ -144,6 +145,11 @@ class Game(ToolEnv[GameTask]):
         """Return what the game is worth to the model's seat."""
         return self.forfeit if self.to_move() is not None else self.returns()[self.task.seat]
 
+    def _begin_luck(self, seed: int | None) -> None:
+        self.luck = random.Random(seed_for("game", self.task.seed, str(seed)))
+        """Chance on the way, such as dice: other draws for each attempt of an evaluation, the same in one group."""
+        self._rng = random.Random(seed_for("opponent", self.task.seed, str(seed)))
+
     def _refused(self, action: str) -> str | None:
         """Make the model's move; return why the rules do not allow it."""
         try:
@@ -152,7 +158,7 @@ class Game(ToolEnv[GameTask]):
             self.play(action, self.task.seat)
         except IllegalMove as illegal:
             return str(illegal)
-        self.metrics["moves"] += 1
+        self.metrics["moves"] = self.metrics.get("moves", 0.0) + 1
         return None
 
     async def _others(self) -> None:

@@ -1,7 +1,18 @@
 """Chat messages in the OpenAI shape: their text, their calls, and the images beside it."""
 
 from agentgym.messages.image import IMAGE_TYPES, MAX_IMAGE_BYTES, Image
-from agentgym.messages.message import Content, Function, ImagePart, ImageURL, Message, Part, TextPart, ToolCall
+from agentgym.messages.message import (
+    ROLES,
+    Content,
+    Function,
+    ImagePart,
+    ImageURL,
+    Message,
+    Part,
+    TextPart,
+    ToolCall,
+    role_of,
+)
 from agentgym.messages.parts import (
     SEE_ELSEWHERE,
     content_of,
@@ -17,6 +28,7 @@ from agentgym.messages.parts import (
 __all__ = [
     "IMAGE_TYPES",
     "MAX_IMAGE_BYTES",
+    "ROLES",
     "SEE_ELSEWHERE",
     "Content",
     "Function",
@@ -34,5 +46,6 @@ __all__ = [
     "joined",
     "kept_message",
     "parts_of",
+    "role_of",
     "text_of",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, TypeAlias
 
-from pydantic import PlainSerializer, WrapValidator
+from pydantic import BeforeValidator, PlainSerializer, WrapValidator
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from agentgym.messages.parts import content_of
@@ -63,6 +63,24 @@ else:
     Content = Annotated[str, WrapValidator(_read), PlainSerializer(lambda content: content, return_type=Any)]
 
 
+ROLES = ("system", "user", "assistant", "tool")
+"""The roles of messages."""
+
+
+def role_of(given: Any) -> Any:
+    """Return a role as it was given; ValueError for none of `ROLES`, with the one that the newer word stands for."""
+    if given in ROLES:
+        return given
+    hint = "; write 'system', which chat templates know" if given == "developer" else ""
+    raise ValueError(f"must be one of {', '.join(ROLES)}, got {given!r:.80}{hint}")
+
+
+if TYPE_CHECKING:
+    Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+else:
+    Role = Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(role_of)]
+
+
 class Message(TypedDict, total=False):
     """A chat message in the OpenAI shape: what templates, tool parsers, MCP and proxies speak.
 
@@ -70,7 +88,7 @@ class Message(TypedDict, total=False):
     own message is text.
     """
 
-    role: Required[Literal["system", "user", "assistant", "tool"]]
+    role: Required[Role]
     content: Required[Content]
     reasoning_content: str
     tool_calls: list[ToolCall]

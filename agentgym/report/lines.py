@@ -8,8 +8,8 @@ from typing import Any
 
 from agentgym.report.folders import KeptRun
 
-OF_A_RUN = ("seed", "out", "resume", "save_every", "keep", "track")
-"""Settings that runs of one line may have otherwise: the seed, and what changes neither tasks nor policy."""
+OF_A_RUN = ("seed", "eval_seed", "out", "resume", "save_every", "keep", "track")
+"""Settings that runs of one line may have otherwise: the seeds, and what changes neither tasks nor policy."""
 NAMED = 3
 """The most settings that a line's name has."""
 

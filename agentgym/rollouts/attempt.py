@@ -4,7 +4,6 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from agentgym.agents.env import AgentEnv
@@ -13,7 +12,7 @@ from agentgym.boxes.verdicts import kept_cases, noting_failed_cases
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.resources import share_resources
-from agentgym.environments.rewards import total
+from agentgym.environments.rewards import counted_content, total
 from agentgym.environments.task_boxes import sandbox_of
 from agentgym.errors import (
     AgentGymError,
@@ -22,6 +21,7 @@ from agentgym.errors import (
     EngineError,
     EnvError,
     Failure,
+    MachineError,
     SandboxError,
     boundary,
 )
@@ -34,7 +34,8 @@ from agentgym.rollouts.role_rewards import count_untrained, read_role_rewards
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.rollout_warnings import warn_of_cases_without_an_outcome, warn_of_short_context
 from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
-from agentgym.time_limits import TimeLimit
+from agentgym.seeds import seed_for
+from agentgym.time_limits import TimeLimit, counting_time_at_gate
 from agentgym.types import Rollout, Sampling, StopReason
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class Attempt:
         assert running is not None
         self.running, self.cancellations = running, running.cancelling()
         try:
-            with noting_failed_cases() as self.failed_cases:
+            with noting_failed_cases() as self.failed_cases, counting_time_at_gate() as held:
                 self.stop_reason = await self._opened(boxes)
         except AgentGymError as error:
             if running.cancelling() > self.cancellations:
@@ -123,7 +124,9 @@ class Attempt:
         if self.failed_cases:
             self.state.metrics["failed_cases"] = len(self.failed_cases)
         warn_of_cases_without_an_outcome(self.name, self.failed_cases)
-        self.state.metrics["seconds"] = time.perf_counter() - start
+        self.state.metrics["seconds"] = max(0.0, time.perf_counter() - start - held.seconds)
+        if held.seconds:
+            self.state.metrics["held_seconds"] = held.seconds
         self.state.metrics["turns"] = self.state.turns
         count_untrained(self.state.segments, self.state.metrics)
         if self.retries:
@@ -155,7 +158,7 @@ class Attempt:
                 error.add_note(str(worse))
         self.stop_reason, self.failure = StopReason.ERROR, Failure.of(error)
         self.touched |= isinstance(self.env, AgentEnv) and self.state.answers > 0
-        self.may_be_retried = not self.touched and isinstance(error, EngineError | SandboxError)
+        self.may_be_retried = not self.touched and isinstance(error, EngineError | MachineError | SandboxError)
 
     async def _opened(self, boxes: Boxes | None) -> str:
         """Make the env and lease its box, play, and close what was opened, whatever happens; the stop reason."""
@@ -188,10 +191,11 @@ class Attempt:
                 with boundary(EnvError, f"{self.name}.reset"):
                     raise _too_slow(self.seconds) from error
             end = Ending(StopReason.SECONDS)
-        except BoxKilledError:
-            if not self.state.segments:
+        except (BoxKilledError, EnvError) as error:
+            reason = _counted(error, env.step) if self.state.segments else ""
+            if not reason:
                 raise
-            end = Ending(BOX_KILLED)
+            end = Ending(reason)
         if not end.is_scored:
             scores = read_rewards(await self._scores(env), f"{self.name}.score")
             self._credit(total(self.cls, scores), scores)
@@ -200,11 +204,13 @@ class Attempt:
         return end.stop_reason
 
     async def _scores(self, env: Env[Any]) -> Any:
-        """The env's scores; none where the code in the box had ended its box, so that the reward is what it was."""
+        """The env's scores; none if the code in the box ended its box or left what cannot be used: nothing is added."""
         try:
             return await self._within(f"{self.name}.score", env.score)
-        except BoxKilledError:
-            self.state.count(BOX_KILLED)
+        except (BoxKilledError, EnvError) as error:
+            if not (counted := _counted(error, env.score)):
+                raise
+            self.state.count(counted)
             return {}
 
     def _read_metrics(self) -> None:
@@ -239,8 +245,9 @@ class Attempt:
             return Ending(await env.play(policy, first))
 
     async def _first(self, env: Env[Any]) -> list[Message]:
+        seed = seed_for("env", self.state.seed, self.task.id, bits=31)
         with boundary(EnvError, f"{self.name}.reset"):
-            answer = await env.reset(seed=self.state.seed)
+            answer = await env.reset(seed=seed)
         return read_reset(answer, f"{self.name}.reset")
 
     async def _reset(self, env: Env[Any]) -> Conversation:
@@ -295,8 +302,11 @@ class Attempt:
             await threads_ended(env)
         finally:
             if getattr(env.close, "__func__", None) is not Env.close:  # That one does nothing.
-                with suppress(BoxKilledError):  # It has been counted where it mattered.
+                try:
                     await self._within(f"{self.name}.close", env.close)
+                except (BoxKilledError, EnvError) as error:  # It has been counted where it mattered.
+                    if not _counted(error, env.close):
+                        raise
 
     async def _within(self, where: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do the env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
@@ -309,6 +319,11 @@ class Attempt:
                 if not limit.expired():
                     raise
                 raise _too_slow(seconds) from error
+
+
+def _counted(error: BoxKilledError | EnvError, method: Callable[..., Any]) -> str:
+    """Return what counts an error that the policy is behind: its code ended the box, or left what cannot be used."""
+    return BOX_KILLED if isinstance(error, BoxKilledError) else counted_content(error, error.where, method)
 
 
 async def _awaited(work: Callable[[], Awaitable[T]]) -> T:

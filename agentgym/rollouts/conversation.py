@@ -3,11 +3,9 @@
 The root is a conversation, and so is every fork and sub-agent; those of one rollout share a RolloutState.
 """
 
-import hashlib
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from agentgym.chat.chat import Chat
@@ -22,8 +20,9 @@ from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import POLICY, OpenSegment, Speaker, id_array, is_due
 from agentgym.rollouts.step_result import read_messages
+from agentgym.seeds import seed_for
 from agentgym.time_limits import count_held_time
-from agentgym.types import Completion, SegmentKind, StopReason
+from agentgym.types import Completion, Sampling, SegmentKind, StopReason
 
 SUMMARY_SHARE = 0.1
 """The share of the context that is kept free for the next summary; a turn's own limit where that is less."""
@@ -77,18 +76,17 @@ class Conversation:
             tools=self.chat.tools,
             speaker=self.speaker,
         )
-        self._seeds = hashlib.blake2b(f"{self.state.seed}/{self.segment.session}/".encode(), digest_size=8)
         self.opened += 1
         self.forks = 0
         self.segment.extend(token_ids)
         self.state.segments.append(self.segment)
 
     async def query(
-        self, *, counts: bool = True, max_tokens: int | None = None, stop: tuple[str, ...] = ()
+        self, *, counts: bool = True, max_tokens: int | None = None, sampling: Sampling | None = None
     ) -> Message | StopReason:
         """Sample one turn into the open segment; StopReason where none could be finished.
 
-        `max_tokens` and the texts of `stop` end this turn alone, where they come before the limits.
+        `max_tokens` ends this turn alone, if it comes before the limits; `sampling` stands in for the rollout's own.
 
         The turn counts from when it is asked for, and a cancelled one does not count: so the limits hold for all
         conversations of a rollout, also for those that play at once.
@@ -107,7 +105,7 @@ class Conversation:
             if not budget:
                 return StopReason.TOKENS
             held = count_held_time()
-            ask = self._reply(chat, budget) if isinstance(chat, MessageChat) else self._generate(chat, budget, stop)
+            ask = self._reply(chat, budget) if isinstance(chat, MessageChat) else self._generate(chat, budget, sampling)
             completion, ids, message = await ask
             sampled = True
         finally:
@@ -134,13 +132,16 @@ class Conversation:
         if self.turns_left is not None:
             self.turns_left -= turns
 
-    async def _generate(self, chat: Chat, budget: int, stop: tuple[str, ...]) -> _Sampled:
+    async def _generate(self, chat: Chat, budget: int, sampling: Sampling | None) -> _Sampled:
         """Ask the engine with ids for a turn."""
         state, segment, used = self.state, self.segment, 0
-        sampling = replace(state.sampling, stop=(*state.sampling.stop, *stop)) if stop else state.sampling
         try:
             completion = await self.engine.generate(
-                segment.shown(), session=segment.session, max_tokens=budget, sampling=sampling, seed=self._seed()
+                segment.shown(),
+                session=segment.session,
+                max_tokens=budget,
+                sampling=sampling or state.sampling,
+                seed=self._seed(),
             )
             ids = _ids_of(completion, budget)
             used = len(ids)
@@ -234,9 +235,12 @@ class Conversation:
             boundary(EnvError, f"{self.state.name}: {what}").cross(error)
             raise
 
-    def rerender(self) -> None:
-        """Go on from the conversation as the template has rewritten it; keep of the segment what still holds."""
-        prompt, segment = self.chat.prompt_ids(), self.segment
+    def rerender(self, prompt: Sequence[int] | None = None) -> None:
+        """Go on from the conversation as the template has rewritten it; keep of the segment what still holds.
+
+        `prompt` are its ids, if they were encoded already.
+        """
+        prompt, segment = self.chat.prompt_ids() if prompt is None else prompt, self.segment
         match = reconcile(segment, prompt)
         if match.drift is Drift.FORK:
             self.state.count("rerenders")
@@ -296,9 +300,8 @@ class Conversation:
 
     def _seed(self) -> int:
         """The seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
-        named = self._seeds.copy()
-        named.update(b"%d" % len(self.segment.turns))
-        return int.from_bytes(named.digest(), "big") >> 1
+        place = self.opened - 1  # that of the open segment
+        return seed_for("turn", self.state.seed, self.state.rollout_id, self.name, place, len(self.segment.turns))
 
 
 def open_root(state: RolloutState, env: Env[Any], first: Sequence[Message]) -> Conversation:

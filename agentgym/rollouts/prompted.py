@@ -13,23 +13,29 @@
 Messages are compared as the agent sees them. What it leaves out of a turn, such as its reasoning, is in the ids.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from agentgym.agents.conversation_keys import beginnings, head_of, next_key
+from agentgym.agents.large_requests import LargeRequests
 from agentgym.agents.requests import AgentAnswer, AgentRequest, LimitError, RefusedError
 from agentgym.chat.chat import Chat
 from agentgym.chat.fitting import is_malformed
 from agentgym.engines.messages import MessageEngine
 from agentgym.errors import EngineError
 from agentgym.failures import describe
+from agentgym.field_checks import MAX_STOPS
 from agentgym.messages import Message
 from agentgym.rollouts.conversation import Conversation, Reply
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import OpenSegment, OpenTurn, id_array
-from agentgym.types import SegmentKind, StopReason
+from agentgym.types import Sampling, SegmentKind, StopReason
+
+MAX_CHARACTERS = 64
+"""Characters of text for each token of the context: no longer conversation is rendered, for it cannot fit."""
+MAX_WAITING = 64
+"""Conversations whose turn was asked for and given up: each keeps a segment."""
+_TEMPLATE = "messages: the model's chat template refuses them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,25 @@ class _Sampled:
     def is_last(self) -> bool:
         """Whether its segment ends with it."""
         return self.conversation.segment is self.segment and len(self.segment.token_ids) == self.turn.stop
+
+    @property
+    def holds(self) -> bool:
+        """Whether its segment still has all ids that were sampled."""
+        return self.turn.stop == self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a request becomes, before it becomes it."""
+
+    chat: Chat
+    prompt: Sequence[int]
+    behind: _Sampled | None = None
+    """The turn of before that it goes on behind, if there is one."""
+    new: Sequence[Message] | None = None
+    """The messages behind that turn; None where the turns behind it were changed."""
+    holds: bool = False
+    """Whether the prompt begins with the ids up to that turn, as they were sampled and read."""
 
 
 class PromptedPolicy:
@@ -76,100 +101,158 @@ class PromptedPolicy:
         """The segment that was used last, by the key of its tools and system messages."""
         self._last: int | None = None
         """The segment that was used last."""
+        self._large = LargeRequests()
 
     async def answer(self, request: AgentRequest) -> AgentAnswer:
-        """Sample the next turn of a conversation; RefusedError where the request or a limit does not allow it."""
-        state = self.state
-        if state.turns >= state.limits.turns:
-            raise _limit(StopReason.TURNS, f"all {state.limits.turns} turns")
-        keys = _keys(request)
-        conversation = self._conversation(request, keys)
-        self._heads[_head(request)] = self._last = conversation.segment.index
+        """Sample the next turn of a conversation; RefusedError where the request or a limit does not allow it.
+
+        Whatever is wrong with the request is a RefusedError, too: only an engine that was asked makes a rollout fail.
+        """
+        with _refusing("the request"):
+            self._check_turns()
+            self._check_size(request)
+            sampling = self._sampling(request)
+            key, conversation = await self._conversation(request)
         turns = len(conversation.segment.turns)
         try:
-            ended = await conversation.query(max_tokens=request.max_tokens, stop=request.stop)
+            ended = await conversation.query(max_tokens=request.max_tokens, sampling=sampling)
         finally:
             if len(conversation.segment.turns) == turns:
-                self._waiting.setdefault(keys[-1], []).append(conversation)
+                self._waiting.setdefault(key, []).append(conversation)
         if len(conversation.segment.turns) == turns:
-            raise _limit(StopReason(str(ended)), f"all {state.limits.tokens} tokens")
-        return self._note(request, keys[-1], conversation)
+            raise _limit(StopReason(str(ended)), f"all {self.state.limits.tokens} tokens")
+        with _refusing("the answer"):
+            return self._note(request, key, conversation)
 
-    def count(self, request: AgentRequest) -> int:
+    async def count(self, request: AgentRequest) -> int:
         """Return how many ids the conversation of a request has, rendered whole."""
-        return len(_rendered(Chat(self.state.engine.tokenizer, request.tools, request.messages)))
+        with _refusing("the request"):
+            self._check_size(request)
+            return len(await self._large.work(request.size, lambda: self._whole(request).prompt))
 
-    def _conversation(self, request: AgentRequest, keys: Sequence[str]) -> Conversation:
-        """The conversation that the request goes on in, its prompt in place; no await lies within."""
-        if waiting := self._waiting.get(keys[-1]):
-            return waiting.pop()
+    def _check_turns(self) -> None:
+        if self.state.turns >= self.state.limits.turns:
+            raise _limit(StopReason.TURNS, f"all {self.state.limits.turns} turns")
+
+    @property
+    def _context(self) -> int:
+        return min(self.state.limits.context_tokens, self.state.engine.context_tokens)
+
+    def _check_size(self, request: AgentRequest) -> None:
+        """Refuse, before anything is rendered, a conversation that cannot fit the context."""
+        messages, limit = request.messages, self._context
+        characters = sum(len(message["content"]) for message in messages)
+        if len(messages) > limit or characters > limit * MAX_CHARACTERS:
+            raise _too_long(limit, f"there are {len(messages)} messages with {characters} characters")
+
+    def _check_room(self, prompt: Sequence[int]) -> None:
+        if len(prompt) >= self._context:
+            raise _too_long(self._context, f"the messages have {len(prompt)}")
+
+    def _sampling(self, request: AgentRequest) -> Sampling:
+        """The rollout's sampling, with the texts that end this turn."""
+        sampling = self.state.sampling
+        stop = tuple(dict.fromkeys([*sampling.stop, *request.stop]))
+        if len(stop) > MAX_STOPS:
+            said = f"stop: must hold at most {MAX_STOPS - len(sampling.stop)} texts beside those of the run's sampling"
+            raise RefusedError(said, field="stop")
+        return replace(sampling, stop=stop) if request.stop else sampling
+
+    async def _conversation(self, request: AgentRequest) -> tuple[str, Conversation]:
+        """The key of the request, and the conversation that it goes on in, its prompt in place."""
+        keys, head = await self._large.work(request.size, lambda: (beginnings(request), head_of(request)))
+        key = keys[-1]
+        made: _Made | None = None
+        if key not in self._waiting:
+            found = self._found(request, keys)
+            made = await self._large.work(request.size, lambda: self._made(request, found))
+        # No await lies below: nothing changes any more. Other requests may have come before, so it is looked at again.
+        self._check_turns()
+        if waiting := self._waiting.get(key):
+            conversation = waiting.pop()
+            if not waiting:
+                del self._waiting[key]
+        else:
+            assert made is not None
+            if sum(map(len, self._waiting.values())) >= MAX_WAITING:
+                raise RefusedError(
+                    f"{MAX_WAITING} requests were given up before they were answered; ask one of them again", status=429
+                )
+            conversation = self._extended(request, made) if made.behind else self._opened(request, key, head, made)
+        self._heads[head] = self._last = conversation.segment.index
+        return key, conversation
+
+    def _found(self, request: AgentRequest, keys: Sequence[str]) -> tuple[_Sampled, Sequence[Message]] | None:
+        """The sampled turn that the request goes on behind, and its new messages; None where it holds no turn."""
         for place in range(len(keys) - 1, -1, -1):
             if found := self._sampled.get(keys[place]):
-                new = request.messages[place:]
-                sampled = next((turn for turn in found if turn.is_last), found[-1])
-                if any(message["role"] == "assistant" for message in new):
-                    return self._open("rerender", request, self._whole(request), sampled.segment.index)
-                return self._extended(request, sampled, new)
-        return self._opened(request, keys[-1])
+                return next((turn for turn in found if turn.is_last), found[-1]), request.messages[place:]
+        return None
 
-    def _extended(self, request: AgentRequest, sampled: _Sampled, new: Sequence[Message]) -> Conversation:
-        """Go on behind a sampled turn: in its segment where that ends with it, else in a fork."""
-        chat, segment = sampled.chat.branch(), sampled.segment
-        reply = sampled.reply
-        with _refusing():
-            delta = chat.extend(reply.ids, reply.message, new, stopped=reply.stopped)
-        holds = delta is not None and sampled.turn.stop == sampled.stop
-        prompt = segment.token_ids[: sampled.stop] + id_array(delta or ()) if holds else _rendered(chat)
-        self._check_room(prompt)
-        if not sampled.is_last:
-            return self._open("fork" if holds else "rerender", request, (chat, prompt), segment.index)
-        conversation = sampled.conversation
-        segment.answer(new)
-        conversation.chat, conversation.reply = chat, None
-        if holds:
-            segment.extend(prompt[len(segment.token_ids) :])
+    def _made(self, request: AgentRequest, found: tuple[_Sampled, Sequence[Message]] | None) -> "_Made":
+        """What a request becomes, its prompt encoded; it changes nothing, and may be called in a thread."""
+        if found is None:
+            made = self._whole(request)
+        elif any(message["role"] == "assistant" for message in found[1]):
+            made = replace(self._whole(request), behind=found[0])
         else:
-            conversation.rerender()
+            made = self._behind(*found)
+        self._check_room(made.prompt)
+        return made
+
+    def _whole(self, request: AgentRequest) -> "_Made":
+        with _refusing(_TEMPLATE, "messages"):
+            chat = Chat(self.state.engine.tokenizer, request.tools, request.messages)
+            return _Made(chat, chat.prompt_ids())
+
+    def _behind(self, sampled: _Sampled, new: Sequence[Message]) -> "_Made":
+        """The prompt behind a sampled turn: the ids up to it as they are, if they and the template allow it."""
+        chat, reply = sampled.chat.branch(), sampled.reply
+        with _refusing(_TEMPLATE, "messages"):
+            delta = chat.extend(reply.ids, reply.message, new, stopped=reply.stopped)
+            if delta is None or not sampled.holds:
+                return _Made(chat, chat.prompt_ids(), sampled, new)
+        return _Made(chat, sampled.segment.token_ids[: sampled.stop] + id_array(delta), sampled, new, holds=True)
+
+    def _extended(self, request: AgentRequest, made: "_Made") -> Conversation:
+        """Go on behind a sampled turn: in its segment where that ends with it, else in another one."""
+        sampled = made.behind
+        assert sampled is not None
+        if made.holds and not sampled.holds:  # It was realigned while the request was in a thread.
+            assert made.new is not None
+            made = self._behind(sampled, made.new)
+            self._check_room(made.prompt)
+        if made.new is None or not sampled.is_last:
+            return self._open("fork" if made.holds else "rerender", request, made, sampled.segment.index)
+        conversation, segment = sampled.conversation, sampled.segment
+        segment.answer(made.new)
+        conversation.chat, conversation.reply = made.chat, None
+        if made.holds:
+            segment.extend(made.prompt[len(segment.token_ids) :])
+        else:
+            conversation.rerender(made.prompt)
         return conversation
 
-    def _opened(self, request: AgentRequest, key: str) -> Conversation:
+    def _opened(self, request: AgentRequest, key: str, head: str, made: "_Made") -> Conversation:
         """Open a conversation that holds no turn of this rollout."""
-        opened = self._whole(request)
         kind: SegmentKind = "root"
         parent = None
         if key in self._openings:
             kind, parent = "fork", self._openings[key]
-        elif (last := self._heads.get(_head(request))) is not None:
+        elif (last := self._heads.get(head)) is not None:
             kind, parent = "compaction", last
         elif self._last is not None:
             kind, parent = "subagent", self._last
-        conversation = self._open(kind, request, opened, parent)
+        conversation = self._open(kind, request, made, parent)
         self._openings.setdefault(key, conversation.segment.index)
         return conversation
 
-    def _whole(self, request: AgentRequest) -> tuple[Chat, Sequence[int]]:
-        chat = Chat(self.state.engine.tokenizer, request.tools, request.messages)
-        prompt = _rendered(chat)
-        self._check_room(prompt)
-        return chat, prompt
-
-    def _open(
-        self, kind: SegmentKind, request: AgentRequest, opened: tuple[Chat, Sequence[int]], parent: int | None
-    ) -> Conversation:
-        chat, prompt = opened
-        conversation = Conversation(self.state, chat, request.messages, f"{len(self.state.segments)}.")
-        conversation.open(kind, request.messages, prompt, parent)
+    def _open(self, kind: SegmentKind, request: AgentRequest, made: "_Made", parent: int | None) -> Conversation:
+        conversation = Conversation(self.state, made.chat, request.messages, f"{len(self.state.segments)}.")
+        conversation.open(kind, request.messages, made.prompt, parent)
         if kind != "root":
             self.state.count(f"{kind}s")
         return conversation
-
-    def _check_room(self, prompt: Sequence[int]) -> None:
-        limit = min(self.state.limits.context_tokens, self.state.engine.context_tokens)
-        if len(prompt) >= limit:
-            raise LimitError(
-                StopReason.CONTEXT,
-                f"This model's maximum context length is {limit} tokens, and the messages have {len(prompt)}.",
-            )
 
     def _note(self, request: AgentRequest, key: str, conversation: Conversation) -> AgentAnswer:
         """Keep the turn that was sampled last, so that later requests find it; the answer that the agent sees."""
@@ -189,24 +272,25 @@ class PromptedPolicy:
         elif finish == "stop" and "tool_calls" in answer.message:
             answer = replace(answer, end="tool_calls")
         sampled = _Sampled(conversation, segment, chat, reply, turn, turn.stop)
-        self._sampled.setdefault(_next_key(key, answer.message), []).append(sampled)
+        self._sampled.setdefault(next_key(key, answer.message), []).append(sampled)
         return answer
 
 
 class _refusing:
-    """Turn what a template says against the agent's messages into RefusedError."""
+    """Turn whatever is raised in the block into RefusedError: what an agent sends makes no rollout fail."""
+
+    def __init__(self, what: str, field: str | None = None) -> None:
+        self._what, self._field = what, field
 
     def __enter__(self) -> None:
         """Do nothing: only the end of the block matters."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            raise RefusedError(f"messages: the model's chat template refuses them: {describe(error)}", field="messages")
-
-
-def _rendered(chat: Chat) -> Sequence[int]:
-    with _refusing():
-        return chat.prompt_ids()
+        if isinstance(error, Exception) and not isinstance(error, RefusedError):
+            said = (
+                f"{self._what}: {describe(error)}" if self._field else f"{self._what} cannot be read: {describe(error)}"
+            )
+            raise RefusedError(said, field=self._field) from error
 
 
 def _shown(request: AgentRequest, chat: Chat, reply: Reply) -> Message:
@@ -229,36 +313,9 @@ def _cut(answer: AgentAnswer, stop: Sequence[str]) -> AgentAnswer:
     return replace(answer, message=message, end="stop_text", stop_text=text)
 
 
+def _too_long(limit: int, what: str) -> LimitError:
+    return LimitError(StopReason.CONTEXT, f"This model's maximum context length is {limit} tokens, and {what}.")
+
+
 def _limit(reason: StopReason, what: str) -> LimitError:
     return LimitError(reason, f"the rollout is over: {what} of its limits are used up")
-
-
-def _keys(request: AgentRequest) -> list[str]:
-    """The key of the tools, and then that of each beginning of the conversation."""
-    keys = [_hashed("", request.tools)]
-    for message in request.messages:
-        keys.append(_next_key(keys[-1], message))
-    return keys
-
-
-def _head(request: AgentRequest) -> str:
-    """The key of the tools and the system messages before all others."""
-    key = _hashed("", request.tools)
-    for message in request.messages:
-        if message["role"] != "system":
-            break
-        key = _next_key(key, message)
-    return key
-
-
-def _next_key(key: str, message: Message) -> str:
-    """The key of a conversation and the message behind it; a turn without outer spaces, reasoning, ids of calls."""
-    content = message["content"]
-    calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-    is_turn = message["role"] == "assistant"
-    return _hashed(key, [message["role"], content.strip() if is_turn else content, calls, message.get("tool_call_id")])
-
-
-def _hashed(key: str, value: Any) -> str:
-    text = json.dumps([key, value], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

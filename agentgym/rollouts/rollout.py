@@ -38,11 +38,12 @@ async def rollout(
 ) -> Rollout:
     """Play one attempt; what goes wrong in the env, the box or the engine is a Rollout without a reward.
 
-    Without `boxes`, an env that declares a sandbox gets a box of its own for this rollout; SandboxError where none
-    can be had at all. The same seed, weights and tool answers give the same tokens. Cancelling closes the env and
-    gives the box back. A failed engine or box is tried again, from nothing, up to `limits.retries` times, as long as
-    no action had reached the env. `models` are what the env asks by name (`Env.model`), beside the policy. With
-    `branching` it is also played on from some of its states; the rollout itself is what it would be without.
+    Without `boxes`, an env that declares a sandbox gets a box of its own for this rollout; SandboxError where none can
+    be had at all. The same seed, weights and tool answers give the same tokens; what the env gets is derived from
+    `seed` and the task. Cancelling closes the env and gives the box back. A failed engine or box is tried again, from
+    nothing, up to `limits.retries` times, as long as no action had reached the env. `models` are what the env asks by
+    name (`Env.model`), beside the policy. With `branching` it is also played on from some of its states; the rollout
+    itself is what it would be without.
 
     :raises EnvError: where the env's resources cannot be opened or closed.
     :raises ValueError: where the env's rollouts cannot have these branches.

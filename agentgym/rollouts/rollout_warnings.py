@@ -10,10 +10,11 @@ from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.base import Engine
 from agentgym.engines.messages import MessageEngine
 from agentgym.environments.env import Env
+from agentgym.environments.rewards import ZERO
 from agentgym.transcript import printable, shorten
 
 _LOG = logging.getLogger(__name__)
-_WRONG = re.compile(r"AssertionError\b|.* is not right$|exit code 1$|it returned a ", re.DOTALL)
+_WRONG = re.compile(rf"AssertionError\b|{re.escape(ZERO)}|.* is not right$|exit code 1$|it returned a ", re.DOTALL)
 """The reasons that a case gives which found the code under test wrong, as is usual in training."""
 MAX_KINDS = 8
 """Kinds of reasons that are logged of one env: the code under test chooses some of their words."""

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentgym.errors import EnvError
-from agentgym.messages import Message, kept_message
+from agentgym.messages import ROLES, Message, kept_message, role_of
 from agentgym.types import StopReason
 
-ROLES = ("system", "user", "assistant", "tool")
 _MAPPING, _SEQUENCE = (dict, Mapping), (list, Sequence)
 """Types for isinstance, the usual one first: the abstract ones cost several times as much."""
 
@@ -69,8 +68,10 @@ def read_messages(given: Any, where: str) -> list[Message]:
 def _message(message: Any, where: str) -> Message:
     if not isinstance(message, _MAPPING):
         raise EnvError(f"{where} must be a dict, got {type(message).__name__}")
-    if message.get("role") not in ROLES:
-        raise EnvError(f"{where}.role must be one of {', '.join(ROLES)}, got {message.get('role')!r}")
+    try:
+        role_of(message.get("role"))
+    except ValueError as error:
+        raise EnvError(f"{where}.role {error}") from None
     try:
         kept: Message = kept_message(message, where)
     except ValueError as error:

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import copy
-import errno
 import inspect
 import json
 import os
@@ -23,12 +22,15 @@ from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.errors import AgentGymError, EnvError
 from agentgym.extras import needs_extra
+from agentgym.folders.disk import disk_trouble
+from agentgym.folders.held import place_now
+from agentgym.folders.names import drop_unused, whole_path
 from agentgym.run.config import RunConfig
 from agentgym.run.flags.parsing import is_told, parsed
 from agentgym.run.log import strict
-from agentgym.run.loop import new_folder, train_policy
+from agentgym.run.loop import is_first, new_folder, train_policy
 from agentgym.run.report import look_lines
-from agentgym.run.resume import CHECKPOINTS
+from agentgym.run.resume import CHECKPOINTS, NotSaved
 from agentgym.run.settings import SETTINGS, begun_steps
 from agentgym.run.tasks.envs import member_name, read_env_arguments
 from agentgym.run.tasks.parameter_help import with_parameters
@@ -75,12 +77,15 @@ def run_recipe(recipe: type[RunConfig], arguments: Sequence[str], *, prog: str |
     try:
         with stop:
             summary = _run(recipe, arguments, stop, prog)
+    except NotSaved as error:
+        again = resume_command(error.folder, sys.argv[1:])
+        raise SystemExit(f"{recipe.__name__}: {error}; to go on: {again}") from None
     except (AgentGymError, ValueError, TypeError) as error:
         if not is_told(error):
             raise
         raise SystemExit(f"{recipe.__name__}: {error}") from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if disk_trouble(error) is None:
             raise
         raise SystemExit(f"{recipe.__name__}: {error}; make room on its disk. {stop.kept()}") from None
     with _stdout_read():
@@ -106,18 +111,22 @@ def _run(recipe: type[RunConfig], arguments: Sequence[str], stop: "Stop", prog: 
     """Run the recipe with the settings of the command line; a signal ends it with SystemExit."""
     with _stdout_read():  # --help writes there
         run = settings(recipe, arguments, prog=prog)
-    if run.resume is None and run.out is None:
-        run = replace(run, out=new_folder(run.recipe))
-    stop.folder = run.resume or run.out
-    with needs_extra():
-        import_for_good("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
+    made = new_folder(run.recipe) if run.resume is None and run.out is None and is_first() else None
+    run = run if made is None else replace(run, out=made)
+    named = run.resume or run.out
+    stop.folder = named and whole_path(named)
     try:
+        with needs_extra():
+            import_for_good("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
         return asyncio.run(stop.cancels(train_policy(run)))
     except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way
         if stop.number is None:
             raise
         stop.say()
         raise SystemExit(128 + stop.number) from None
+    finally:
+        if made is not None:
+            drop_unused(made)
 
 
 def refuse_ignored(recipe: type[RunConfig]) -> None:
@@ -285,11 +294,12 @@ class Stop:
 
     def kept(self) -> str:
         """Say how much of the run is on disk, and which command goes on with it."""
-        if self.folder is None or not (self.folder / SETTINGS).exists():
+        folder = self.folder and place_now(self.folder)
+        if folder is None or not (folder / SETTINGS).exists():
             return f"nothing was begun; to run it: {_command(sys.argv[1:])}"
-        done = last_step(self.folder / CHECKPOINTS)
+        done = last_step(folder / CHECKPOINTS)
         kept = f"{done} finished steps are kept" if done else "no step was finished"
-        return f"{kept} in {self.folder}; to go on: {resume_command(self.folder, sys.argv[1:])}"
+        return f"{kept} in {folder}; to go on: {resume_command(folder, sys.argv[1:])}"
 
     def _came(self, number: int, frame: FrameType | None) -> None:
         again = self.number is not None
@@ -337,8 +347,3 @@ def _command(arguments: Sequence[str]) -> str:
     ranks = os.environ.get("LOCAL_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
     start = ["torchrun", "--nproc-per-node", ranks] if ranks else [sys.executable]
     return shlex.join([*start, *program, *arguments])
-
-
-def is_first() -> bool:
-    """Whether this is the process that speaks for the run."""
-    return os.environ.get("RANK", "0") == "0"

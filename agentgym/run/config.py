@@ -23,7 +23,7 @@ from agentgym.field_checks import (
     PartBelow1,
     Positive,
     Share,
-    Texts,
+    Stops,
     check_fields,
     names_its_fields,
 )
@@ -32,13 +32,12 @@ from agentgym.run.trackers.tracker import TrackerName
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
+from agentgym.seeds import seed_for
 from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
 from agentgym.types import Sampling
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 """A whole number that every random generator of a run takes, and no other one stands for."""
-
-
 Weights = Annotated[dict[Name, Above0], Field(strict=False, min_length=1)]
 """Weights by name."""
 Variables = Annotated[dict[str, bool | int | float | str], Field(strict=False)]
@@ -55,8 +54,8 @@ WHOLE = (
 class TrainSampling:
     """Says how rollouts are sampled for training, beside train.temperature and max_tokens."""
 
-    stop: Texts = ()
-    """Texts that end a turn once it has sampled one of them; the turn keeps the text."""
+    stop: Stops = ()
+    """Texts that end a turn once it has sampled one of them: at most 16, of 256 characters. The turn keeps the text."""
     top_p: Share = 1.0
     """Refused below 1 in training; set eval_sampling.top_p for the evaluations."""
     top_k: Positive | None = None
@@ -86,7 +85,7 @@ class EvalSampling:
     """Draw from this many likeliest tokens; None is all of them."""
     min_p: PartBelow1 = 0.0
     """Draw from the tokens that are at least this many times as likely as the likeliest; 0 is all of them."""
-    stop: Texts | None = None
+    stop: Stops | None = None
     """Texts that end a turn; None is train_sampling.stop."""
 
     def __post_init__(self) -> None:
@@ -153,7 +152,7 @@ class RunConfig:
     keep: Positive = 2
     """Checkpoints that stay; the oldest goes first."""
     seed: Seed = 0
-    """The seed of the order of tasks, of sampling, and of the adapter's first weights; from 0 to 2^63 - 1."""
+    """The seed of all chance: the order of tasks, envs, sampling, first weights, evaluations; from 0 to 2^63 - 1."""
     ray: Name = OFF
     """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
     HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
@@ -180,9 +179,8 @@ class RunConfig:
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
     advantage_level: AdvantageLevel = "outcome"
-    """Whether all tokens of a rollout have its advantage, or each turn that of what came after it, or that of what
-    branches from the states before and behind it came to, or that of a critic which learns what a state is worth
-    (value)."""
+    """What the advantage of a token is of: its rollout (outcome), what came after its turn (turn), the branches from
+    the states before and after its turn (branches), or a critic that learns what a state is worth (value)."""
     gae: GAE = field(default_factory=GAE)
     """Discount and weight of what was seen, with advantage_level value."""
     branching: Branching = field(default_factory=Branching)
@@ -193,17 +191,19 @@ class RunConfig:
     teacher_engine: LocalConfig | SGLangConfig | OtherEngine = field(default_factory=LocalConfig)
     """What scores tokens under the teacher."""
     models: Annotated[dict[Name, InstanceOf[NamedModel]], Field(strict=False)] = field(default_factory=dict)
-    """Models that the env asks by name (`self.model`), such as a judge; those that a recipe names have flags under
-    --models.NAME."""
+    """Models that the env asks by name (`self.model`), such as a judge; a recipe's have flags under --models.NAME."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
     eval_tasks: Count = 128
     """Held-out tasks (the env's split "test") of an evaluation, before training and after it; 0 for none."""
     eval_rollouts: Positive = 1
     """Rollouts of each held-out task; the score is their mean."""
+    solved: float = 1.0
+    """The least reward that solves a task, in eval/pass@K, groups/solved_by_all and the counts of resting tasks."""
     eval_every: Count = 0
-    """Steps from one evaluation to the next, of which the best one's policy is kept in best/; 0: only before and
-    after."""
+    """Steps from one evaluation to the next, whose best policy is kept in best/; 0: only before and after."""
+    eval_seed: Seed | None = None
+    """The seed of every evaluation; None derives one from seed."""
     track: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
     """Trackers that get the figures, beside metrics.jsonl: trackio, wandb, tensorboard."""
     probe_tolerance: Above0 = 1e-3
@@ -230,8 +230,8 @@ class RunConfig:
                 f"engine.adapters, train.method: {self.engine.adapters} gives servers an adapter, and full has none; "
                 "set engine.adapters='merged', which pushes whole weights"
             )
-        if "experts" in self.train.lora_targets and isinstance(self.engine, SGLangConfig):
-            raise ValueError("train.lora_targets: SGLang skips an adapter of stacked experts; leave experts out")
+        if "experts" in self.train.lora_targets and not isinstance(self.engine, OtherEngine):
+            raise ValueError("train.lora_targets: only an engine of your own samples from experts; leave experts out")
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
         if self.train.temperature == 0:
@@ -284,8 +284,7 @@ class RunConfig:
     def _check_value(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a critic or without one."""
         if self.advantage_level != "value":
-            own = TrainConfig()
-            changed = [name for name in _VALUE if getattr(self.train, name) != getattr(own, name)]
+            changed = [name for name in _VALUE if getattr(self.train, name) != getattr(TrainConfig(), name)]
             if changed or self.gae != GAE():
                 named = f"train.{changed[0]}" if changed else "gae"
                 raise ValueError(f"{named}: no critic is trained; set advantage_level value, or leave it out")
@@ -319,15 +318,18 @@ class RunConfig:
             raise ValueError("teacher_engine.colocate: a teacher's servers lend no memory; give them GPUs of their own")
         launched = isinstance(self.engine, SGLangConfig) and not self.engine.urls and not servers.urls
         if launched and not servers.gpus:
-            raise ValueError(
-                "teacher_engine.gpus: without it the teacher's servers get the GPUs of the student's; name others"
-            )
+            raise ValueError("teacher_engine.gpus: without it they get the GPUs of the student's servers; name others")
 
     @property
     def sampling(self) -> Sampling:
         """What the engine is told in training; the temperature is the one that training scores at."""
         stop = self.train_sampling.stop
         return Sampling(temperature=self.train.temperature, max_tokens=self.max_tokens, stop=stop)
+
+    @property
+    def held_out_seed(self) -> int:
+        """The seed of all evaluations, before training, on the way and after it."""
+        return seed_for("evaluation", self.seed, bits=31) if self.eval_seed is None else self.eval_seed
 
     @property
     def held_out_sampling(self) -> Sampling:

@@ -11,7 +11,7 @@ from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine
 from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
-from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.task_rows import first_tasks, split_tasks
 from agentgym.evals.evaluation import Evaluation
 from agentgym.run.config import WHOLE
 from agentgym.run.peers import Peers
@@ -51,13 +51,15 @@ class Collector:
         *,
         n: int,
         seed: int,
+        same_instance: bool = True,
         must_score: bool = True,
         sampling: Sampling | None = None,
     ) -> Groups:
         """Play `n` rollouts of every task, shared out over the processes; every process gets all of them.
 
-        `sampling` takes the place of the collector's own. Raises AgentGymError where all of them failed, unless
-        `must_score` is False.
+        The rollouts of a task share the seed that their env gets; without `same_instance` each is an attempt of an
+        evaluation, with one of its own. `sampling` takes the place of the collector's own. Raises AgentGymError where
+        all of them failed, unless `must_score` is False.
         """
         mine = tasks[self.peers.rank :: self.peers.world]
         groups = await play_groups(
@@ -69,6 +71,7 @@ class Collector:
             concurrency=self.concurrency,
             sampling=sampling or self.sampling,
             seed=seed,
+            same_instance=same_instance,
             models=self.models,
         )
         found = {group.group_id: group for group in await self.peers.gather(list(groups))}
@@ -94,6 +97,7 @@ class Collector:
         alone: bool = False,
         by_turn: bool = False,
         rest_rounds: int = 0,
+        solved: float = 1.0,
         branching: Branching | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator["DistributedScheduler"]:
@@ -101,9 +105,9 @@ class Collector:
 
         `sampler_states` are what `DistributedScheduler.sampler_states` gave in a run that was stopped: this one goes on
         from there; with `alone` this process was lost, and the others go on. A task that taught nothing is passed over
-        the next `rest_rounds` times. With `branching`, rollouts are played on from some of their states. Raises
-        ValueError, naming the field, where the states are wrong or of another run, and where the sampling is from a
-        part of the distribution, which cannot be trained on.
+        the next `rest_rounds` times, and counts as solved with rewards of at least `solved`. With `branching`, rollouts
+        are played on from some of their states. Raises ValueError, naming the field, where the states are wrong or of
+        another run, and where the sampling is from a part of the distribution, which cannot be trained on.
         """
         if not self.sampling.whole:
             raise ValueError(f"sampling: {WHOLE}")
@@ -122,6 +126,7 @@ class Collector:
             sampling=self.sampling,
             seed=seed,
             by_turn=by_turn,
+            solved=solved,
             branching=branching,
         )
         async with Scheduler(
@@ -138,13 +143,14 @@ class Collector:
             yield DistributedScheduler(scheduler, self.peers, wanted=sharding.share)
 
     async def evaluate(
-        self, count: int, *, n: int = 1, must_score: bool = True, sampling: Sampling | None = None
+        self, count: int, *, n: int = 1, seed: int = 0, must_score: bool = True, sampling: Sampling | None = None
     ) -> Evaluation:
-        """Play the first `count` held-out tasks, `n` rollouts each, as `collect` does."""
-        tasks = as_tasks(self.env, self.env.tasks("test"))[:count]
+        """Play the first `count` held-out tasks, `n` attempts each; with one seed, `ag.evaluate` has the same luck."""
+        tasks = first_tasks(split_tasks(self.env, "test"), count)
         envs = await in_own_thread(lambda: env_versions(self.env), name="agentgym-versions")
-        groups = await self.collect(tasks, n=n, seed=0, must_score=must_score, sampling=sampling)
-        return Evaluation(groups=groups, k=n, envs=envs)
+        given: dict[str, Any] = {"must_score": must_score, "sampling": sampling}
+        groups = await self.collect(tasks, n=n, seed=seed, same_instance=False, **given)
+        return Evaluation(groups=groups, k=n, envs=envs, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)

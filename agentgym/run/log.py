@@ -9,12 +9,14 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from agentgym.folders.disk import Refusals, disk_trouble, write_whole
+from agentgym.folders.names import whole_path
 from agentgym.foreign_files.content import parsed
 from agentgym.foreign_files.opening import read_bytes
 
@@ -33,18 +35,23 @@ class MetricsLogger:
 
     Where stderr is no terminal it writes a line a step there. Figures that are not finite are null in metrics.jsonl,
     and `figures_not_finite` counts them. `done` is how many steps of a resumed run are done; lines of later
-    steps, which the stopped run left behind, are cut. `rollouts` is how many of a batch this process plays.
+    steps, which the stopped run left behind, are cut. `rollouts` is how many of a batch this process plays. A line that
+    the disk does not take is held in memory and tried again with the next one; no line is half written.
     """
 
     def __init__(self, folder: Path, *, steps: int, shown: bool = True, done: int = 0, rollouts: int = 0) -> None:
-        self.folder = folder
+        self.folder = whole_path(folder)
+        self.disk = Refusals(self.alert)
+        """Counts what the disk did not take of this run."""
         self.rows: list[dict[str, float]] = []
         self.held_out_rewards: dict[int, float] = {}
-        """The held-out scores since the start or the resume, by the steps done before them."""
+        """The held-out scores, those before a resume too, by the steps done before them."""
         self._steps, self._shown, self._done = steps, shown, done
         self._rollouts, self._ended = rollouts, 0
         self._said_at = time.monotonic()
-        self._file: IO[str] | None = None
+        self._file: int | None = None
+        self._unwritten = b""
+        """What the disk has not taken of the file yet."""
         self._console = Console(file=sys.stderr)
         self._lines = shown and not self._console.is_terminal
         self._bar = Progress(
@@ -63,8 +70,8 @@ class MetricsLogger:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / METRICS
             if self._done:
-                self.rows = cut_back(path, self._done)
-            self._file = path.open("a" if self._done else "w")
+                self.rows, self.held_out_rewards = cut_back(path, self._done)
+            self._file = _opened(path, 0 if self._done else os.O_TRUNC)
         self._began = time.monotonic()
         self._bar.start()
         self._job = self._bar.add_task("starting", total=self._steps, completed=self._done, figures="")
@@ -75,7 +82,20 @@ class MetricsLogger:
     ) -> None:
         self._bar.stop()
         if self._file is not None:
-            self._file.close()
+            self._write_rest()
+            if left := self._unwritten.count(b"\n"):
+                self.disk.counts[f"lines of {METRICS} that are lost"] = left
+            os.close(self._file)
+            self._file = None
+
+    def follow(self, folder: Path, *, lost: bool) -> None:
+        """Write into this folder from now on: the file was moved there, or is `lost` and is written again."""
+        self.folder = folder
+        if lost and self._file is not None:
+            self._unwritten = _content(self._file) + self._unwritten
+            os.close(self._file)
+            self._file = _opened(folder / METRICS)
+            self._write_rest()
 
     def note(self, doing: str) -> None:
         """Show what the run is doing."""
@@ -102,7 +122,7 @@ class MetricsLogger:
             self._console.print(f"WARNING: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
     def __call__(self, step: int, figures: Mapping[str, float]) -> None:
-        """Record one step; the line is on disk when this returns."""
+        """Record one step; the line is on disk when this returns, if the disk takes it."""
         self.rows.append(dict(figures))
         self._ended = 0
         self._write({"step": step, **figures})
@@ -124,7 +144,8 @@ class MetricsLogger:
     def sync(self) -> None:
         """Return when the lines so far outlive a power cut."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            self._write_rest()
+            os.fsync(self._file)
 
     def summary(self) -> dict[str, Any]:
         """Give the mean reward of the first and of the last five steps, and totals."""
@@ -140,8 +161,19 @@ class MetricsLogger:
 
     def _write(self, row: Mapping[str, float]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(strict(row), allow_nan=False) + "\n")
-            self._file.flush()
+            self._unwritten += f"{json.dumps(strict(row), allow_nan=False)}\n".encode()
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Write what is not written yet, as far as the disk takes it."""
+        assert self._file is not None
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+        except OSError as error:
+            if (why := disk_trouble(error)) is None:
+                raise
+            self.disk.refused(METRICS, why, then="its lines are held in memory and tried again at the next step")
 
     def _line(self, said: str) -> None:
         self._said_at = time.monotonic()
@@ -157,26 +189,37 @@ class MetricsLogger:
         return f"{took:.0f} s, about {left:.0f} s left"
 
 
+def _opened(path: Path, more: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o644)
+
+
+def _content(file: int) -> bytes:
+    """The whole content of an open file, which may have no name any more."""
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
 def strict(row: Mapping[str, Any]) -> dict[str, Any]:
     """Replace figures that are not finite by None, and count them in `figures_not_finite`."""
     odd = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     return {**row, **dict.fromkeys(odd), "figures_not_finite": len(odd)} if odd else dict(row)
 
 
-def cut_back(path: Path, steps: int) -> list[dict[str, float]]:
+def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, float]]:
     """Cut the lines of later steps from the file at `path`; return the figures of the first `steps` steps.
+
+    With them come the held-out scores, by the steps that were done before each.
 
     Warns where figures of one of them are missing.
     """
     lines = _lines(path)
     kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < steps]
-    rows = {int(row.pop("step")): row for row in map(json.loads, kept) if HELD_OUT not in row}
+    found = [json.loads(line) for line in kept]
+    held_out = {int(row["step"]): row[HELD_OUT] for row in found if row.get(HELD_OUT) is not None}
+    rows = {int(row.pop("step")): row for row in found if HELD_OUT not in row}
     if len(rows) < steps:
         warnings.warn(f"{path} has {len(rows)} of the {steps} steps that were done", stacklevel=2)
-    fresh = path.with_name(f".{path.name}-cut")
-    fresh.write_bytes(b"".join(line + b"\n" for line in kept))
-    fresh.replace(path)
-    return list(rows.values())
+    write_whole(path, b"".join(line + b"\n" for line in kept))
+    return list(rows.values()), held_out
 
 
 def steps_in(path: Path) -> int:

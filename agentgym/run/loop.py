@@ -13,12 +13,12 @@
 """
 
 import asyncio
+import os
 import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,16 @@ from agentgym.engines.base import Engine, weights_engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.environments.env import Env
 from agentgym.errors import AgentGymError
+from agentgym.folders import names
+from agentgym.folders.names import drop_unused, whole_path
 from agentgym.models import of_field
 from agentgym.run.config import RunConfig
 from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.folder_lock import LockedFolder
 from agentgym.run.held_out.evaluations import Evaluations
 from agentgym.run.log import MetricsLogger
 from agentgym.run.measures.clock import StepClock
+from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
 from agentgym.run.measures.surroundings import write_surroundings
 from agentgym.run.preflight import hold_checked, warn_of_engine_limits
 from agentgym.run.recorder import Recorder, open_recorder
@@ -51,6 +55,7 @@ from agentgym.run.trackers.tracker import Tracker, open_tracker
 from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
 from agentgym.store.schema import FILE as STORE
+from agentgym.train.config import with_rate
 from agentgym.types import Rollout
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
@@ -82,22 +87,28 @@ async def train_policy(
     One that raises is counted and said, and the run goes on. A folder in which another process runs is refused.
     """
     refuse_in_training(engine)
+    run = replace(run, train=with_rate(run.train, run.model))
     env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.box), run.tasks_from)
-    folder = run.resume or run.out or new_folder(run.recipe)
+    named = run.resume or run.out
+    made = new_folder(run.recipe) if named is None and is_first() else None
+    folder = whole_path(named) if named is not None else made
     try:
-        with hold_checked(run, env, folder):
+        with hold_checked(run, env, folder) as held:
             outlets = partial(Outlets, sinks=sinks, on_step=on_step, on_rollout=on_rollout)
-            play = partial(_run, env=env, folder=folder, outlets=outlets, given=engine)
-            return await with_restarts(run, folder, play)
+            play = partial(_run, env=env, held=held, outlets=outlets, given=engine)
+            return await with_restarts(run, held, play)
     except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
         raise stopped.with_traceback(None) from None
+    finally:
+        if made is not None:
+            drop_unused(made)  # of a run that was refused
 
 
 async def _run(
     run: RunConfig,
     losses: Losses,
     env: type[Env[Any]],
-    folder: Path,
+    held: LockedFolder | None,
     outlets: "partial[Outlets]",
     given: Engine | None,
 ) -> dict[str, Any]:
@@ -106,15 +117,20 @@ async def _run(
         parts = await stack.enter_async_context(open_parts(run, losses))
         trainer = await stack.enter_async_context(parts.trainer())
         run = replace(run, steps=await asyncio.to_thread(trainer.first, lambda: run.steps))  # as it read them
+        folder = await asyncio.to_thread(trainer.first, lambda: None if held is None else held.path)  # on all ranks
+        assert folder is not None
         state = await asyncio.to_thread(load_run_state, trainer, folder, resume=run.resume is not None)
         first = trainer.rank == 0
         share = run.prompts * run.group_size // trainer.world
         log = MetricsLogger(folder, steps=run.steps, shown=first, done=state.step, rollouts=share)
-        record = await stack.enter_async_context(open_recorder(folder, log, first=first, done=state.step))
+        recording = open_recorder(folder, log, first=first, done=state.step, solved=run.solved, held=held)
+        record = await stack.enter_async_context(recording)
         losses.begin(log.rows[-1] if log.rows else {})
         told = await stack.enter_async_context(open_outlets(run, folder, outlets, log.alert, first=first))
         if first:
-            await asyncio.to_thread(write_surroundings, folder)
+            write = partial(write_surroundings, folder)
+            await asyncio.to_thread(log.disk.attempt, SURROUNDINGS, write, then="the run goes on without it")
+            await asyncio.to_thread(record.follow)
         log.note("loading")
         tokenizer = await asyncio.to_thread(own_template, run)
         collector = await stack.enter_async_context(parts.collector(env, trainer, log.note, tokenizer, given))
@@ -151,9 +167,10 @@ async def _run(
             "outlet_errors": dict(told.errors),
             **({"lost": lost} if (lost := parts.lost()) else {}),
             "seed": run.seed,
+            "eval_seed": run.held_out_seed,
             "box": run.box,
-            "out": str(folder),
-            "store": str(folder / STORE),
+            "out": str(log.folder),
+            "store": str(log.folder / STORE),
         }
         await told.close(summary)
     summary |= {
@@ -196,6 +213,7 @@ class _Steps:
             sampler_states=begun.sampler_states,
             by_turn=run.advantage_level == "turn",
             rest_rounds=run.rest_rounds,
+            solved=run.solved,
             branching=run.branching if run.advantage_level == "branches" else None,
             on_rollout=self.rollout_ended,
         ) as scheduler:
@@ -292,8 +310,13 @@ async def open_outlets(
 
 
 def new_folder(recipe: str) -> Path:
-    """Name the folder of a run whose settings name none: runs/RECIPE/TIME."""
-    return Path("runs") / recipe / datetime.now().strftime("%Y%m%d-%H%M%S")
+    """Make the folder of a run whose settings name none: runs/RECIPE/TIME, which no other run gets."""
+    return names.new_folder(Path("runs") / recipe)
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks for the run."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _cpu_seconds() -> float:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.data.chosen import overlap, refuse_twice
+from agentgym.data.content import refuse_unkept
 from agentgym.environments.env import Env, Split
 from agentgym.environments.limits import Limits
 from agentgym.environments.mixture import Mixture
-from agentgym.environments.task_rows import as_tasks, is_data
+from agentgym.environments.task_rows import compared, first_tasks, is_data, shared_ids, split_tasks
 from agentgym.messages import SEE_ELSEWHERE
 from agentgym.rollouts.branches.play import check_branching
-from agentgym.run.folder_lock import LOCK, hold_folder, make_folder
+from agentgym.run.folder_lock import LOCK, LockedFolder, hold_folder, make_folder
 from agentgym.run.log import METRICS
 from agentgym.run.measures.plot import PLOT
 from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
@@ -28,7 +29,7 @@ from agentgym.run.resume import (
     refuse_lost_checkpoints,
     refuse_second_run,
 )
-from agentgym.run.settings import SETTINGS, begun_envs, refuse_changes, write_settings
+from agentgym.run.settings import SETTINGS, begun_envs, refuse_changes, refuse_other_derivation, write_settings
 from agentgym.run.tasks.content import env_versions, warn_of_other_envs
 from agentgym.run.tasks.envs import members_of
 from agentgym.sandboxes.choose import Kind
@@ -45,7 +46,7 @@ _LOG = logging.getLogger(__name__)
 FOLDERS = (CHECKPOINTS, BEST, *POLICIES.values())
 """The folders of a run in its folder."""
 LOOKED_AT = 32
-"""The tasks of a split that are looked through for images."""
+"""The tasks of a split that are looked through for images, and for fields that cannot be kept."""
 FILES = (LOCK, SETTINGS, METRICS, STORE, SURROUNDINGS, SUMMARY, PLOT)
 """The files of a run in its folder."""
 
@@ -66,21 +67,23 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
 
 
 @contextmanager
-def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterator[None]:
+def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> Iterator[LockedFolder | None]:
     """Refuse what can be seen without a model, write the run's settings, and hold the folder until the run ends.
 
-    Only the first process uses the folder.
+    Only the first process uses the folder; on the others it may be None, and so is what they get.
     """
     _refuse_without_tasks(run, env)
     _refuse_images(run, env)
+    _refuse_unkept(run, env)
     for each in members_of(env) if run.advantage_level == "branches" else ():
         check_branching(each, run.branching)
     run.check_files()
     if any(each.sandbox is not None for each in members_of(env)):
         _refuse_box(run.box)
     if int(os.environ.get("RANK", "0")):
-        yield
+        yield None
         return
+    assert folder is not None
     if run.resume is None:
         _make_folder(folder)
     elif not (folder / SETTINGS).exists():
@@ -88,10 +91,11 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
     _refuse_twice(run, env)
     _warn_of_overlap(run, env)
     _refuse_in_the_way(folder, "out" if run.resume is None else "resume")
-    with hold_folder(folder):
+    with hold_folder(folder) as held:
         if run.resume is None:
             refuse_second_run(folder)
         else:
+            refuse_other_derivation(folder)
             refuse_changes(folder, run)
             refuse_lost_checkpoints(folder)
             refuse_fewer_steps(folder, run.steps)
@@ -99,7 +103,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path) -> Iterato
         envs = env_versions(env)
         warn_of_other_envs(begun_envs(folder), envs)
         write_settings(folder, run, envs)
-        yield
+        yield held
 
 
 def _refuse_box(kind: Kind) -> None:
@@ -131,31 +135,47 @@ def _refuse_in_the_way(folder: Path, field: str) -> None:
 
 
 def _refuse_without_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
+    test = min(run.eval_tasks, 1)
+    in_play = run.prompts * (run.staleness + 1) + run.oversample.extra_groups  # no task is twice among these groups
     if not issubclass(env, Mixture):
-        _refuse_too_few(env, train=run.prompts if run.steps else 0, test=min(run.eval_tasks, 1))
+        _refuse_too_few(env, run, train=in_play if run.steps else 0, test=test)
         return
-    most = env.most(run.prompts, run.steps)
+    most = env.most(in_play, run.steps)
     for name, member in env.members.items():
-        _refuse_too_few(member.env, train=most[name], test=min(run.eval_tasks, 1))
+        _refuse_too_few(member.env, run, train=most[name], test=test)
 
 
 def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
     """Raise ValueError where two tasks that the run plays have one id; of those to train on, where they are data."""
     for each in members_of(env) if run.steps else ():
-        if is_data(tasks := as_tasks(each, each.tasks("train"))):
+        if is_data(tasks := split_tasks(each, "train")):
             refuse_twice(tasks, f"{each.__name__}.tasks('train')")
     if run.eval_tasks:
-        refuse_twice(as_tasks(env, env.tasks("test"))[: run.eval_tasks], f"{env.__name__}.tasks('test')")
+        refuse_twice(first_tasks(split_tasks(env, "test"), run.eval_tasks), f"{env.__name__}.tasks('test')")
 
 
 def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Log a warning that names a held-out task of the run that it also trains on, where the tasks are rows of data."""
+    """Log a warning that names a held-out task of the run that it also trains on, among those that are compared."""
     if not (run.steps and run.eval_tasks):
         return
     for each in members_of(env):
-        train, test = as_tasks(each, each.tasks("train")), as_tasks(each, each.tasks("test"))[: run.eval_tasks]
-        if is_data(train) and is_data(test) and (wrong := overlap({"train": train, "test": test})) is not None:
+        train, test = split_tasks(each, "train"), split_tasks(each, "test")[: run.eval_tasks]
+        listed = is_data(train) and is_data(test)
+        wrong = overlap({"train": train, "test": test}) if listed else shared_ids(*compared(train, test), listed=False)
+        if wrong is not None:
             _LOG.warning("%s.tasks: %s", each.__name__, wrong)
+
+
+def _refuse_unkept(run: "RunConfig", env: type[Env[Any]]) -> None:
+    """Raise ValueError for a field of the first tasks that the run's store would not give back as it is."""
+    for each in members_of(env):
+        refuse_unkept(_first_played(run, each))
+
+
+def _first_played(run: "RunConfig", env: type[Env[Any]]) -> list[Any]:
+    """Return the first tasks of each split that the run plays."""
+    played: dict[Split, int] = {"train": run.steps, "test": run.eval_tasks}
+    return [task for split, many in played.items() if many for task in first_tasks(split_tasks(env, split), LOOKED_AT)]
 
 
 def _refuse_images(run: "RunConfig", env: type[Env[Any]]) -> None:
@@ -164,19 +184,16 @@ def _refuse_images(run: "RunConfig", env: type[Env[Any]]) -> None:
     One that a later task shows is refused in its rollout.
     """
     for each in members_of(env):
-        played: dict[Split, int] = {"train": run.steps, "test": run.eval_tasks}
-        listed = [as_tasks(each, each.tasks(split)) for split, many in played.items() if many]
-        first = [tasks[place] for tasks in listed for place in range(min(len(tasks), LOOKED_AT))]
-        if (found := image_in(each, first)) is not None:
+        if (found := image_in(each, _first_played(run, each))) is not None:
             raise ValueError(f"env: {found}, and training reads text alone; {SEE_ELSEWHERE}")
 
 
-def _refuse_too_few(env: type[Env[Any]], *, train: int, test: int) -> None:
+def _refuse_too_few(env: type[Env[Any]], run: "RunConfig", *, train: int, test: int) -> None:
     for split, least in {"train": train, "test": test}.items():
         if not least:
             continue
         try:
-            count = len(as_tasks(env, env.tasks(split)))  # type: ignore[arg-type]  # a key of the dict above
+            count = len(split_tasks(env, split))
         except NotImplementedError:
             raise ValueError(
                 f"env: {env.__name__} says nothing of its tasks; give it `@classmethod def tasks(cls, split)`, which "
@@ -184,4 +201,9 @@ def _refuse_too_few(env: type[Env[Any]], *, train: int, test: int) -> None:
             ) from None
         if count < least:
             field = "prompts" if split == "train" else "eval_tasks"
-            raise ValueError(f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, at least {least} are needed")
+            more = {"staleness": run.staleness, "oversample.extra_groups": run.oversample.extra_groups}
+            set_too = [name for name, value in more.items() if value and split == "train"]
+            why = f", since prompts and {' and '.join(set_too)} put as many in play at once" if set_too else ""
+            raise ValueError(
+                f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, at least {least} are needed{why}"
+            )

@@ -1,18 +1,28 @@
 """The record of a run: its figures, its rollouts, and what its end says of both."""
 
+import io
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentgym.evals.evaluation import Evaluation
+from agentgym.extras import install_line
+from agentgym.folders.disk import write_whole
+from agentgym.folders.held import Change
+from agentgym.foreign_files.opening import UnreadableFileError, read_bytes
+from agentgym.run.folder_lock import LockedFolder
 from agentgym.run.log import MetricsLogger, strict
 from agentgym.run.measures.batch import batch_figures, mismatch_figures
-from agentgym.run.measures.plot import PLOT, write_plot
+from agentgym.run.measures.plot import PLOT, draw_plot
+from agentgym.run.measures.reward_failures import RewardFailures
+from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
 from agentgym.run.measures.watch import Watch
 from agentgym.run.report import Report, account
+from agentgym.run.settings import SETTINGS
 from agentgym.samples import SampleBatch
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.training_step import trained_segments
@@ -33,6 +43,46 @@ class Recorder:
     """None on every process but the first."""
     report: Report
     watch: Watch
+    solved: float = 1.0
+    """The least reward that solves a task."""
+    held: LockedFolder | None = None
+    """The run's folder as this process holds it; None on every process but the first."""
+    texts: dict[str, bytes] = field(default_factory=dict)
+    """The files that were written once, at the start: a folder that is lost is given them again."""
+    reward_failures: RewardFailures = field(default_factory=RewardFailures)
+
+    def follow(self) -> Change | None:
+        """Go on where the run's folder is now, and return what has happened to it since the last call; it blocks.
+
+        A folder that was removed is made anew with settings, figures and rollouts so far. FolderInUse if another
+        process has taken the folder.
+        """
+        if self.held is None:
+            return None
+        change = self.held.follow()
+        self._gone_to(change)
+        return change
+
+    def leave(self) -> Change:
+        """Go on in a new folder beside the run's, which another process has taken; its rollouts stay there."""
+        assert self.held is not None
+        change = self.held.leave()
+        self._gone_to(change, with_store=False)
+        return change
+
+    def _gone_to(self, change: Change | None, *, with_store: bool = True) -> None:
+        if change is not None:
+            self.log.alert(change.said)
+            self.log.follow(change.path, lost=change.lost)
+            if self.store is not None and with_store:
+                self.store.follow(change.path, lost=change.lost)
+        for name in (SETTINGS, SURROUNDINGS):
+            if change is not None and change.lost and name in self.texts:
+                write = partial(write_whole, change.path / name, self.texts[name])
+                self.log.disk.attempt(name, write, then="the run goes on without it")
+            elif name not in self.texts:
+                with suppress(OSError, UnreadableFileError):
+                    self.texts[name] = read_bytes(self.log.folder / name, within=self.log.folder)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Keep the bytes of each token id that occurs in the rollouts from now on."""
@@ -40,8 +90,10 @@ class Recorder:
             self.store.vocabulary.token_bytes = token_bytes
 
     def collected(self, groups: Groups, *, step: int) -> None:
-        """Keep the rollouts of a batch, failed ones included."""
+        """Keep the rollouts of a batch, failed ones included; say where many of them failed in their rewards."""
         self.report.add(groups)
+        for said in self.reward_failures.add(groups.rollouts):
+            self.log.alert(said)
         if self.store is not None:
             self.store.add(groups, step=step)
 
@@ -71,7 +123,8 @@ class Recorder:
         figures: Mapping[str, float],
     ) -> dict[str, float]:
         """Log a step with these and all other figures of its batch, and say what is wrong; it blocks."""
-        whole = groups.metrics() | batch_figures(groups) | samples.metrics() | mismatch_figures(samples, scored)
+        whole = groups.metrics() | batch_figures(groups, least_solved=self.solved)
+        whole |= samples.metrics() | mismatch_figures(samples, scored)
         whole |= figures
         self.log(step, whole)
         for said in self.watch.step(whole):
@@ -85,9 +138,15 @@ class Recorder:
             return
         for said in account(self.log.rows, self.log.held_out_rewards, summary.get("lost", {})):
             self.log.say(said)
-        (self.log.folder / SUMMARY).write_text(json.dumps(strict(summary), allow_nan=False, indent=2) + "\n")
-        if not write_plot(self.log.folder, self.log.rows, self.log.held_out_rewards):
-            self.log.say(f"No {PLOT}: matplotlib is not installed; pip install 'agentgym[report]'")
+        text = json.dumps(strict(summary), allow_nan=False, indent=2) + "\n"
+        then = "the run is done, and its result is returned and printed all the same"
+        self.log.disk.attempt(SUMMARY, lambda: write_whole(self.log.folder / SUMMARY, text), then=then)
+        picture = io.BytesIO()
+        if draw_plot(picture, self.log.rows, self.log.held_out_rewards):
+            write = partial(write_whole, self.log.folder / PLOT, picture.getvalue())
+            self.log.disk.attempt(PLOT, write, then="`agentgym report` draws it again")
+        else:
+            self.log.say(f"No {PLOT}: matplotlib is not installed; {install_line('report')}")
 
     def flush(self) -> None:
         """Return when all that was kept so far outlives a power cut; it blocks."""
@@ -101,6 +160,7 @@ class Recorder:
             **self.log.summary(),
             **self.report.summary(self.log.rows),
             "rollouts_not_stored": 0 if self.store is None else self.store.lost,
+            "not_written": dict(self.log.disk.counts),
         }
 
     def warn(self) -> None:
@@ -113,9 +173,17 @@ class Recorder:
 
 
 @asynccontextmanager
-async def open_recorder(folder: Path, log: MetricsLogger, *, first: bool, done: int) -> AsyncIterator[Recorder]:
+async def open_recorder(
+    folder: Path,
+    log: MetricsLogger,
+    *,
+    first: bool,
+    done: int,
+    solved: float = 1.0,
+    held: LockedFolder | None = None,
+) -> AsyncIterator[Recorder]:
     """The record of the run in `folder`, from where `done` steps are done; what was kept is written when it closes."""
     async with AsyncExitStack() as stack:
         stack.enter_context(log)
         store = await stack.enter_async_context(RolloutWriter(folder, done=done)) if first else None
-        yield Recorder(log, store, Report(), Watch())
+        yield Recorder(log, store, Report(log.rows), Watch(), solved, held)

@@ -8,8 +8,10 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from agentgym.folders.names import command, shown
+from agentgym.run.log import METRICS
 from agentgym.scheduling.accounting import Groups
-from agentgym.store.tool_counts import ToolCounts
+from agentgym.store.tool_counts import FailureCounts, ToolCounts
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 MOST = 5
@@ -17,19 +19,27 @@ MOST = 5
 
 
 class Report:
-    """Counts failures by text and tool calls by name, and sees whether rewards vary, since the start or the resume."""
+    """Counts failures by kind and tool calls by name, and sees whether rewards vary.
 
-    def __init__(self) -> None:
-        self.failures: Counter[str] = Counter()
+    `rows` are the figures of the steps before a resume: of these the tool calls and the rewards are known. Kinds of
+    failures are of those since the resume.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.failures = FailureCounts()
         self.tools = ToolCounts()
         self.rewards: set[float] = set()
+        for row in rows:
+            self.tools.add(_tools_of(row))
+            if (mean := row.get("reward")) is not None:
+                spread = row.get("reward/std") or 0.0
+                self.rewards |= {mean - spread, mean + spread}
 
     def add(self, groups: Groups) -> None:
         """Count a batch."""
         self.tools.add(ToolCounts.of(groups.rollouts))
+        self.failures.add(groups.rollouts)
         for played in groups.rollouts:
-            if played.error is not None:
-                self.failures[played.error] += 1
             if played.reward is not None and len(self.rewards) < 2:
                 self.rewards.add(played.reward)
 
@@ -39,6 +49,7 @@ class Report:
             "optimizer_steps": _total(rows, "train/optimizer_steps"),
             "groups_without_signal": _total(rows, "samples/groups_without_signal"),
             "failed": _total(rows, "rollouts/failed"),
+            "seconds_stood_still": round(sum(row.get("time/stood_still", 0.0) for row in rows), 1),
             "failures": dict(self.failures.most_common(MOST)),
             "tool_errors": dict(self.tools.errors.most_common()),
             **{name: _of_rollouts(rows, name) for name in BRANCHES if any(f"rollout/{name}" in row for row in rows)},
@@ -62,10 +73,20 @@ class Report:
             said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")
         failing = self.tools.failing().items()
         said += [f"The tool {name!r} failed in {errors} of {calls} calls." for name, (errors, calls) in failing]
-        if self.failures:
+        if len(self.failures):
             text, times = self.failures.most_common(1)[0]
             said.append(f"{self.failures.total()} rollouts failed; the most frequent error ({times} times): {text}")
         return said
+
+
+def _tools_of(row: Mapping[str, Any]) -> ToolCounts:
+    """The tool calls that the figures of a step count."""
+    counts = ToolCounts()
+    for name, value in row.items():
+        tool, _, what = name.removeprefix("tools/").rpartition("/")
+        if name.startswith("tools/") and value is not None and what in ("calls", "errors"):
+            (counts.calls if what == "calls" else counts.errors)[tool] += int(value)
+    return counts
 
 
 BRANCHES = ("branches", "branches_failed", "branch_tokens")
@@ -90,7 +111,7 @@ def account(
     `lost` are the counts of what the run has lost on a cluster.
     """
     return [
-        *_under("learned", _learned(rows, held_out, last)),
+        *_under("reward fell" if _fell(rows, held_out, last) else "learned", _learned(rows, held_out, last)),
         *_under("branches", _branches(rows)),
         *_under("critic", _critic(rows)),
         *_under("not learned from", _unlearned(rows)),
@@ -104,10 +125,10 @@ def look_lines(folder: Path) -> list[str]:
     return _under(
         "next",
         [
-            f"agentgym show {folder} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
-            f"agentgym view {folder} shows curves, rollouts and tokens in a browser",
-            f"agentgym report {folder} writes curves, settings and rollouts into one file",
-            f"{folder}/metrics.jsonl has the figures of each step",
+            f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints rollouts as they were",
+            f"{command('view', folder)} shows curves, rollouts and tokens in a browser",
+            f"{command('report', folder)} writes curves, settings and rollouts into one file",
+            f"{shown(folder / METRICS)} has the figures of each step",
         ],
     )
 
@@ -129,10 +150,25 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
         said.append(
             f"reward {ends}" if len(rewards) > last else f"reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last"
         )
+    if shares := [share for row in rows if (share := row.get("oversample/cut_share"))]:
+        many = f"{sum(shares) / len(rows):.0%} of a group's rollouts were cut before they ended"
+        said.append(f"of the rollouts that ended first: {many}, and have no reward")
     if len(held_out) > 1:
         said.append(f"held-out reward {held_out[min(held_out)]:.2f} at first, {held_out[max(held_out)]:.2f} at last")
     rollouts = f"{_total(rows, 'samples/rollouts_trained'):,} of {_total(rows, 'rollouts/started'):,} rollouts"
     return [*said, f"{steps:,} optimizer steps on {rollouts}, {_total(rows, 'train/trained_tokens'):,} tokens"]
+
+
+def _fell(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> bool:
+    """Tell whether the held-out reward, or that of training if there is none, is lower at the end than at first."""
+    if len(held_out) > 1:
+        first, end = held_out[min(held_out)], held_out[max(held_out)]
+    elif rewards := [row["reward"] for row in rows if row.get("reward") is not None]:
+        many = last if len(rewards) > last else 1
+        first, end = fmean(rewards[:many]), fmean(rewards[-many:])
+    else:
+        return False
+    return round(end, 2) < round(first, 2)
 
 
 def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -162,7 +198,7 @@ def _unlearned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if silent := _total(rows, "samples/groups_without_signal"):
         solved = sum((row.get("groups/solved_by_all") or 0) * (row.get("samples/groups") or 0) for row in rows)
         beside = ", those of branches too" if _of_rollouts(rows, "branches") else ""
-        why = f"whose rewards are all equal{beside}; all solved in {solved:.0f} groups"
+        why = f"whose rewards are all equal{beside}" + (f"; all solved in {solved:.0f} groups" if solved else "")
         said.append(f"{silent:,} of {_total(rows, 'samples/groups'):,} groups, {why}")
     if failed := _total(rows, "rollouts/failed"):
         kinds = Counter({name: _total(rows, name) for row in rows for name in row if name.startswith("failures/")})

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from agentgym.errors import AgentGymError
 from agentgym.foreign_files.content import read_object
 from agentgym.run.config import RunConfig
+from agentgym.run.folder_lock import FolderInUse
 from agentgym.run.log import METRICS, steps_in
 from agentgym.run.recorder import Recorder
 from agentgym.train.checkpoint import has_checkpoints, last_step, step_folder
@@ -35,6 +37,15 @@ CHECKPOINTS = "checkpoints"
 """The folder of the checkpoints, in the run's folder."""
 POLICIES = {"lora": "adapter", "full": "model"}
 """The folder of what a run has trained, in the run's folder, by train.method."""
+
+
+class NotSaved(AgentGymError):
+    """The run is done, and its disk does not take what it has trained; the message says what is kept."""
+
+    def __init__(self, said: str, folder: Path) -> None:
+        super().__init__(said)
+        self.folder = folder
+        """The folder of the run, to resume it from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +166,7 @@ class CheckpointManager:
 
     The state after each finished step stays in memory until the next one is finished, so a stop in the middle of a
     step loses that step alone. Writing it takes no other process. What was recorded is on disk before a checkpoint is.
+    A checkpoint that the disk does not take is tried again after the next step, and the one before it stays whole.
     """
 
     def __init__(self, trainer: "Trainer", record: Recorder, state: RunState, run: RunConfig) -> None:
@@ -163,10 +175,11 @@ class CheckpointManager:
         self.best: Best | None = None
         """The best evaluation after a step, of the run that is resumed too; None where there was none."""
         self._trainer, self._record, self._run = trainer, record, run
-        self._folder = record.log.folder
         self._policy = policy_folder(run)
         self._kept: _Kept | None = None
         self._written = state.step
+        self._owed = False
+        """Whether a checkpoint is still to be written that the disk did not take, or that was removed."""
         self._writing = threading.Lock()
 
     async def done(self, state: RunState, log: Callable[[], T]) -> T:
@@ -176,9 +189,25 @@ class CheckpointManager:
         """
         logged: T = await _to_its_end(self._hold, state, log)
         self.state = state
-        if state.step == self._run.steps or (self._run.save_every and state.step % self._run.save_every == 0):
-            await _to_its_end(self._write_together)
+        await self._follow()
+        every, last = self._run.save_every, state.step == self._run.steps
+        if last or self._owed or (every and state.step % every == 0):
+            self._owed = not await _to_its_end(self._write_together)
         return logged
+
+    async def _follow(self) -> None:
+        """Go on where the run's folder is now; every rank must call it."""
+        change = await asyncio.to_thread(self._trainer.first, self._record.follow)
+        if change is None:
+            return
+        if self._trainer.rank:
+            self._record.log.follow(change.path, lost=change.lost)
+        if change.lost:
+            self._written, self._owed, self.best = -1, True, None
+
+    @property
+    def _folder(self) -> Path:
+        return self._record.log.folder
 
     async def evaluated(self, reward: float, done: int, *, saved: Path | None = None) -> None:
         """Keep what is trained, as it is after `done` steps, in `best/` where none before it was as good.
@@ -190,8 +219,10 @@ class CheckpointManager:
         if reward > (-math.inf if self.best is None else self.best.reward):
             said = {EVALUATION: json.dumps(asdict(best)) + "\n"}
             keep = self._trainer.save if saved is None else partial(_move, saved)
-            await _to_its_end(partial(keep, self._folder / BEST, files=said))
-            self.best = best
+            write = partial(keep, self._folder / BEST, files=said)
+            then = f"the policy after {done} steps is the best so far, and {BEST}/ keeps the one before it"
+            if await _to_its_end(partial(self._record.log.disk.attempt, f"{BEST}/", write, then=then)):
+                self.best = best
         if saved is not None:
             await asyncio.to_thread(shutil.rmtree, saved, ignore_errors=True)
 
@@ -199,11 +230,17 @@ class CheckpointManager:
         self._kept = _Kept(state, self._trainer.snapshot())
         return log()
 
-    def _write_together(self) -> None:
-        """Write the checkpoint of the kept step; it is complete on return. Every rank must call it."""
+    def _write_together(self) -> bool:
+        """Write the checkpoint of the kept step, and return whether the disk took it. Every rank must call it."""
         if self._trainer.rank:
-            self._write()
-        self._trainer.first(self._write)
+            self._attempt()
+        return self._trainer.first(self._attempt)
+
+    def _attempt(self) -> bool:
+        """Write this rank's part of the checkpoint, and return whether the disk took it."""
+        before = f"the one of step {self._written} stays" if self._written > 0 else "there is none yet"
+        then = f"{before}, it is tried again after the next step, and the run goes on"
+        return self._record.log.disk.attempt("a checkpoint", self._write, then=then)
 
     def _write(self) -> None:
         """Write this rank's part of the checkpoint of the kept step, where it has not yet; on the first one all of it.
@@ -224,13 +261,36 @@ class CheckpointManager:
             self._written = step
 
     def _save(self) -> None:
-        """Write the checkpoint of the last finished step, and its adapter or its model."""
+        """Write the checkpoint of the last finished step, and its adapter or its model.
+
+        NotSaved, which says what is on disk, if the disk takes neither.
+        """
         if self._kept is None:
             return
-        self._write()
-        if self._trainer.rank == 0:
-            checkpoint = step_folder(self._folder / CHECKPOINTS, self._kept.state.step)
-            self._kept.snapshot.write_policy(self._folder / self._policy, checkpoint)
+        try:
+            self._record.follow()
+        except FolderInUse:
+            self._record.leave()
+            self._written = -1
+        written = self._attempt()
+        if self._trainer.rank:
+            return
+        checkpoint = step_folder(self._folder / CHECKPOINTS, self._kept.state.step)
+        write = partial(self._kept.snapshot.write_policy, self._folder / self._policy, checkpoint)
+        can = written or self._run.train.method == "lora"  # a whole model is written from its checkpoint
+        if not (can and self._record.log.disk.attempt(f"{self._policy}/", write, then="the checkpoint has it")):
+            self._say_unsaved(written=written)
+
+    def _say_unsaved(self, *, written: bool) -> None:
+        """Raise NotSaved: what was trained is in memory alone, or in the checkpoint."""
+        done, kept = self.state.step, last_step(self._folder / CHECKPOINTS)
+        has = f"the checkpoint of step {kept} is there" if kept else "there is no checkpoint"
+        rest = "" if written else f", which goes on after step {kept}" if kept else ", which begins again"
+        raise NotSaved(
+            f"out: {self._folder / self._policy} could not be written: the disk does not take it. {done} steps are "
+            f"done, and {has}. Make room on its disk, and resume the run{rest}",
+            self._folder,
+        )
 
     async def __aenter__(self) -> Self:
         self.best = await asyncio.to_thread(self._trainer.first, partial(read_best, self._folder))
@@ -241,10 +301,12 @@ class CheckpointManager:
     ) -> None:
         """Save the last finished step; adapter or model alone where no step was made and nothing went wrong."""
         if self._kept is None and kind is None:
-            await asyncio.to_thread(self._trainer.save, self._folder / self._policy)
+            save, disk = partial(self._trainer.save, self._folder / self._policy), self._record.log.disk
+            if not await asyncio.to_thread(disk.attempt, f"{self._policy}/", save, then="no step was made"):
+                self._say_unsaved(written=False)
         try:
             await _to_its_end(self._save)
-        except TimeoutError as missing:  # another rank ended before: what went wrong there is what is to be seen
+        except (TimeoutError, AgentGymError) as missing:  # what went wrong before, here or on another rank, comes first
             if kind is None:
                 raise
             _LOG.error("%s", missing)

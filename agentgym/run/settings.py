@@ -10,14 +10,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentgym.folders.disk import write_whole
+from agentgym.folders.names import command
 from agentgym.foreign_files.content import read_object
 from agentgym.run.tasks.content import EnvVersion, as_json
+from agentgym.seeds import VERSION as DERIVATION
 
 SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
 
 MAY_DIFFER = (
-    *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "box", "merge", "probe_tolerance"),
+    *("recipe", "out", "resume", "steps", "save_every", "keep", "solved", "box", "merge"),
+    "probe_tolerance",
     *("ray", "cluster", "cluster.*"),
     *(
         "engine",
@@ -28,9 +32,6 @@ MAY_DIFFER = (
         "models.*.engine.*",
         "track",
         "eval_every",
-        "eval_rollouts",
-        "eval_sampling",
-        "eval_sampling.*",
     ),
     *("train.lr", "train.value_lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
     *("train.layout", "train.micro_tokens", "train.balance", "train.checkpointing"),
@@ -38,6 +39,8 @@ MAY_DIFFER = (
 )
 """Settings that a resumed run may have otherwise than it was begun with; every other one makes another policy, other
 tasks or other draws."""
+OF_EVALUATIONS = ("eval_tasks", "eval_rollouts", "eval_sampling", "eval_sampling.*", "eval_seed")
+"""Settings that make another evaluation. A resumed run whose evaluations are compared with earlier ones keeps them."""
 
 PACKAGES = ("agentgym", "torch", "transformers", "peft", "numpy", "sglang")
 
@@ -65,10 +68,9 @@ def _plain(value: Any) -> str:
 def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = MappingProxyType({})) -> None:
     """Write every setting of the run, what its envs are, and the versions that it runs with into its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"versions": versions(), "envs": as_json(envs), "settings": flat(config)}
-    fresh = folder / f".{SETTINGS}-new"
-    fresh.write_text(json.dumps(content, indent=2) + "\n")
-    fresh.replace(folder / SETTINGS)
+    seeds = {"derivation": DERIVATION, "evaluation": config.held_out_seed}
+    content = {"versions": versions(), "seeds": seeds, "envs": as_json(envs), "settings": flat(config)}
+    write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
 
 
 def versions() -> dict[str, str | None]:
@@ -143,6 +145,28 @@ def begun_steps(folder: Path, otherwise: int) -> int:
         return otherwise
 
 
+def begun_eval_seed(folder: Path) -> int | None:
+    """Return the seed of the evaluations in `folder`; None where it is not said, or seeds were derived otherwise."""
+    try:
+        kept = _kept(folder)["seeds"]
+        return int(kept["evaluation"]) if kept["derivation"] == DERIVATION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def refuse_other_derivation(folder: Path, field: str = "resume") -> None:
+    """Raise ValueError where what is in `folder` was begun by an agentgym that derives seeds in another way."""
+    try:
+        derivation = _kept(folder)["seeds"]["derivation"]
+    except (OSError, ValueError, KeyError, TypeError):
+        derivation = None
+    if derivation != DERIVATION:
+        raise ValueError(
+            f"{field}: {folder} was begun by an agentgym that derives seeds in another way, and the rest would be "
+            "played with other draws; finish it with that agentgym, or begin anew in another folder"
+        )
+
+
 def _begun(folder: Path) -> Mapping[str, Any]:
     """Read the settings of the run in `folder`; ValueError where there is none."""
     try:
@@ -158,10 +182,12 @@ def refuse_changes(folder: Path, config: Any) -> None:
     """Raise ValueError, naming each field and both values, where the run in `folder` was begun with other settings."""
     begun = _begun(folder)
     now = flat(config)
+    compared = bool(begun.get("eval_tasks") and now.get("eval_tasks"))
+    free = MAY_DIFFER if compared else (*MAY_DIFFER, *OF_EVALUATIONS)
     changed = [
         f"{name}: the run has {json.dumps(begun.get(name))}, not {json.dumps(now.get(name))}"
         for name in sorted(begun.keys() | now.keys())
-        if begun.get(name) != now.get(name) and not any(fnmatchcase(name, free) for free in MAY_DIFFER)
+        if begun.get(name) != now.get(name) and not any(fnmatchcase(name, each) for each in free)
     ]
     if changed:
         raise ValueError(
@@ -175,5 +201,5 @@ def _start_from(folder: Path, begun: Mapping[str, Any]) -> str:
     if (folder / "model").is_dir() and begun.get("train.method") == "full":
         return f"from what it trained, model {folder / 'model'}, "
     if (folder / "adapter").is_dir():
-        return f"from what it trained: `agentgym merge {folder / 'adapter'} MODEL`, then model MODEL, "
+        return f"from what it trained: `{command('merge', folder / 'adapter', 'MODEL')}`, then model MODEL, "
     return ""

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 
 from agentgym.boxes import ExecResult, Expected, HostFunction, Lifetime, Verdict
-from agentgym.errors import ClosedError, SandboxError, WireError
+from agentgym.boxes.content import WrongContent
+from agentgym.errors import BoxContentError, ClosedError, SandboxError, WireError
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.link import TRUNK, Link, WhyItEnded, tell_of_place
 from agentgym.sandboxes.networks.box_network import BoxNetwork, release
@@ -85,7 +86,7 @@ class RemoteBox(Files, Surroundings):
         async def run(cell: str, functions: Mapping[str, HostFunction], limit_s: float) -> ExecResult:
             try:
                 return await self._cell(cell, limit_s, functions, fresh=True, hides=True)
-            except OSError as error:  # The code has removed its folder, for instance: that is a failed test, too.
+            except BoxContentError as error:  # The code has removed its folder, for instance: a failed test, too.
                 why = f"the working folder cannot be copied: {error}"
                 return ExecResult(status="error", exit_code=1, stdout="", stderr=why)
 
@@ -110,8 +111,8 @@ class RemoteBox(Files, Surroundings):
         try:
             await self._call("fork", b"", timeout_s, branch=branch)
             lifetime = Lifetime("the branch", self.lifetime)
-        except ValueError as error:
-            raise ValueError(with_advice(str(error))) from error
+        except BoxContentError as error:
+            raise WrongContent(with_advice(str(error))) from error
         except (asyncio.CancelledError, ClosedError):
             self.link.end_later("end", branch=branch)
             raise

@@ -1,7 +1,7 @@
 """Fake boxes: boxes inside the process of a test."""
 
 import asyncio
-import copy
+import errno
 import io
 import shlex
 import tarfile
@@ -38,7 +38,19 @@ from agentgym.boxes.arguments import (
     check_progress,
     check_timeout,
 )
-from agentgym.sandboxes.fakes.files import bytes_of, is_below, load_archive, load_tree, path_of, store, tar_of
+from agentgym.boxes.content import TextFiles, WrongContent, of_number
+from agentgym.sandboxes.fakes.files import (
+    bytes_of,
+    copied,
+    is_below,
+    load_archive,
+    load_tree,
+    names_in,
+    path_of,
+    read_file,
+    store,
+    tar_of,
+)
 from agentgym.sandboxes.fakes.programs import FakeProcess, FakeShell, blocking, run_cell
 from agentgym.sandboxes.host_files import open_snapshot
 from agentgym.sandboxes.local import Process
@@ -46,7 +58,7 @@ from agentgym.sandboxes.local import Process
 Shell: TypeAlias = Mapping[str, str | ExecResult] | Callable[[str], str | ExecResult]
 
 
-class FakeBox:
+class FakeBox(TextFiles):
     """A Box inside the test's own process: files in memory, Python run for real, shell commands by table.
 
     It is no sandbox: only a test's own code may run in it.
@@ -159,30 +171,19 @@ class FakeBox:
         self._begin(timeout_s)
         check_files("files", files)
         if "." in map(path_of, files):
-            raise ValueError("files: '.' is a folder")
+            raise WrongContent("files: '.' is a folder")
         self.files |= {path_of(path): bytes_of(data) for path, data in files.items()}
 
     async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
-        """Return the file's bytes; FileNotFoundError where there is none, ValueError where it is over `limit` bytes."""
+        """Return the file's bytes; BoxContentError where there is none, and where it is over `limit` bytes."""
         self._begin(timeout_s)
         check_limit("limit", limit)
-        if path_of(path) not in self.files:
-            raise FileNotFoundError(path)
-        data = self.files[path_of(path)]
-        if len(data) > limit:
-            raise ValueError(f"{path}: {len(data)} bytes, the limit is {limit}")
-        return data
+        return read_file(self.files, path, limit)
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
-        """Return the sorted names in a folder; FileNotFoundError where nothing is in it."""
+        """Return the sorted names in a folder; BoxContentError where nothing is in it."""
         self._begin(timeout_s)
-        folder = PurePosixPath(path_of(path))
-        inside = [PurePosixPath(name).relative_to(folder) for name in self.files if is_below(name, folder)]
-        if str(folder) in self.files:
-            raise ValueError(f"{path!r} is no folder")
-        if not inside and str(folder) != ".":
-            raise FileNotFoundError(path)
-        return sorted({p.parts[0] + ("/" if len(p.parts) > 1 else "") for p in inside})
+        return names_in(self.files, path)
 
     async def put(
         self, source: str | Path, target: str = ".", *, timeout_s: float = 30.0, progress: Progress | None = None
@@ -211,7 +212,7 @@ class FakeBox:
         inside = self._inside(source)
         size = sum(len(self.files[name]) for name in inside.values())
         if size > limit:
-            raise ValueError(f"{source}: {size} bytes, the limit is {limit}")
+            raise WrongContent(f"{source}: {size} bytes, the limit is {limit}")
         store({Path(target, below): self.files[name] for below, name in inside.items()})
         if progress is not None:
             progress(size)
@@ -224,7 +225,7 @@ class FakeBox:
         if str(folder) in self.files:
             inside[PurePosixPath()] = str(folder)
         if not inside:
-            raise FileNotFoundError(source)
+            raise of_number(errno.ENOENT, source)
         return inside
 
     async def archive(
@@ -296,7 +297,7 @@ class FakeBox:
         branch = FakeBox(self.answers, self.initial)
         branch.lifetime = Lifetime("the branch", self.lifetime)
         branch.files = dict(self.files)
-        branch.namespace = {name: _copy(value) for name, value in self.namespace.items()}
+        branch.namespace = {name: copied(value) for name, value in self.namespace.items()}
         return branch
 
     async def close(self) -> None:
@@ -337,13 +338,6 @@ class FakeBoxes:
             self.leased.remove(box)
             if isinstance(box, FakeBox):
                 box.lifetime.end("its lease ended")
-
-
-def _copy(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        return value  # A module, a lock, an open file.
 
 
 def _ok(stdout: str) -> ExecResult:

@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 MAX_FILES = 10_000
+MAX_DEPTH = 100
+"""How deep a folder may be that comes out of a box: what removes it later, such as `shutil.rmtree`, calls itself."""
 IN_MEMORY = 16 << 20
 """Bytes of a copy that stay in memory before they go to the disk."""
 PIECE = 1 << 20
@@ -44,6 +46,8 @@ class Spool:
         beside = next(folder for folder in [*target.absolute().parents] if folder.is_dir())
         self._content = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(beside))  # noqa: SIM115  # Closed at the end.
         self.files: list[HostFile] = []
+        self.folders: list[str] = []
+        """The folders, by their paths below the target folder; "" for that one itself."""
         self.size = 0
 
     def write(self, data: bytes) -> None:
@@ -198,7 +202,7 @@ def _file_target(source: Path, target: str) -> str:
 
 
 def store_tree(target: Path, spool: Spool) -> None:
-    """Write the files of a spool below `target`, and nowhere else; nothing is written where a path leads out of it.
+    """Make the folders and files of a spool below `target`, and nowhere else; none where a path leads out of it.
 
     FileExistsError where a link is in the way, ValueError for a path that is not names between slashes.
     """
@@ -207,9 +211,22 @@ def store_tree(target: Path, spool: Spool) -> None:
     paths = [[*first, *_names(file.path, target)] for file in spool.files]
     if not all(paths):
         raise ValueError(f"{str(target)!r} is a folder, and a file's content was to be written there")
+    for folder in [[*first, *_names(path, target)] for path in spool.folders]:
+        top.mkdir(parents=True, exist_ok=True)
+        _make(top, folder)
     for parts, file in zip(paths, spool.files, strict=True):
         top.mkdir(parents=True, exist_ok=True)
         _store(top, parts, spool, file)
+
+
+def _make(top: Path, parts: Sequence[str]) -> None:
+    """Make a folder below `top`, and those that lead to it."""
+    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts:
+            folder = _enter(folder, part)
+    finally:
+        os.close(folder)
 
 
 def is_name(name: str) -> bool:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.errors import ClosedError
+from agentgym.boxes.content import LateContent, NotAFile, WrongContent, of_number
+from agentgym.errors import ClosedError, SandboxError, WireError
 
 NO_SPACE = os.strerror(errno.ENOSPC)
 ROOM = "the sandbox's disk_mb is the room for the files of each folder"
@@ -17,35 +18,10 @@ SANDBOX_LOST = "sandbox_lost"
 """The beginning of a SandboxError's text where an episode's box is gone, or could not be started."""
 
 
-class NotAFile(ValueError):
-    """The path of a file call names a link, a folder, a pipe, a socket or a device."""
-
-
-class UnusablePath(OSError, ValueError):
-    """What a box's kernel says against a path, by its number: no permission, a file in the way, a full disk."""
-
-
-class NoPermission(UnusablePath, PermissionError):
-    """A path whose permissions forbid what was asked."""
-
-
-class NotAFolder(UnusablePath, NotADirectoryError):
-    """A path in which something that is no folder stands for one."""
-
-
-class IsAFolder(UnusablePath, IsADirectoryError):
-    """The path of a folder, where a file's was needed."""
-
-
 FULL = (errno.ENOSPC, errno.EFBIG)
 """What a kernel says of a file that does not fit: into the folder, or, with bubblewrap, into the size of a file."""
-REFUSALS: dict[int, type[OSError]] = {
-    errno.ENOENT: FileNotFoundError,
-    errno.EACCES: NoPermission,
-    errno.EPERM: NoPermission,
-    errno.ENOTDIR: NotAFolder,
-    errno.EISDIR: IsAFolder,
-}
+MACHINE = (errno.ENFILE, errno.EIO)
+"""What a kernel says if the machine itself has no open files left, or its disk fails: no code in a box is behind it."""
 
 
 def with_advice(why: str) -> str:
@@ -56,15 +32,26 @@ def with_advice(why: str) -> str:
 
 
 def raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) -> None:
-    """Raise the box's refusal: FileNotFoundError for a missing file, else ValueError."""
-    text, number = envelope.get("error"), envelope.get("errno")
+    """Raise what a box says against a call, if it says anything: BoxContentError, or ValueError for an argument.
+
+    ClosedError for a branch that has ended, SandboxError for a fault of the machine, and WireError if what the box says
+    makes no sense.
+    """
     if envelope.get("gone") is True:
         raise ClosedError("the branch was closed, or ended when its box was reset")
-    if not isinstance(text, str):
+    text, number = envelope.get("error"), envelope.get("errno")
+    if text is None and number is None:
         return
-    if isinstance(number, int):
-        kind = REFUSALS.get(number, UnusablePath)
+    if type(text) is not str or not text or type(number) not in (int, type(None)):
+        raise WireError(f"the box gave an answer that makes no sense: error {text!r:.80}, errno {number!r:.80}")
+    if type(number) is int:
         path = fields.get("path")
+        if number in MACHINE:
+            raise SandboxError(f"the machine of the box could not do it: {text}")
         text += f" ({ROOM})" if number in FULL else ""
-        raise kind(number, text, path) if isinstance(path, str) else kind(number, text)
-    raise NotAFile(text) if envelope.get("not_a_file") is True else ValueError(text)
+        raise of_number(number, path if isinstance(path, str) else None, text)
+    if envelope.get("late") is True:
+        raise LateContent(text)
+    if envelope.get("argument") is True:
+        raise ValueError(text)
+    raise NotAFile(text) if envelope.get("not_a_file") is True else WrongContent(text)

@@ -1,15 +1,17 @@
 """Finished groups, and an account of everything that was started for them."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
 from agentgym.credit.learned_turns import joined_rows
 from agentgym.credit.turn_noise import Rows
 from agentgym.errors import AgentGymError, SandboxError
+from agentgym.store.tool_counts import PER_TOOL
 from agentgym.types import Group, Rollout
 
 
@@ -66,6 +68,8 @@ class BatchStats:
     """Dropped rollouts that had begun to play."""
     cut_s: float = 0.0
     """Seconds that the rollouts of `cut` were played, summed."""
+    cut_shares: float = 0.0
+    """Sum over the returned groups of the share of the group's begun rollouts that were cut before they had ended."""
     scored: int = 0
     """Scored rollouts of the returned and the dropped groups."""
     score: float = 0.0
@@ -98,6 +102,7 @@ class BatchStats:
             "curriculum/passed_over": float(self.passed_over),
             "curriculum/resting": float(self.resting),
             "oversample/length_bias": self.length_bias,
+            "oversample/cut_share": self.cut_shares / max(self.groups.finished + self.groups.failed, 1),
             "oversample/dropped_tokens": float(self.dropped_tokens),
             "oversample/reward_of_all": self.score / max(self.scored, 1),
             "staleness/mean": self.staleness / max(self.groups.finished, 1),
@@ -126,6 +131,7 @@ _SUMS = (
     "kept_s",
     "cut",
     "cut_s",
+    "cut_shares",
     "scored",
     "score",
     "staleness",
@@ -199,16 +205,34 @@ def _means(scored: Sequence[Rollout]) -> dict[str, float]:
         "segments": float(np.mean([len(r.own_segments) for r in scored])),
     }
     for prefix, pick in _mappings:
-        names = dict.fromkeys(name for r in scored for name in pick(r))
-        means |= {f"{prefix}/{name}": float(np.mean([pick(r).get(name, 0.0) for r in scored])) for name in names}
-    roles = dict.fromkeys(role for r in scored for role in r.role_rewards)
-    for role in roles:
-        means[f"role/{role}"] = float(np.mean([r.role_rewards[role] for r in scored if role in r.role_rewards]))
+        known = [pick(r) for r in scored]
+        for name in dict.fromkeys(name for of in known for name in of):
+            absent = 0.0 if prefix == "rollout" and is_counter(name) else None
+            values = [value for of in known if (value := of.get(name, absent)) is not None]
+            means[f"{prefix}/{name}"] = float(np.mean(values))
     stops = Counter(r.stop_reason for r in scored)
     return means | {f"stop/{reason}": count / len(scored) for reason, count in sorted(stops.items())}
 
 
-_mappings: list[tuple[str, Callable[[Rollout], Any]]] = [
+_mappings: list[tuple[str, Callable[[Rollout], Mapping[str, float]]]] = [
     ("reward", lambda r: r.rewards),
     ("rollout", lambda r: r.metrics),
+    ("role", lambda r: r.role_rewards),
 ]
+_COUNTERS = frozenset(
+    (
+        *("tool_calls", "tool_errors", "malformed_calls", "retries", "rerenders", "realigned", "answers_carried"),
+        *("compactions", "slides", "forks", "subagents", "user_turns", "box_killed", "failed_cases"),
+        *("untrained_tokens", "held_seconds", "branches", "branches_failed", "branch_tokens", "branch_seconds"),
+    )
+)
+_COUNTED = re.compile(f"{PER_TOOL}|usage/|model_[a-z_]+/")
+"""The beginnings of the names of further counters."""
+
+
+def is_counter(metric: str) -> bool:
+    """Whether a metric counts what agentgym itself has seen, so that a rollout without it has 0.
+
+    Any other metric, such as one that an env sets, is known of the rollouts that have it.
+    """
+    return metric in _COUNTERS or _COUNTED.match(metric) is not None

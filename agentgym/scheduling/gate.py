@@ -3,8 +3,9 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.adapter import Adapter
@@ -14,7 +15,7 @@ from agentgym.engines.messages import MessageCompletion, MessageEngine
 from agentgym.errors import EngineError
 from agentgym.messages import Message
 from agentgym.scheduling.accounting import LifecycleCounts
-from agentgym.time_limits import off_the_clock
+from agentgym.time_limits import Standstill, at_the_gate, off_the_clock
 from agentgym.types import Completion, Floats, Sampling
 
 
@@ -34,8 +35,8 @@ class RolloutUsage:
     """The loop's time when it began to play; None while it waits for its turn."""
     stopped: float | None = None
     """The loop's time when it ended or was dropped; None before."""
-    held_s: float = 0.0
-    """Seconds it waited at the shut gate."""
+    held: Standstill = field(default_factory=lambda: Standstill(asyncio.get_running_loop().time))
+    """The time at the shut gate; requests that wait there at once count once."""
 
     @property
     def seconds(self) -> float:
@@ -43,7 +44,7 @@ class RolloutUsage:
         if self.began is None:
             return 0.0
         end = asyncio.get_running_loop().time() if self.stopped is None else self.stopped
-        return end - self.began - self.held_s
+        return max(0.0, end - self.began - self.held.until(end))
 
 
 current_usage: ContextVar[RolloutUsage] = ContextVar("current_usage")
@@ -139,12 +140,10 @@ class EngineGate:
 
     async def _pass(self, usage: RolloutUsage) -> None:
         """Wait until the gate is open; EngineError where the rollout is dropped."""
-        loop = asyncio.get_running_loop()
+        attempt = at_the_gate.get()
         while not (self._open.is_set() or usage.dropped):
-            came = loop.time()
-            with off_the_clock():
+            with off_the_clock(), usage.held.block(), nullcontext() if attempt is None else attempt.block():
                 await self._open.wait()
-            usage.held_s += loop.time() - came
         if usage.dropped:  # It went on although it was cancelled: nobody will open the gate for it.
             raise EngineError("the rollout was dropped")
 

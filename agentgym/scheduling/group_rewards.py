@@ -9,8 +9,10 @@ from agentgym.asking.named import NamedModels
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.mixture import member_of
+from agentgym.environments.rewards import counted_content
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.rollouts.at_exit import at_exit
+from agentgym.seeds import seed_for
 from agentgym.time_limits import TimeLimit
 from agentgym.types import Rollout, StopReason
 
@@ -35,12 +37,17 @@ class GroupRewards(Generic[TaskT]):
         """
         cls = member_of(self._env, task)
         where, metrics = f"{cls.__name__}.{NAME}", dict[str, float]()
-        session = f"{task.id}/{NAME}"
-        models = NamedModels(self._models, cls.stand_ins, owner=where, session=session, seed=seed, metrics=metrics)
+        session, own = f"{task.id}/{NAME}", seed_for("group reward", seed, task.id)
+        models = NamedModels(self._models, cls.stand_ins, owner=where, session=session, seed=own, metrics=metrics)
         try:
             async with at_exit(EngineError, "release", models.release):
-                with boundary(EnvError, where):
-                    values = await _asked(cls, task, rollouts, models)
+                try:
+                    with boundary(EnvError, where):
+                        values = await _asked(cls, task, rollouts, models)
+                except EnvError as error:
+                    if not (counted := counted_content(error, where, cls.group_reward)):
+                        raise
+                    values, metrics[counted] = [0.0] * len(rollouts), 1.0
                 rewards = _read(values, len(rollouts), where)
         except AgentGymError as error:
             failed = Failure.of(error)

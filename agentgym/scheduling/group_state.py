@@ -12,10 +12,16 @@ from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
 from agentgym.field_checks import require_instance
 from agentgym.scheduling.gate import RolloutUsage
+from agentgym.seeds import seed_for
 from agentgym.types import Group, Rollout, Sampling, StopReason, Task
 
 CANCELLED = "its task was cancelled from outside"
 """Why a rollout has failed whose task was cancelled by code of the env, or by whoever else holds it."""
+
+
+def attempt_seed(seed: int, rollout_id: str) -> int:
+    """Return the seed of one rollout of an evaluation, from the evaluation's."""
+    return seed_for("attempt", seed, rollout_id)
 
 
 def failed_rollout(task: Task, rollout_id: str, why: str) -> Rollout:
@@ -41,9 +47,13 @@ class GroupSettings:
     sampling: Sampling | None = None
     """How tokens are sampled; None: by the defaults of `Sampling`."""
     seed: int = 0
-    """Seed of the first batch's rollouts; each later batch adds 1."""
+    """What the seeds of all groups are derived from."""
+    same_instance: bool = True
+    """Whether the rollouts of a group share the seed that their env gets; in an evaluation each has its own."""
     by_turn: bool = False
     """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
+    solved: float = 1.0
+    """The least reward that solves a task, where resting tasks are counted."""
     branching: Branching | None = None
     """The branches that are played from states of each rollout; None for none."""
 
@@ -172,10 +182,9 @@ class GroupState(Generic[TaskT]):
         """Whether its rewards differ enough to learn from, as `build_samples` judges it."""
         return has_signal(self.scored, by_turn=self.by_turn)
 
-    @property
-    def solved(self) -> bool:
-        """Whether all scored rollouts have a reward of at least 1."""
-        return all(r.reward is not None and r.reward >= 1 for r in self.scored)
+    def solved(self, least: float) -> bool:
+        """Whether all scored rollouts have a reward of at least that."""
+        return all(r.reward is not None and r.reward >= least for r in self.scored)
 
     @property
     def busy(self) -> bool:

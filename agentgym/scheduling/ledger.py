@@ -71,6 +71,7 @@ class Ledger(Generic[TaskT]):
             kept_s=_seconds(kept),
             cut=len(cut),
             cut_s=_seconds(cut),
+            cut_shares=sum(map(_cut_share, batch)),
             scored=len(rewards),
             score=sum(rewards),
             staleness=sum(ages),
@@ -101,6 +102,12 @@ class Ledger(Generic[TaskT]):
     def _lost_usages(self, batch: Sequence[GroupState[TaskT]]) -> list[RolloutUsage]:
         """What the dropped rollouts used: those cut from groups of the batch, and all of the dropped groups."""
         return [*(usage for group in batch for usage in group.cut), *_usages(self._dropped)]
+
+
+def _cut_share(group: GroupState[TaskT]) -> float:
+    """The share of a group's rollouts that were cut, of those that had begun."""
+    cut = sum(usage.began is not None for usage in group.cut)
+    return cut / (len(group.ended) + cut) if cut else 0.0
 
 
 def _usages(groups: Iterable[GroupState[TaskT]]) -> list[RolloutUsage]:

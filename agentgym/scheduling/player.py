@@ -15,7 +15,7 @@ from agentgym.environments.resources import open_resources
 from agentgym.environments.task_boxes import check_boxes, open_boxes
 from agentgym.rollouts.rollout import rollout
 from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage
-from agentgym.scheduling.group_state import GroupSettings, GroupState
+from agentgym.scheduling.group_state import GroupSettings, GroupState, attempt_seed
 from agentgym.types import Rollout
 
 _AT_ONCE = 32
@@ -95,14 +95,15 @@ class Player(Generic[TaskT]):
         async with self._slots:
             await self._starts.wait()
             usage.began = asyncio.get_running_loop().time()
+            name, settings = group.name(index), self._settings
             return await rollout(
                 self._env,
                 group.task,
                 self._gate,
                 boxes=self._boxes,
-                sampling=self._settings.sampling,
-                seed=group.seed,
-                rollout_id=group.name(index),
+                sampling=settings.sampling,
+                seed=group.seed if settings.same_instance else attempt_seed(settings.seed, name),
+                rollout_id=name,
                 models=self.models,
                 branching=group.branching,
             )

@@ -65,11 +65,15 @@ async def play_groups(
     concurrency: int = 64,
     sampling: Sampling | None = None,
     seed: int = 0,
+    same_instance: bool = True,
     on_rollout: Callable[[Rollout], None] | None = None,
     models: Mapping[str, Engine] | None = None,
     branching: Branching | None = None,
 ) -> Groups:
-    """Do what `run_groups` does for one process's share of a batch: raise nothing where all of its rollouts failed."""
+    """Do what `run_groups` does for one process's share of a batch: raise nothing where all of its rollouts failed.
+
+    Without `same_instance` each rollout is an attempt of an evaluation, whose env gets a seed of its own.
+    """
     tasks = as_tasks(find_env(env), tasks)
     unique([task.id for task in tasks])
     scheduler = Scheduler(
@@ -81,6 +85,7 @@ async def play_groups(
             concurrency=min(concurrency, max(1, n * len(tasks))),
             sampling=sampling,
             seed=seed,
+            same_instance=same_instance,
             branching=branching,
         ),
         boxes=boxes,

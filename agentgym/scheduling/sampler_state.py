@@ -14,8 +14,8 @@ from pydantic.dataclasses import dataclass
 from agentgym.credit.turn_noise import COLUMNS
 from agentgym.scheduling.accounting import LifecycleCounts
 
-VERSION = 1
-"""The form of the state that is written, and the only one that is read."""
+VERSION = 2
+"""The form of the state that is written, and the only one that is read; an order of tasks is of one form."""
 
 Count = Annotated[int, Field(ge=0)]
 Outcome = Annotated[str, Field(pattern="^(started|resumed|finished|dropped|failed)$")]

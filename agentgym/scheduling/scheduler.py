@@ -23,6 +23,7 @@ from agentgym.scheduling.ledger import Ledger
 from agentgym.scheduling.oversampling import BatchPolicy, Oversample
 from agentgym.scheduling.player import Player
 from agentgym.scheduling.task_sampler import SampledTask, TaskSampler
+from agentgym.seeds import seed_for
 from agentgym.types import Rollout
 
 _AT_ONCE = 32
@@ -159,7 +160,7 @@ class Scheduler(Generic[TaskT]):
         group = GroupState(
             sampled.task,
             n=self._settings.n,
-            seed=self._settings.seed + self._sampler.batches,
+            seed=seed_for("group", self._settings.seed, sampled.task.id, sampled.time),
             number=sampled.number,
             order=self._sampler.order,
             by_turn=self._settings.by_turn,
@@ -221,7 +222,8 @@ class Scheduler(Generic[TaskT]):
         """Add the rewards of a complete group, then close it."""
         current_usage.set(RolloutUsage())  # for a judge that is the policy: no rollout asks here
         try:
-            judged = await self._group_rewards.added(group.task, group.scored, seed=group.seed)
+            seed = group.seed if self._settings.same_instance else self._settings.seed
+            judged = await self._group_rewards.added(group.task, group.scored, seed=seed)
             group.judged(judged)
             self._told(judged)
             self._close(group)
@@ -236,7 +238,7 @@ class Scheduler(Generic[TaskT]):
         if self._learned.learns:
             group.seen = seen_in(group.scored)
         if len(group.scored) > 1 and not group.signal:
-            self._sampler.taught_nothing(group.task.id, solved=group.solved)
+            self._sampler.taught_nothing(group.task.id, solved=group.solved(self._settings.solved))
         if self._policy.replaces(group, self._ledger.replaced):
             self._ledger.replace()
             self._drop(group)

@@ -3,19 +3,20 @@
 import random
 import sys
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, Generic, Self
 
 from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.registry import find_env
-from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.task_rows import split_tasks
 from agentgym.scheduling.accounting import BatchStats
 from agentgym.scheduling.sampler_state import InPlay, SamplerState, read_states
+from agentgym.seeds import seed_for
 
 REPEATED_AT_MOST = 10_000
 """Tasks that may be passed over one after the other, as their ids are in the batch, before it is said that they are."""
@@ -25,23 +26,20 @@ def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int)
     """`steps` batches of `prompts` training tasks, in an order that the seed determines.
 
     No task comes twice before all were seen, except that the few tasks that fill no whole batch at the end of a round
-    are skipped in it. An `ag.Endless` gives its tasks in its own order, from that seed on. A mixture's members come in
-    turns by weight, each with rounds of its own. Raises ValueError where the env, or a member, has fewer tasks than a
-    batch takes of it.
+    are skipped in it. An `ag.Endless` gives its tasks in its own order, by a seed derived from this one. A mixture's
+    members come in turns by weight, each with rounds of its own. Raises ValueError where the env, or a member, has
+    fewer tasks than a batch takes of it.
     """
     cls = find_env(env)
     if issubclass(cls, Mixture):
         yield from _mixed_batches(cls, prompts, steps, seed)
         return
-    rounds = _rounds("the env", as_tasks(cls, cls.tasks("train")), seed, random.Random(seed))
-    for _ in range(steps):
-        yield rounds.take(prompts)
+    rounds = _rounds("the env", split_tasks(cls, "train"), seed)
+    yield from (rounds.take(prompts) for _ in range(steps))
 
 
 def _mixed_batches(env: type[Mixture], prompts: int, steps: int, seed: int) -> Iterator[list[Any]]:
-    rounds = {
-        name: _rounds(name, env.tasks_of(name, "train"), seed, random.Random(f"{seed} {name}")) for name in env.members
-    }
+    rounds = {name: _rounds(name, env.tasks_of(name, "train"), seed, name) for name in env.members}
     turns = env.turns()
     for _ in range(steps):
         names = list(islice(turns, prompts))
@@ -49,8 +47,10 @@ def _mixed_batches(env: type[Mixture], prompts: int, steps: int, seed: int) -> I
         yield [next(taken[name]) for name in names]
 
 
-def _rounds(name: str, tasks: Sequence[TaskT], seed: int, rng: random.Random) -> "_Rounds[TaskT] | _InOrder[TaskT]":
-    return _InOrder(tasks.begin(seed)) if isinstance(tasks, Endless) else _Rounds(name, tasks, rng)
+def _rounds(name: str, tasks: Sequence[TaskT], seed: int, *of: str) -> "_Rounds[TaskT] | _InOrder[TaskT]":
+    if isinstance(tasks, Endless):
+        return _InOrder(tasks.begin(seed_for("generator", seed, *of, bits=31)))
+    return _Rounds(name, tasks, random.Random(seed_for("task order", seed, *of)))
 
 
 class _InOrder(Generic[TaskT]):
@@ -81,13 +81,12 @@ class _Rounds(Generic[TaskT]):
 
     def _drawn(self) -> Iterator[TaskT]:
         """Yield tasks that this round has not had; drawn one by one, as a procedural env has too many to shuffle."""
-        count = len(self._tasks)
         while True:
-            index = self._rng.randrange(count)
+            index = self._rng.randrange(len(self._tasks))
             if index not in self._seen:
                 self._seen.add(index)
                 yield self._tasks[index]
-            if len(self._seen) == count:
+            if len(self._seen) == len(self._tasks):
                 self._seen.clear()
 
 
@@ -117,6 +116,8 @@ class SampledTask(Generic[TaskT]):
     number: int
     """Counts from 0 over the tasks of all processes; stays the same in a resumed run."""
     task: TaskT
+    time: int = 0
+    """What tells this time that the task is played from the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +176,7 @@ class TaskSampler(Generic[TaskT]):
         """How often each resting task is still to be passed over, by its id."""
         self._rests = Counter[str]()
         """What became of tasks by their rests since the last batch."""
-        self._stream = (SampledTask(number, task) for number, task in enumerate(tasks))
+        self._stream = _numbered(tasks, is_order=bool(order))
         self._drawn = 0
         self._last_id: str | None = None
         self._waiting: list[SampledTask[TaskT]] = []
@@ -321,10 +322,16 @@ class TaskSampler(Generic[TaskT]):
             raise ValueError(f"tasks: there are {self._drawn}, and the run that is resumed had drawn {end}")
 
 
+def _numbered(tasks: Iterable[TaskT], *, is_order: bool) -> Iterator[SampledTask[TaskT]]:
+    """Yield the tasks with their numbers; what is no order of a run may be a share, whose numbers say nothing."""
+    times = defaultdict[str, Iterator[int]](count)
+    for number, task in enumerate(tasks):
+        yield SampledTask(number, task, number if is_order else next(times[task.id]))
+
+
 def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> None:
     """Raise ValueError where a process has fewer tasks than it plays of a batch: it would look for them for ever."""
-    cls = find_env(env)
-    tasks = as_tasks(cls, cls.tasks("train"))
+    tasks = split_tasks(find_env(env), "train")
     processes = [replace(sharding, rank=rank) for rank in range(sharding.world)]
     missing = {process.rank: process.share for process in processes if process.share}
     for index in range(len(tasks)):
@@ -335,8 +342,7 @@ def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> Non
         if missing[owner] <= 0:
             del missing[owner]
     if missing:
-        rank = min(missing)
-        share = processes[rank].share
+        share = processes[rank := min(missing)].share
         raise ValueError(
             f"prompts: process {rank} of {sharding.world} plays {share} tasks of a batch, and {share - missing[rank]} "
             f"of the {len(tasks)} training tasks belong to it: with staleness, rest_rounds, or "

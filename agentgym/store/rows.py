@@ -14,7 +14,7 @@ from agentgym.foreign_files.content import Unpacker, parsed
 from agentgym.foreign_files.opening import MOST_BYTES
 from agentgym.foreign_files.values import number, numbers, text_of, whole
 from agentgym.transcript import printable
-from agentgym.types import Floats, Ints, Rollout, Segment, Task, Turn, Version
+from agentgym.types import Floats, Ints, Rollout, Segment, Turn, Version
 
 SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds"
 """The columns that are read without unpacking anything."""
@@ -38,14 +38,6 @@ def packed(value: object) -> bytes:
 def stored_text(text: str) -> str:
     """Escape lone surrogates, which SQLite cannot hold; other text stays as it is."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def task_fields(task: Task) -> dict[str, Any]:
-    """Return the fields of a task in pydantic's JSON form, or as Python values where one of them has no such form."""
-    try:
-        return task.model_dump(mode="json")
-    except (ValueError, TypeError):  # pydantic's serialization error is a ValueError
-        return task.model_dump(mode="python", warnings=False)
 
 
 def _plain(value: object) -> object:

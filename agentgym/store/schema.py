@@ -1,14 +1,21 @@
 """The tables of a run's rollout store, and how its file is opened."""
 
+import fcntl
+import logging
 import os
 import re
+import shlex
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
+from agentgym.folders.file_systems import has_locks, shared_kind
 from agentgym.foreign_files.database import ForeignDatabase, check_journal
 from agentgym.foreign_files.opening import UnreadableFileError, regular_file
+
+_LOG = logging.getLogger(__name__)
 
 FILE = "rollouts.sqlite"
 """The store's name in a run's folder."""
@@ -117,15 +124,16 @@ def _kind(value: object) -> str:
 def open_store(path: Path) -> sqlite3.Connection:
     """A connection that writes to the store at `path`, which is made where it is not there.
 
-    Readers never block the writer and see whole rollouts only: the file is in write-ahead mode, and each rollout is
-    written in one transaction. Raises StoreError for a file that is no store, or one of another version. An opener
-    waits up to OPEN_SECONDS for another that holds the file.
+    Readers see whole rollouts only, as each is written in one transaction. They never block the writer: the file is in
+    write-ahead mode, but on a file system that other machines may share, where that mode does not work. Raises
+    StoreError for a file that is no store, or one of another version. An opener waits up to OPEN_SECONDS for another
+    that holds the file.
     """
     try:
         if os.path.lexists(path):
             path = regular_file(path, within=path.parent)
         check_journal(path)
-        connection = sqlite3.connect(path, timeout=OPEN_SECONDS, isolation_level=None)
+        connection = _to_write(path)
     except sqlite3.Error as error:
         raise _cannot_open(path, error, write=True) from error
     except (UnreadableFileError, FileNotFoundError) as error:
@@ -134,8 +142,12 @@ def open_store(path: Path) -> sqlite3.Connection:
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         _check_version(path, found)
         connection.execute("PRAGMA foreign_keys = ON")
-        _use_wal(connection)
-        connection.execute("PRAGMA synchronous = NORMAL")
+        if (kind := _without_wal(path)) is None:
+            _use_wal(connection)
+            connection.execute("PRAGMA synchronous = NORMAL")
+        else:
+            _say_shared(path, kind)
+            connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.executescript(
             f"BEGIN IMMEDIATE; {_missing(connection)} {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
         )
@@ -183,9 +195,12 @@ def read_store(path: Path) -> ForeignDatabase:
 def damaged(path: Path, error: Exception) -> StoreError:
     """Say that a store cannot be read on, and what can be done."""
     return StoreError(
-        f"{path}: the store cannot be read ({error}); "
-        f"if it is damaged, `sqlite3 {path.name} .recover` saves what it can"
+        f"{path}: the store cannot be read ({error}); if it is damaged, `{_recover(path)}` saves what it can"
     )
+
+
+def _recover(path: Path) -> str:
+    return shlex.join(["sqlite3", str(path), ".recover"])
 
 
 def _check_version(path: Path, found: int) -> None:
@@ -217,6 +232,24 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.02)
 
 
+def _without_wal(path: Path) -> str | None:
+    """Name the file system of a store if SQLite's write-ahead log does not work there: it needs locks and one machine.
+
+    None where it works.
+    """
+    return shared_kind(path.parent) or (None if has_locks(path.parent, fcntl.lockf) else "a file system without locks")
+
+
+@cache
+def _say_shared(path: Path, kind: str) -> None:
+    """Say once for each store what is other on such a file system, and what to do."""
+    _LOG.warning(
+        "%s is on %s: it is written without SQLite's write-ahead log, and whoever reads it may make the run wait for "
+        "up to %g s; `agentgym show`, `view` and `report` are better given a copy of the folder while the run goes on",
+        *(path, kind, OPEN_SECONDS),
+    )
+
+
 def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -238,5 +271,19 @@ def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError
     elif write:
         todo = f"move {path.name}, and {path.name}-wal if there is one, out of the folder: the run makes a new store"
     else:
-        todo = f"if it is damaged, `sqlite3 {path.name} .recover` saves what it can"
+        todo = f"if it is damaged, `{_recover(path)}` saves what it can"
     return StoreError(f"{path}: it cannot be opened as a store of rollouts ({error}); {todo}")
+
+
+def _to_write(path: Path) -> sqlite3.Connection:
+    """A connection that writes.
+
+    On a file system without locks it holds the store alone: the lock on the run's folder sees to it that only one
+    process writes, and with the exclusive mode a store in write-ahead mode can be opened, which comes from elsewhere.
+    """
+    if has_locks(path.parent, fcntl.lockf):
+        return sqlite3.connect(path, timeout=OPEN_SECONDS, isolation_level=None)
+    address = f"{path.absolute().as_uri()}?mode=rwc&vfs=unix-none"
+    connection = sqlite3.connect(address, uri=True, isolation_level=None)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    return connection

@@ -1,78 +1,85 @@
 """The writer of a run's rollout store: a thread of its own, which the event loop never waits for."""
 
 import asyncio
-import json
 import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-import numpy as np
-
-from agentgym.store.rows import (
-    ROLLOUT_COLUMNS,
-    SEGMENT_COLUMNS,
-    packed,
-    rollout_row,
-    segment_row,
-    stored_text,
-    task_fields,
-)
+from agentgym.data.content import refuse_unkept, task_fields
+from agentgym.folders.disk import Refusals, disk_trouble
+from agentgym.folders.names import whole_path
+from agentgym.store.rows import packed, stored_text
 from agentgym.store.schema import FILE, open_store
+from agentgym.store.statements import (
+    GroupsJob,
+    SignsJob,
+    StepJob,
+    in_transaction,
+    parts_of,
+    rollouts_in,
+    write_rollout,
+    write_signs,
+    write_step,
+)
 from agentgym.store.suspicious import signs_of_group
-from agentgym.store.tool_counts import call_counts
 from agentgym.store.training_step import Trained
 from agentgym.store.vocabulary import TokenBytes, VocabularyWriter
-from agentgym.types import Group, Rollout, Task
+from agentgym.types import Group, Task
 
 __all__ = ["RolloutWriter", "Trained"]
 
 log = logging.getLogger(__name__)
 
-_INSERT_ROLLOUT = (
-    f"INSERT INTO rollouts ({ROLLOUT_COLUMNS}, suspicious, tool_calls, tool_errors) VALUES ({', '.join('?' * 14)})"
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    folder: Path
+    lost: bool
+    """Whether the store is gone where it was, and is to be written again from what is open."""
+
+
+_Work: TypeAlias = GroupsJob | SignsJob | StepJob
+_Job: TypeAlias = _Work | _Place | threading.Event
+
+HELD_MOST = 4096
+"""Rollouts that are held in memory while the store cannot be written; of more, the oldest are lost."""
+_WAITING = (
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
 )
-_INSERT_SEGMENT = f"INSERT INTO segments (rollout, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    groups: Sequence[Group]
-    phase: str
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    trained: Iterable[Trained]
-    phase: str
-    step: int
-
-
-_Job: TypeAlias = _Groups | _Step | threading.Event
+"""SQLite's errors of a store that may take later what it does not take now."""
 
 
 class RolloutWriter:
     """Writes rollouts to the store of a run; `add` returns at once, and what was added outlives a crash of the process.
 
-    A rollout is on disk whole or not at all. Where the disk refuses, the run goes on: `lost` counts the rollouts that
-    were not written, and the first refusal is a warning. Of what an earlier run left in the folder, the rollouts of its
-    first `done` steps stay, and later ones are cut. With `token_bytes`, the bytes of each token id that occurs are kept
-    once, so that a copied store shows its tokens without the model.
+    A rollout is on disk whole or not at all. What the store does not take, because another process has locked it or
+    its disk is full, is held in memory and tried again with whatever comes next, and when the writer is closed. What
+    is then still held, and what the store refuses for good, is counted in `lost` and warned of; the run goes on. Of
+    what an earlier run left in the folder, the rollouts of its first `done` steps stay, and later ones are cut. With
+    `token_bytes`, the bytes of each token id that occurs are kept once, so that a copied store shows its tokens without
+    the model.
     """
 
     def __init__(self, folder: Path, *, done: int = 0, token_bytes: TokenBytes | None = None) -> None:
-        self.path = folder / FILE
+        self.path = whole_path(folder) / FILE
         self.vocabulary = VocabularyWriter(token_bytes)
         self.lost = 0
         self._done = done
-        self._refused = False
+        self._cut_tried = False
         self._task_refused = False
+        self._stuck: Exception | None = None
+        """Why the store did not take the first of what is held, the last time it was tried."""
+        self._held: deque[_Work] = deque()
+        self._refusals = Refusals(lambda said: log.warning("%s: %s", self.path, said))
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="agentgym-store", daemon=True)
 
@@ -102,82 +109,169 @@ class RolloutWriter:
             await asyncio.wait([closing])
             raise
 
-    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int) -> None:
-        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them."""
-        self._jobs.put(_Groups(list(groups), phase, step))
+    def add(self, groups: Iterable[Group], *, phase: str = "train", step: int, whole: bool = True) -> None:
+        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them.
+
+        With `whole=False` other rollouts of the groups are added apart: none has a sign before `sign` is called.
+        """
+        self._jobs.put(GroupsJob(list(groups), phase, step, whole))
+
+    def sign(self, group: Group, *, phase: str, step: int) -> None:
+        """Write the signs of a whole group beside its rollouts, which were added one by one."""
+        self._jobs.put(SignsJob(group, phase, step))
 
     def add_step(self, trained: Iterable[Trained], *, phase: str = "train", step: int) -> None:
         """Write what the step's training computed, beside the rollouts that were added for it.
 
         A generator is run in the writer's thread.
         """
-        self._jobs.put(_Step(trained, phase, step))
+        self._jobs.put(StepJob(trained, phase, step))
 
     def flush(self) -> None:
-        """Return when all that was added before is on disk, so that it outlives a power cut too; it blocks."""
+        """Return when all that was added before was tried, and is on disk if the disk took it; it blocks.
+
+        What is on disk then outlives a power cut too.
+        """
         written = threading.Event()
         self._jobs.put(written)
         written.wait()
 
+    def follow(self, folder: Path, *, lost: bool) -> None:
+        """Write into this folder from now on: the store was moved there, or is `lost` and is written again."""
+        self.path = folder / FILE
+        self._jobs.put(_Place(folder, lost))
+
     # In the thread
 
     def _run(self) -> None:
-        connection: sqlite3.Connection | None = None
+        connection = self._opened(None)
+        while (job := self._jobs.get()) is not None:
+            connection = self._do(connection, job)
+        connection = self._write_held(connection)
+        self._lose(sum(map(rollouts_in, self._held)), self._stuck)
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def _opened(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
+        """Return the connection, or a new one if there is none; None if the store cannot be opened now."""
+        if connection is not None:
+            return connection
         try:
             connection = open_store(self.path)
             self.vocabulary.read(connection)
-            self._cut_done_again(connection)
         except (sqlite3.Error, OSError, ValueError) as error:
-            self._refuse(error)
-        while (job := self._jobs.get()) is not None:
-            self._do(connection, job)
-        if connection is not None:
-            connection.close()
+            self._wait_for(error)
+            return None
+        if not self._cut_tried:
+            self._cut_done_again(connection)
+            self._cut_tried = True
+        return connection
 
-    def _do(self, connection: sqlite3.Connection | None, job: _Job) -> None:
-        match job:
-            case threading.Event():
-                if connection is not None:
-                    self._try(connection, lambda to: to.execute("PRAGMA wal_checkpoint(PASSIVE)"), begin=False)
-                job.set()
-            case _Step():
-                if connection is not None:
-                    self._try(connection, lambda to: _write_step(to, job))
-            case _Groups():
-                for group in job.groups if not self._written(connection, job) else ():
-                    for part in _parts(group) if not self._written(connection, _one(group, job)) else ():
-                        self.lost += not self._written(connection, _one(part, job))
+    def _wait_for(self, error: Exception) -> None:
+        """Say that the store takes nothing now, the first time."""
+        if self._stuck is None:
+            said = "they are held in memory and tried again, and the run goes on"
+            self._refusals.refused("rollouts", _said(error), then=said)
+        self._stuck = error
 
-    def _written(self, connection: sqlite3.Connection | None, job: _Groups) -> bool:
-        return connection is not None and self._try(connection, lambda to: self._write_groups(to, job))
+    def _do(self, connection: sqlite3.Connection | None, job: _Job) -> sqlite3.Connection | None:
+        """Do a job, and return the connection for the next one."""
+        if isinstance(job, _Place):
+            return self._moved(connection, job)
+        if isinstance(job, StepJob):
+            job = replace(job, trained=list(job.trained)) if self._held else job
+        if isinstance(job, GroupsJob | SignsJob | StepJob):
+            self._held.append(job)
+        if self._stuck is None or self._jobs.empty():  # a locked store is waited for once, not for each job
+            connection = self._write_held(connection)
+        if isinstance(job, threading.Event):
+            if connection is not None:
+                self._checkpoint(connection)
+            job.set()
+        return connection
 
-    def _try(
-        self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object], *, begin: bool = True
-    ) -> bool:
-        """Do it in one transaction; whether it is done. Whatever is wrong, the run goes on."""
+    def _write_held(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
+        """Write what is held, in its order, until the store does not take it; return the connection."""
+        connection = self._opened(connection)
+        while self._held and connection is not None:
+            if (waits := self._written(connection, self._held[0])) is not None:
+                self._wait_for(waits)
+                break
+            if self._stuck is not None:
+                log.warning("%s: it can be written again, and takes the rollouts that were held", self.path)
+            self._stuck = None
+        many = sum(map(rollouts_in, self._held))
+        while many > HELD_MOST:
+            many -= (dropped := rollouts_in(self._held.popleft()))
+            self._lose(dropped, self._stuck)
+        return connection
+
+    def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
+        """Write the first of what is held, or put its parts in its place; the error where it is to be tried again."""
         try:
-            if begin:
-                _in_transaction(connection, work)
-                self.vocabulary.keep()
+            if isinstance(job, StepJob):
+                in_transaction(connection, lambda to: write_step(to, job))
+            elif isinstance(job, SignsJob):
+                in_transaction(connection, lambda to: write_signs(to, job))
             else:
-                work(connection)
+                in_transaction(connection, lambda to: self._write_groups(to, job))
+                self.vocabulary.keep()
         except Exception as error:
             self.vocabulary.drop()
-            self._refuse(error)
-            return False
-        return True
+            if _waits(error):
+                return error
+            self._held.popleft()
+            parts = parts_of(job) if isinstance(job, GroupsJob) else []
+            if len(parts) < 2:
+                self._lose(rollouts_in(job), error)
+            self._held.extendleft(reversed(parts if len(parts) > 1 else []))
+            return None
+        self._held.popleft()
+        return None
 
-    def _refuse(self, error: Exception) -> None:
-        """Say it, the first time."""
-        if not self._refused:
-            said = f"{type(error).__name__}: {error}"
-            log.warning("%s: rollouts are not written, and the run goes on: %s", self.path, said)
-        self._refused = True
+    def _lose(self, many: int, error: Exception | None) -> None:
+        """Count rollouts as lost, and say why; the run goes on."""
+        if many:
+            self.lost += many
+            why = _said(error) if error is not None else "the store was never opened"
+            self._refusals.refused("some rollouts", why, then=f"{self.lost} are lost so far, and the run goes on")
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Move what is in the write-ahead log into the store's file, so that it outlives a power cut."""
+        try:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as error:
+            self._refusals.refused("the store's write-ahead log", _said(error), then="rollouts stay in it until then")
+
+    def _moved(self, connection: sqlite3.Connection | None, place: _Place) -> sqlite3.Connection | None:
+        """Return a connection to the store at its new place; None if it cannot be opened there now.
+
+        A connection that is closed last removes files by the name that its store had: the old one is closed after the
+        new one is open, or before there is a new store of that name.
+        """
+        if connection is None:
+            return self._opened(None)
+        if not place.lost:
+            opened = self._opened(None)
+            connection.close()
+            return opened
+        fresh = place.folder / f".{FILE}-new"
+        try:
+            with closing(open_store(fresh)) as copy:
+                connection.backup(copy)
+        except (sqlite3.Error, OSError, ValueError) as error:
+            self._lose(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0], error)
+            fresh.unlink(missing_ok=True)
+        connection.close()
+        with suppress(FileNotFoundError):
+            fresh.replace(place.folder / FILE)
+        return self._opened(None)
 
     def _cut_done_again(self, connection: sqlite3.Connection) -> None:
         """Drop the rollouts of steps that are done again, or say that they stay; either way the run goes on."""
         try:
-            _in_transaction(connection, self._cut)
+            in_transaction(connection, self._cut)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             log.warning(
@@ -193,18 +287,19 @@ class RolloutWriter:
         connection.execute("DELETE FROM rollouts WHERE step >= ?", (self._done,))
         connection.execute("DELETE FROM tasks WHERE group_id NOT IN (SELECT group_id FROM rollouts)")
 
-    def _write_groups(self, connection: sqlite3.Connection, job: _Groups) -> None:
+    def _write_groups(self, connection: sqlite3.Connection, job: GroupsJob) -> None:
         for group in job.groups:
             if group.task is not None:
                 self._write_task(connection, group.group_id, group.task)
-            signs = signs_of_group(group)
+            signs = signs_of_group(group) if job.whole else {}
             for rollout in group.rollouts:
-                _write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
+                write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
         self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])
 
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
         """Write the task, or say the first time that one is not written; its rollouts are written either way."""
         try:
+            refuse_unkept([task])
             row = (stored_text(group_id), packed(task_fields(task)))
             connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", row)
         except Exception as error:
@@ -216,51 +311,10 @@ class RolloutWriter:
             self._task_refused = True
 
 
-def _one(group: Group, job: _Groups) -> _Groups:
-    return _Groups([group], job.phase, job.step)
+def _waits(error: Exception) -> bool:
+    """Whether the store may take later what it did not take now."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _WAITING or disk_trouble(error) is not None
 
 
-def _parts(group: Group) -> list[Group]:
-    """A group for each rollout: what cannot be written takes no other rollout with it."""
-    return [Group(group_id=group.group_id, rollouts=(rollout,), task=group.task) for rollout in group.rollouts]
-
-
-def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object]) -> None:
-    """Do it whole or not at all; where another process writes, wait for it first."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        work(connection)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: _Groups, signs: Sequence[str]) -> None:
-    row = rollout_row(rollout, phase=job.phase, step=job.step)
-    columns = (*row, " ".join(signs) or None, *call_counts(rollout))
-    number = connection.execute(_INSERT_ROLLOUT, columns).lastrowid
-    connection.executemany(_INSERT_SEGMENT, [(number, *segment_row(segment)) for segment in rollout.segments])
-
-
-def _write_step(connection: sqlite3.Connection, job: _Step) -> None:
-    ids = connection.execute(
-        "SELECT rollout_id, number FROM rollouts WHERE phase = ? AND step = ?", (stored_text(job.phase), job.step)
-    )
-    numbers = dict(ids.fetchall())
-    gaps: dict[int, float] = {}
-    for made in job.trained:
-        if (number := numbers.get(stored_text(made.rollout_id))) is None:
-            continue  # it is counted as lost already
-        logprobs = None if made.logprobs is None else np.asarray(made.logprobs, "<f4").tobytes()
-        advantages = json.dumps([round(float(value), 6) for value in made.advantages])
-        connection.execute(
-            "UPDATE segments SET trained = ?, advantages = ? WHERE rollout = ? AND place = ?",
-            (logprobs, advantages, number, made.segment),
-        )
-        if made.gap is not None:
-            gaps[number] = max(made.gap, gaps.get(number, 0.0))
-    connection.executemany(
-        "UPDATE rollouts SET logprob_gap = ? WHERE number = ?", [(gap, number) for number, gap in gaps.items()]
-    )
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

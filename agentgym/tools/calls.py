@@ -1,13 +1,13 @@
 """Calls of tools, and their outcomes as the model reads them.
 
 A tool's failure is an answer that the model reads: an unknown name, bad JSON, a wrong argument, an exception and a
-time-out each become a tool message. The failure of a box (SandboxError) is raised instead.
+time-out each become a tool message. The failure of a box (SandboxError) or of the machine (MachineError) is raised
+instead.
 """
 
 import asyncio
 import inspect
 import json
-import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agentgym.errors import AgentGymError, BoxKilledError, ToolError, alone, must_pass
+from agentgym.data.plain import NotPlainError, plain
+from agentgym.errors import AgentGymError, BoxKilledError, ToolError, alone, must_pass, of_machine
 from agentgym.failures import describe, log_once
 from agentgym.messages import Content, Image, content_of
-from agentgym.sound_json import MAX_DEPTH, is_sound
+from agentgym.sound_json import UNSOUND, is_sound
 from agentgym.time_limits import TimeLimit
 from agentgym.tools.dynamic import AnyTool
 from agentgym.tools.streams import joined
@@ -103,7 +104,7 @@ def _load(text: str) -> Mapping[str, Any]:
     if not isinstance(loaded, dict):
         raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
     if not is_sound(loaded):
-        raise ValueError(f"they hold NaN, Infinity, half a character or more than {MAX_DEPTH} levels of nesting")
+        raise ValueError(f"they {UNSOUND}")
     return loaded
 
 
@@ -121,6 +122,9 @@ async def _outcome(owner: object, made: AnyTool, function: Callable[..., Any], a
         return _read(returned)
     except BaseException as raised:  # A tool that calls sys.exit() must not end the training.
         error = alone(raised)
+        if not isinstance(error, AgentGymError) and (lacking := of_machine(error)) is not None:
+            lacking.where = _named(owner, made)
+            raise lacking from error
         result = _error(owner, made, function, error, limit)
         if result is None and error is not raised:
             raise error from error.__cause__
@@ -208,32 +212,31 @@ def as_content(value: object) -> Any:
 def as_text(value: object) -> str:
     """Return a tool's return value as the model reads it: text as it is, None as "", the rest as JSON.
 
-    :raises TypeError: for an object whose only text is its address in memory, which differs from run to run.
+    :raises TypeError: for what has no form in JSON (`plain`), such as bytes, a function, and an object whose only text
+        is its address in memory; it names where in the value that is.
     """
-    if isinstance(value, str):
+    if type(value) is str:
         return value
     if value is None:
         return ""
     if type(value) is int:  # As JSON writes it, at a tenth of the cost.
         return str(value)
-    if isinstance(value, BaseModel):
-        return value.model_dump_json()
-    return _JSON.encode(value)
+    try:
+        made = plain(value, _raw)
+    except NotPlainError as error:
+        where = "".join(f"[{key!r}]" for key in error.where)
+        raise TypeError(f"{error}{where and f', at {where}'}") from error
+    if isinstance(made, str):
+        return made
+    return (_MODEL if isinstance(value, BaseModel) else _JSON).encode(made)
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+def _raw(value: object) -> object:
+    """Return the stars of a secret; TypeError for bytes."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise NotPlainError(f'{type(value).__name__}; return text, such as data.decode(errors="replace")')
+    return str(value)
 
 
-def _plain(value: object) -> object:
-    """Return what stands for a value that JSON does not know."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    text = str(value)
-    if _ADDRESS.search(text):
-        saves = "; return ag.Image.from_pil(...) of it" if callable(getattr(value, "save", None)) else ""
-        raise TypeError(f"a {type(value).__name__}{saves}")
-    return text
-
-
-_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain)
+_JSON, _MODEL = json.JSONEncoder(ensure_ascii=False), json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 """Made once: `json.dumps` with these settings makes an encoder for each value."""

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+from agentgym.tools.argument_models import arguments_of
 from agentgym.tools.argument_schemas import checked, validator_of
 from agentgym.tools.declarations import check_offered
 from agentgym.tools.tool import (
     TIMEOUT_S,
     Tool,
     WrongArguments,
-    arguments_model,
     bound_arguments,
     check_settings,
-    parameters_of,
     schema_of,
 )
 
@@ -170,11 +169,11 @@ def _made(function: Callable[..., Any], prefix: str, timeout_s: float, parallel:
     where = f"tool {name!r}{of}"
     parameters = list(inspect.signature(function).parameters.values())
     check_offered(function, where, parameters)
-    arguments = arguments_model(function, name, parameters)
+    arguments, schema = arguments_of(function, name, where, parameters)
     return DynamicTool(
         name,
         inspect.getdoc(function) or "",
-        parameters_of(arguments),
+        schema,
         function,
         timeout_s=timeout_s if mark is None else mark.timeout_s,
         parallel=parallel if mark is None else mark.parallel,

@@ -1,6 +1,8 @@
 """Text of a tool while it runs: an async generator yields it piece by piece."""
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -11,16 +13,24 @@ from agentgym.transcript import one_line
 
 log = logging.getLogger("agentgym.tools")
 
+SLICE_S = 0.005
+"""Seconds of pieces after which the event loop has a turn."""
+
 
 async def joined(stream: AsyncGenerator[Any, Any], said: list[str], where: str) -> str | Stop:
     """Return what a tool yields as one text, or as the text of the `ag.Stop` that it yields last.
 
-    Each piece is put into `said`, and shown on the logger `agentgym.tools` at the level INFO, when it comes.
+    Each piece is put into `said`, and shown on the logger `agentgym.tools` at the level INFO, when it comes. A tool
+    that awaits nothing between its pieces holds nobody up: the event loop has its turns, and the time limit holds.
 
     :raises TypeError: where it yields anything else.
     """
     async with aclosing(stream):
+        turned = time.perf_counter()
         async for piece in stream:
+            if time.perf_counter() - turned > SLICE_S:
+                await asyncio.sleep(0)
+                turned = time.perf_counter()
             if isinstance(piece, Stop):
                 return _stopped(piece, "".join(said))
             if not isinstance(piece, str):

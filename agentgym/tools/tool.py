@@ -2,16 +2,17 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_type_hints, overload
+from typing import Any, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ValidationError
 
 from agentgym.errors import EnvError
 from agentgym.field_checks import names_its_arguments
 from agentgym.messages import Image
+from agentgym.tools.argument_models import arguments_of, check_types
 from agentgym.tools.declarations import check_target, check_tool, marked
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -121,7 +122,7 @@ class Tool:
 
 
 def bound_arguments(model: type[BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments that a model of `arguments_model` has validated; WrongArguments names the field."""
+    """Return the keyword arguments that a model of `arguments_of` has validated; WrongArguments names the field."""
     try:
         checked = model.__pydantic_validator__.validate_python(
             arguments
@@ -156,10 +157,23 @@ def declared(owner: type) -> Iterator[tuple[str, str, _Mark]]:
         yield attribute, name, mark
 
 
+def check_tool_types(owner: type) -> None:
+    """Raise ValueError where the type of a tool's parameter cannot be read; one that is not defined yet passes."""
+    for attribute, name, _ in declared(owner):
+        function = getattr(owner, attribute)
+        check_types(function, f"tool {name!r} of {owner.__name__}", _parameters(function))
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a method that the model gives."""
+    return list(inspect.signature(function).parameters.values())[1:]
+
+
 def _describe(owner: type, attribute: str, name: str, mark: _Mark) -> Tool:
     function = getattr(owner, attribute)
-    arguments = arguments_model(function, name, list(inspect.signature(function).parameters.values())[1:])
-    schema = schema_of(name, inspect.getdoc(function) or "", parameters_of(arguments))
+    where = f"tool {name!r} of {owner.__name__}"
+    arguments, parameters = arguments_of(function, name, where, _parameters(function))
+    schema = schema_of(name, inspect.getdoc(function) or "", parameters)
     return Tool(name, attribute, mark.timeout_s, mark.parallel, mark.root, arguments, schema)
 
 
@@ -167,44 +181,3 @@ def schema_of(name: str, description: str, parameters: Mapping[str, Any]) -> dic
     """Return the schema of a tool as the model is shown it, in OpenAI's format."""
     function = {"name": name, "description": description, "parameters": dict(parameters)}
     return {"type": "function", "function": function}
-
-
-def parameters_of(arguments: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a tool's arguments, without what only costs tokens."""
-    parameters: dict[str, Any] = _without_titles(arguments.model_json_schema())
-    parameters.pop("additionalProperties", None)
-    return parameters
-
-
-def arguments_model(
-    function: Callable[..., Any], name: str, parameters: Iterable[inspect.Parameter]
-) -> type[BaseModel]:
-    """Return the pydantic model of these parameters of a function, each under its own name."""
-    hints = get_type_hints(function, include_extras=True)
-    fields: dict[str, Any] = {}
-    for parameter in parameters:
-        default = ... if parameter.default is parameter.empty else parameter.default
-        # Under an alias: a parameter may be called like a method of BaseModel, or begin with "_".
-        fields[f"p_{parameter.name}"] = (Annotated[hints[parameter.name], Field(alias=parameter.name)], default)
-    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-
-
-_BY_NAME = ("properties", "$defs")
-"""Parts of a schema whose keys are the user's own names, which may be "title"."""
-_VALUES = ("default", "const", "enum", "examples")
-"""Parts of a schema that hold the user's own values."""
-
-
-def _without_titles(schema: Any) -> Any:
-    """Return the schema without the titles that pydantic generates: they only cost tokens."""
-    if isinstance(schema, list):
-        return [_without_titles(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {key: _kept(key, inner) for key, inner in schema.items() if key != "title"}
-
-
-def _kept(key: str, inner: Any) -> Any:
-    if key in _BY_NAME:
-        return {name: _without_titles(value) for name, value in inner.items()}
-    return inner if key in _VALUES else _without_titles(inner)

@@ -13,9 +13,12 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
+from agentgym.errors import MachineError
 from agentgym.failures import log_once, place_of_frame
 
 T = TypeVar("T")
@@ -81,14 +84,20 @@ class Threads:
 async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", threads: Threads | None = None) -> T:
     """Run the work in a thread, and return or raise what it does; the thread has ended by then.
 
+    It has a copy of the caller's context variables, as in `asyncio.to_thread`.
     The thread is interrupted where the caller stops waiting. Each call has a daemon thread: work that never returns
     takes no place from the others and does not hold up the end of the program. `threads` keeps account of the threads
     of one rollout.
+
+    :raises MachineError: where the machine can start no thread.
     """
     worker = _Worker(work, asyncio.get_running_loop(), name, None if threads is None else threads.owner)
+    try:
+        worker.start()
+    except RuntimeError as error:
+        raise MachineError(f"no thread can be started on this machine for {name}: {error}") from error
     if threads is not None:
         threads._workers.add(worker)
-    worker.start()
     try:
         if not worker.future.done():
             await asyncio.wait((worker.future,))
@@ -125,7 +134,7 @@ class _Worker:
     def __init__(
         self, work: Callable[[], Any], loop: asyncio.AbstractEventLoop, name: str, owner: Interruptible | None = None
     ) -> None:
-        self.work, self.loop, self.owner = work, loop, owner
+        self.work, self.loop, self.owner = partial(_in_context, copy_context(), work), loop, owner
         self.future: asyncio.Future[Any] = loop.create_future()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
@@ -216,6 +225,10 @@ class _Worker:
 
         with suppress(RuntimeError):  # The loop is closed, and nobody waits.
             self.loop.call_soon_threadsafe(settle)
+
+
+def _in_context(context: Context, work: Callable[[], T]) -> T:
+    return context.run(work)
 
 
 def _read(future: "asyncio.Future[Any]") -> None:

@@ -50,6 +50,8 @@ class ModelLimits:
                 raise ValueError(
                     f"{named} has a log-probability that is not finite; give what the engine sampled each token with"
                 )
+            if not np.isfinite(np.where(sample.loss_mask, sample.advantages, 0.0)).all():
+                raise ValueError(f"{named} has an advantage that is not finite; give each trained token a number")
             if (highest := float(np.where(sample.loss_mask, sample.logprobs, -1.0).max())) > ABOVE_0:
                 raise ValueError(
                     f"{named} has the log-probability {highest:.4g} above 0; give logarithms of probabilities, in nats"

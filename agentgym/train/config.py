@@ -1,12 +1,14 @@
 """The settings of the trainer, in one frozen object that a command line can fill."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from agentgym.field_checks import Above0, Count, Name, NotNegative, Positive, check_fields, names_its_fields
+from agentgym.models import is_tiny
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The part of a running mean that is kept at each step."""
@@ -15,7 +17,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 @names_its_fields
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The settings of the trainer; the defaults train the bundled tiny model.
+    """The settings of the trainer.
 
     Raises ValueError, which names the field, for a value of another type or out of its bounds, and for a setting that
     has no effect beside another one.
@@ -23,8 +25,9 @@ class TrainConfig:
 
     method: Literal["lora", "full"] = "lora"
     """What is trained: an adapter beside the frozen model (lora), or every weight of the language model (full)."""
-    lr: NotNegative = 2e-3
-    """Learning rate of AdamW after the warm-up. Weights that are trained whole take about a tenth of an adapter's."""
+    lr: NotNegative | None = None
+    """Learning rate of AdamW after the warm-up. None takes 2e-3 for the tiny models that come with the library, 1e-4
+    for an adapter beside any other model, and 1e-6 for its whole weights."""
     lora_rank: Positive = 16
     """Rank of the LoRA adapter."""
     lora_alpha: Positive = 32
@@ -175,14 +178,29 @@ class TrainConfig:
         ]
 
 
+def with_rate(config: TrainConfig, model: Path | str) -> TrainConfig:
+    """Return the config with the learning rate that the model starts at if the config names none."""
+    if config.lr is not None:
+        return config
+    return replace(config, lr=2e-3 if is_tiny(model) else 1e-4 if config.method == "lora" else 1e-6)
+
+
+def peak_rate(config: TrainConfig) -> float:
+    """Return the learning rate after the warm-up; ValueError if the config names none (`with_rate` chooses one)."""
+    if config.lr is None:
+        raise ValueError("lr: it depends on the model; give a number, or the config of `with_rate`")
+    return config.lr
+
+
 def learning_rate(config: TrainConfig, taken: int) -> float:
     """Return the rate of the next optimizer step after `taken` steps: warm-up, then constant or a decay to a tenth."""
+    peak = peak_rate(config)
     warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
     if config.decay_steps is None:
-        return config.lr * warm
+        return peak * warm
     done = min(1.0, max(0, taken - config.warmup_steps) / config.decay_steps)
     fallen = done if config.decay == "linear" else (1 - math.cos(math.pi * done)) / 2
-    return config.lr * warm * (1 - 0.9 * fallen)
+    return peak * warm * (1 - 0.9 * fallen)
 
 
 WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "correction='token'"} | dict.fromkeys(

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -74,11 +75,16 @@ class Snapshot:
                 write_checkpoint(folder, step, content, keep=keep)
             return
         parts = folder / f".parts-{step:06}-{self.name}"
-        _write_part(parts, self.rank, self.part)
+        if self.rank == 0:
+            _remove_parts(folder, but=parts)  # of a checkpoint that the disk did not take: they may be what fills it
+        try:
+            _write_part(parts, self.rank, self.part)
+        except BaseException:
+            shutil.rmtree(parts / f"rank-{self.rank}", ignore_errors=True)
+            raise
         if self.rank == 0:
             write_checkpoint(folder, step, content, keep=keep, fill=partial(_put_together, parts, self.world))
-            for left in folder.glob(".parts-*"):  # of processes that died too
-                shutil.rmtree(left, ignore_errors=True)
+            _remove_parts(folder)
 
     def write_policy(self, folder: Path, checkpoint: Path) -> None:
         """Write the adapter into `folder`, or the model as the checkpoint of this snapshot has it."""
@@ -86,6 +92,13 @@ class Snapshot:
             write_adapter(self.adapter, folder)
         else:
             _write_model(self.state, checkpoint, folder)
+
+
+def _remove_parts(folder: Path, but: Path | None = None) -> None:
+    """Remove the parts of checkpoints that were not put together, of processes that died too."""
+    for left in folder.glob(".parts-*"):
+        if left != but:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -224,8 +237,14 @@ _PICKLED = {
 
 def _write_part(parts: Path, rank: int, part: Mapping[str, Tensor]) -> None:
     place = parts / f"rank-{rank}"
-    with _alone():
-        save(dict(part), checkpoint_id=place, no_dist=True)
+    failed: BaseException | None = None
+    try:
+        with _alone():
+            save(dict(part), checkpoint_id=place, no_dist=True)
+    except CheckpointException as error:  # a BaseException, which nobody would handle; what it is about is in it
+        failed = next(iter(error.failures.values()))[0]
+    if failed is not None:
+        raise failed
     sums = {f"{place.name}/{path.name}": sum_of(path) for path in sorted(place.iterdir())}
     fresh = parts / f".rank-{rank}"
     fresh.write_text(json.dumps(sums))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from agentgym.train.config import TrainConfig
+from agentgym.train.config import TrainConfig, peak_rate
 from agentgym.train.policy.adapter_io import whole
 from agentgym.train.policy.model import PolicyModel
 
@@ -19,7 +19,7 @@ def new_optimizer(weights: Sequence[Tensor], config: TrainConfig, device: torch.
     # Without a choice torch moves one weight after the other on a CPU, in ten small operations each.
     fused = True if device.type == "cpu" else None
     decay = config.weight_decay
-    return torch.optim.AdamW(weights, lr=config.lr, betas=config.betas, weight_decay=decay, fused=fused)
+    return torch.optim.AdamW(weights, lr=peak_rate(config), betas=config.betas, weight_decay=decay, fused=fused)
 
 
 @torch.no_grad()

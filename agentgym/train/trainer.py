@@ -13,9 +13,10 @@ import torch
 
 from agentgym.adapter import Adapter, ModelWeights
 from agentgym.errors import AgentGymError
+from agentgym.folders.names import whole_path
 from agentgym.models import find_model
 from agentgym.train.checkpoint import last_checkpoint
-from agentgym.train.config import TrainConfig
+from agentgym.train.config import TrainConfig, with_rate
 from agentgym.train.distributed import find_device, gpus_here, open_ranks
 from agentgym.train.kept_logprobs import ScoredSample
 from agentgym.train.learner import Learner
@@ -79,7 +80,9 @@ class Trainer:
     """
 
     def __init__(self, model: Path | str, config: TrainConfig, *, seed: int = 0) -> None:
-        self.model, self.config, self.seed = find_model(model), config, seed
+        found = find_model(model)
+        self.model = whole_path(found) if Path(found).exists() else found  # it is read again at the end
+        self.config, self.seed = with_rate(config, model), seed
         self._opened: _Opened | None = None
 
     def __enter__(self) -> "Trainer":

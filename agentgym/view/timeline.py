@@ -29,7 +29,7 @@ def timeline(played: Rollout) -> tuple[list[Piece], bool]:
         begin = clock if turn.asked_at is None or not exact else turn.asked_at
         pieces += _of_turn(index, turn, begin)
         clock = max(clock, begin + turn.seconds + turn.env_seconds)
-    whole = sum(float(played.metrics.get(name, 0.0)) for name in ("seconds", "branch_seconds"))
+    whole = sum(float(played.metrics.get(name, 0.0)) for name in ("seconds", "branch_seconds", "held_seconds"))
     if turns:
         pieces += _piece(turns[-1][0], None, "score", clock, whole)
     return pieces, exact

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.scale [--json] [--workloads FILE.py] [--at-once N] [--quick] [--seed N]`
 
-It needs `pip install 'agentgym[ray]'`.
+It needs `pip install '.[ray]'`.
 
 Cluster, workers, scheduler, samples and store are those of a run. A rollout has 8 turns and about 2,000 sampled tokens,
 whose answers lie ready; for the rest of its time a tool sleeps. Each call sleeps as long as one of the turns that the

@@ -77,11 +77,10 @@ class FrozenLake(ag.Game):
     def start(self, seed: int) -> None:
         self.grid = make_grid(seed, self.size, self.holes)
         self.place: Place = (0, 0)
-        self.slips = random.Random(f"slips of {seed}")
 
     def play(self, action: str, player: int) -> None:
-        if self.slips.random() < self.slippery:
-            action = self.slips.choice(list(STEPS))
+        if self.luck.random() < self.slippery:
+            action = self.luck.choice(list(STEPS))
         following = step_from(self.place, action, self.size)
         if following == self.place:
             raise ag.IllegalMove(f"the edge is {action} of you; step elsewhere")

@@ -42,8 +42,17 @@ async def test_the_edge_holds_a_step_back_and_an_unknown_step_is_told_those_that
 
 
 async def test_slippery_ice_leads_astray_the_same_way_each_time() -> None:
-    env = FrozenLake.configured(slippery=0.9, holes=0.0)
-    first, again = [await ag.rollout(env, TASK, Scripted([*walk("right", "right"), say("?")])) for _ in range(2)]
+    env, steps = FrozenLake.configured(slippery=0.9, holes=0.0), Scripted([*walk(*["right", "down"] * 3), say("?")])
+    first, again = [await ag.rollout(env, TASK, steps) for _ in range(2)]
     assert first.text().split("metrics")[0] == again.text().split("metrics")[0]
-    dry = await ag.rollout(FrozenLake.configured(holes=0.0), TASK, Scripted([*walk("right", "right"), say("?")]))
+    dry = await ag.rollout(FrozenLake.configured(holes=0.0), TASK, steps)
     assert dry.transcript()[0].messages != first.transcript()[0].messages
+
+
+async def test_each_attempt_of_an_evaluation_slips_otherwise_on_the_same_lake() -> None:
+    env, steps = FrozenLake.configured(slippery=0.9, holes=0.0), Scripted([*walk(*["right", "down"] * 3), say("?")])
+    played = (await ag.evaluate(env, steps, tasks=[TASK], k=6)).rollouts
+    ways = [str(rollout.transcript()[0].messages) for rollout in played]
+    assert len(set(ways)) > 4
+    together = (await ag.run_groups(env, [TASK], steps, n=6)).rollouts
+    assert len({str(rollout.transcript()[0].messages) for rollout in together}) == 1

@@ -25,10 +25,13 @@ PROMPT = """\
 app.log in your working folder is a log of about {megabytes} MB; each line begins with its level. Write to clean.log the
 lines of app.log, in their order, without those of the levels DEBUG and TRACE."""
 DIGEST = """
-import hashlib
-def digest(path):
+import hashlib, os, stat
+def digest(path, limit):
     made = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            return "no file, or too large"  # A link to /dev/zero would be read until the time is up.
         while piece := file.read(1 << 20):
             made.update(piece)
     return made.hexdigest()
@@ -70,8 +73,8 @@ def write_log(task: LogTask, path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a file; "" for a folder."""
-    if path.is_dir():
+    """The digest of a file; "" for a folder, which is what the box has under that name then."""
+    if not path.is_file():
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -87,6 +90,8 @@ class Logs(ag.ToolEnv[LogTask]):
         super().__init__(task)
         self.wanted = ""
         """The digest of the clean log, which the box never gets."""
+        self.limit = (task.megabytes + 1) * MB
+        """The bytes that a clean log has at most."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> ag.Procedural[LogTask]:
@@ -111,17 +116,17 @@ class Logs(ag.ToolEnv[LogTask]):
     @ag.reward(weight=0.5)
     async def clean(self) -> float:
         """Whether clean.log is right, as a fresh process in the box reads it."""
-        expect = {"digest('clean.log')": self.wanted}
+        expect = {f"digest('clean.log', {self.limit})": self.wanted}
         return (await self.box.verify(code=DIGEST, expect=expect, timeout_s=240)).fraction
 
     @ag.reward(weight=0.5)
     async def returned(self) -> float:
         """Whether clean.log is right when it has been streamed out of the box."""
         with tempfile.TemporaryDirectory() as folder:
-            target, limit = Path(folder, "clean.log"), (self.task.megabytes + 1) * MB
+            target = Path(folder, "clean.log")
             try:
-                await self.box.get("clean.log", target, limit=limit, timeout_s=self.limits.seconds)
-            except (FileNotFoundError, ValueError):  # There is none, it is no file, or it is too large.
+                await self.box.get("clean.log", target, limit=self.limit, timeout_s=self.limits.seconds)
+            except ag.BoxContentError:  # There is none, it is no file, or it is too large.
                 return 0.0
             return float(await asyncio.to_thread(digest_of, target) == self.wanted)
 

@@ -126,7 +126,10 @@ class Web(ag.ToolEnv[WebTask]):
     @ag.reward
     async def done(self) -> float:
         """Whether the ledger of the site has the right action and no other one."""
-        return float(json.loads(await self._asked("REPORT", "/")) == [[*self.task.action]])
+        try:
+            return float(json.loads(await self._asked("REPORT", "/")) == [[*self.task.action]])
+        except ValueError:  # The site answers no more.
+            return 0.0
 
 
 def oracle(task: WebTask) -> list[Reply]:

@@ -6,7 +6,7 @@ import json
 import os
 
 from .files import open_below, open_file, parts_of
-from .limits import Refused
+from .limits import Refused, WrongArgument
 from .packing import pack, unpack
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
@@ -18,6 +18,8 @@ def run_task(name: str, work: str, path: str) -> NoReturn:
     """Be the process of a task: from standard input or to standard output; exit with 1 and the reason as JSON."""
     try:
         {"archive": archive, "unpack": unpack_below}[name](work, path)
+    except WrongArgument as error:
+        fail(str(error), argument=True)
     except (Refused, ValueError) as error:
         fail(str(error))
     except OSError as error:
@@ -27,8 +29,8 @@ def run_task(name: str, work: str, path: str) -> NoReturn:
     os._exit(0)
 
 
-def fail(text: str, number: int | None = None) -> NoReturn:
-    said = {"error": text[:4000], **({} if number is None else {"errno": number})}
+def fail(text: str, number: int | None = None, *, argument: bool = False) -> NoReturn:
+    said = {"error": text[:4000] or "it failed", "argument": argument, **({} if number is None else {"errno": number})}
     os.write(2, json.dumps(said).encode())
     os._exit(1)
 

@@ -114,7 +114,11 @@ class Broken(Exception):
 
 
 class Refused(Exception):
-    """A path or a size that the file calls do not take; the text goes to the host."""
+    """What is in the box, or a path in it, is not what a call can take; the text goes to the host."""
+
+
+class WrongArgument(Refused):
+    """What no box would do, whatever code has left in it: it is the caller's mistake."""
 
 
 class NotAFile(Refused):

@@ -26,6 +26,7 @@ from .limits import (
     TRUNK,
     NotAFile,
     Refused,
+    WrongArgument,
 )
 from .process_tree import descendants, kill_all_but, reap
 from .program import Program
@@ -107,7 +108,9 @@ class Supervisor(Fresh):
             stand(session.work)
             return operation(session, envelope, body)
         except Refused as error:
-            return {"error": str(error), "not_a_file": isinstance(error, NotAFile)}, []
+            return {"error": str(error), **kind_of(error)}, []
+        except TimeoutError as error:
+            return {"error": str(error) or "it took longer than its time limit", "late": True}, []
         except OSError as error:
             self.hold_limits()  # Else code would make an error of ours out of what is its own doing.
             return {"error": error.strerror or str(error), "errno": error.errno}, []
@@ -178,7 +181,7 @@ class Supervisor(Fresh):
     def start(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Start a program, or a task of ours, that goes on between calls."""
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
-            raise Refused(f"over {MAX_BACKGROUND} programs in the background")
+            raise WrongArgument(f"over {MAX_BACKGROUND} programs in the background")
         stdin, ours = os.pipe()
         begun, beginning = os.pipe()
         try:
@@ -206,7 +209,7 @@ class Supervisor(Fresh):
 
     def open_shell(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
-            raise Refused(f"over {MAX_BACKGROUND} programs in the background")
+            raise WrongArgument(f"over {MAX_BACKGROUND} programs in the background")
         # A copy, for the shell that begins anew where this one is lost; it is zeroed when that is closed.
         self.begin_shell(session, envelope["shell"], Program(envelope, bytearray(body)))
         return {}, []
@@ -232,7 +235,7 @@ class Supervisor(Fresh):
         """Run a command in a shell, which begins anew where it has ended."""
         number = envelope["shell"]
         if number not in self.shells:
-            raise Refused("the shell was closed")
+            raise WrongArgument("the shell was closed")
         shell, program = self.shells[number]
         lost = shell is not None and not shell.ready()
         if shell is None or lost:
@@ -299,6 +302,11 @@ class Supervisor(Fresh):
         if len(names) > MAX_BODY:
             raise Refused(f"{envelope['path']!r} holds too many names")
         return {}, [names]
+
+
+def kind_of(error: Refused) -> dict[str, bool]:
+    """What a refusal is, for the host."""
+    return {"not_a_file": isinstance(error, NotAFile), "argument": isinstance(error, WrongArgument)}
 
 
 def wait_for_close(fd: int) -> None:

@@ -7,7 +7,7 @@ import stat
 
 from .files import check_file, forget_compiled, open_below, open_file, parts_of, remove_quietly
 from .frames import write_fully
-from .limits import CHUNK, MAX_TRANSFERS, Refused
+from .limits import CHUNK, MAX_TRANSFERS, Refused, WrongArgument
 
 TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Transfers:
         self.open[number] = transfer
         if len(self.open) > MAX_TRANSFERS:
             self.end(number)
-            raise Refused(f"over {MAX_TRANSFERS} files are on their way at once")
+            raise WrongArgument(f"over {MAX_TRANSFERS} files are on their way at once")
 
     def end(self, number: int) -> None:
         transfer = self.open.pop(number, None)
@@ -125,7 +125,7 @@ class Transfers:
     def read_on(self, number: int) -> tuple[dict[str, Any], bytearray]:
         outgoing = self.open.get(number)
         if not isinstance(outgoing, Outgoing):
-            raise Refused("the file is not on its way")
+            raise WrongArgument("the file is not on its way")
         data = outgoing.next()
         if outgoing.left:
             return {"more": True}, data
@@ -139,7 +139,7 @@ class Transfers:
             self.add(number, Incoming(work, envelope["path"], executable=envelope["executable"]))
         incoming = self.open.get(number)
         if not isinstance(incoming, Incoming):
-            raise Refused("the file is not on its way")
+            raise WrongArgument("the file is not on its way")
         try:
             incoming.take(body)
             if envelope.get("last"):

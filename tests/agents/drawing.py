@@ -11,7 +11,7 @@ import numpy as np
 
 import agentgym as ag
 from agentgym.agents.api import AgentApi
-from agentgym.agents.http import HttpConnection
+from agentgym.agents.http_connection import HttpConnection
 from agentgym.agents.requests import AgentRequest
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import EngineError

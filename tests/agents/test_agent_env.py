@@ -96,6 +96,19 @@ async def test_an_agent_in_a_container_without_a_way_out_reaches_its_policy() ->
     assert (played.error, played.reward) == (None, 1.0)
 
 
+async def test_a_request_that_no_engine_takes_is_no_way_out_of_the_batch() -> None:
+    code = """
+ask([user("a")])
+for stop in ("\\0", ["x"] * 100):
+    try:
+        ask([user("b")], stop=stop)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+    played = await play(code, Scripted([say("one"), say("two"), say("three")]))
+    assert (played.error, played.reward, played.metrics["agent_requests_refused"]) == (None, 0.0, 2)
+
+
 async def test_an_agent_may_ask_much_at_once() -> None:
     code = """
 answers = []

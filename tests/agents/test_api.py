@@ -131,7 +131,7 @@ async def test_a_body_that_no_template_could_write_is_refused(nested: str) -> No
     said = '{"model": "m", "messages": [{"role": "user", "content": "go"}], "extra": ' + nested + "}"
     answer = await post(api_of(say("one")), CHAT, said.encode())
     assert answer.status == 400
-    assert "the body holds NaN, Infinity, half a character or more than 100 levels" in body(answer)["error"]["message"]
+    assert "the body must hold no NaN, Infinity, half a character" in body(answer)["error"]["message"]
 
 
 async def test_settings_that_the_code_makes_up_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -341,7 +341,7 @@ async def test_a_request_may_come_byte_by_byte_and_several_over_one_connection()
 
 async def test_a_body_may_come_in_chunks() -> None:
     sent = json.dumps(GO).encode()
-    start = f"POST {CHAT} HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
+    start = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
     start += "Transfer-Encoding: chunked\r\n\r\n"
     pieces = [b"%x;a=b\r\n%b\r\n" % (len(piece), piece) for piece in (sent[:9], sent[9:])]
     said = await answers([start.encode(), *pieces, b"0\r\nA: trailer\r\n", b"\r\n"], say("one"))
@@ -353,10 +353,12 @@ async def test_a_body_may_come_in_chunks() -> None:
     [
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET / HTTP/2\r\n\r\n", b"400"),
-        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
-        (b"POST / HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n", b"413"),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", b"501"),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", b"400"),
+        (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", b"505"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n", b"413"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", b"501"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nA: " + b"x" * (65 << 10), b"431"),
     ],
 )

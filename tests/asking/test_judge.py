@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field, computed_field
 
 import agentgym as ag
-from agentgym.engines.scripted import Scripted, say
+from agentgym.engines.scripted import Scripted, call, say
 from agentgym.types import Completion
 
 TASK = ag.Task(id="t", prompt="Write a line.")
@@ -201,8 +201,29 @@ async def test_a_rollout_asks_a_judge_no_more_often_than_it_is_allowed() -> None
 
     engine = Counting(always)
     played = await ag.rollout(Greedy, TASK, Scripted([say("x")]), models={"judge": engine})
-    assert "judge 'judge': the rollout has asked it 2 times, and Judge.calls allows 2" in str(played.error)
+    assert (played.reward, played.metrics["model_limit"]) == (0.0, 1.0)
+    assert "judge 'judge': the rollout has asked it 2 times, and Judge.calls allows 2" in str(played.failed_cases)
     assert engine.asked == 2
+
+
+async def test_no_answer_is_too_long_for_a_judge_to_cost_a_rollout_its_reward() -> None:
+    class Long(Judged):
+        judge = ag.Judge(rubric="1 is good.", response=Verdict)
+
+        @ag.reward
+        async def good(self) -> float:
+            return (await self.judge.ask(self.model("judge"), self.answer or "")).score
+
+        @ag.tool
+        async def ask(self, text: str) -> str:
+            """Ask the judge."""
+            return str((await self.judge.ask(self.model("judge"), text)).score)
+
+    script = [call("ask", text="word " * 150), say("word " * 150)]
+    models = {"judge": Scripted(always, context_tokens=500)}
+    played = await ag.rollout(Long, TASK, Scripted(script), models=models)
+    assert (played.failure, played.reward, played.metrics["model_limit"]) == (None, 0.0, 1.0)
+    assert "leave no room for an answer in its context of 500" in str(played.segments[0].turns[0].env_messages)
 
 
 async def test_repeated_questions_are_among_the_calls_that_are_allowed() -> None:

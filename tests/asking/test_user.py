@@ -137,7 +137,9 @@ async def test_a_user_that_never_stops_is_ended_by_a_limit() -> None:
     assert (played.stop_reason, played.reward) == ("turns", 0.0)
 
 
-async def test_a_user_whose_context_is_full_fails_the_rollout_which_says_what_to_do() -> None:
+async def test_a_user_whose_context_is_full_ends_a_rollout_that_is_scored_and_says_what_to_do() -> None:
+    """The agent could fill it: what it says may not take its reward away."""
+
     def user(text: str) -> ag.Message:
         return say("word " * 40)
 
@@ -145,11 +147,10 @@ async def test_a_user_whose_context_is_full_fails_the_rollout_which_says_what_to
     assert (roomy.error, roomy.metrics["model_cut_answers/user"]) == (None, 0)
     models = {"user": Scripted(user, context_tokens=800)}
     played = await ag.rollout(Short, TASK, Scripted(lambda text: say("And?")), models=models)
-    assert (played.reward, played.stop_reason) == (None, "error")
+    assert (played.reward, played.stop_reason) == (0.0, "model_limit")
     assert played.metrics["model_cut_answers/user"] == 1  # The answer before had less room than it asked for.
-    assert "model 'user': 8 messages of 825 ids leave no room for an answer in its context of 800; give a" in str(
-        played.error
-    )
+    said = "model 'user': 8 messages of 825 ids leave no room for an answer in its context of 800; give a"
+    assert said in str(played.failed_cases)
 
 
 async def test_an_env_with_a_user_keeps_the_contract() -> None:

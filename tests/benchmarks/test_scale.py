@@ -50,7 +50,7 @@ def test_processes_are_found_below_the_one_that_started_them() -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_the_benchmark_counts_all_rollouts_and_leaves_no_process_behind(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     (tmp_path / "waits.py").write_text("def turn_seconds(seed):\n    return [0.01, 0.02]\n")
     command = [sys.executable, "-m", "benchmarks.scale", "--json", "--quick", "--at-once", "64"]
     environment = os.environ | {"SCALE_TEST": str(tmp_path), "PYTHONPATH": str(ROOT)}

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from agentgym.bridges import gymnasium as bridge
 from agentgym.bridges.gymnasium import CHARSET, ExportedEnv, GymnasiumTask, GymnasiumToolEnv, register_gymnasium
 from agentgym.engines.scripted import Reply, Scripted, call, say
 from agentgym.errors import EnvError
+from agentgym.extras import install_line
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.testing import check_env
 from agentgym.tools import tool_threads as threads
@@ -363,7 +365,7 @@ def test_without_gymnasium_the_error_says_what_to_install(monkeypatch: pytest.Mo
     spec = importlib.util.spec_from_file_location("without_gymnasium", str(bridge.__file__))
     assert spec is not None
     assert spec.loader is not None
-    with pytest.raises(ImportError, match=r"pip install 'agentgym\[gymnasium\]'"):
+    with pytest.raises(ImportError, match=re.escape(install_line("gymnasium"))):
         spec.loader.exec_module(ModuleType("without_gymnasium"))
 
 
@@ -475,6 +477,17 @@ async def test_rewards_are_summed_and_an_observation_reads_as_described(counting
     start = int(gymnasium.make("test/Counting-v0").reset(seed=3)[0])
     assert f"Actions: more, stop\n\nThe count is {start}." in read(played)
     assert f"The count is {start + 2}." in read(played)
+
+
+async def test_without_a_seed_each_attempt_begins_otherwise_and_the_rollouts_of_a_group_do_not(
+    counting: GymnasiumTask,
+) -> None:
+    task, engine = counting.model_copy(update={"seed": None}), Scripted([say("no")])
+    apart = await ag.evaluate(GymnasiumToolEnv, engine, tasks=[task], k=12)
+    together = await ag.run_groups(GymnasiumToolEnv, [task], engine, n=12)
+    starts, shared = ({read(rollout) for rollout in played.rollouts} for played in (apart, together))
+    assert len(starts) > 1
+    assert len(shared) == 1
 
 
 async def test_without_a_rendering_the_observation_is_its_text(counting: GymnasiumTask) -> None:

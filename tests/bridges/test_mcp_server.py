@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -58,6 +60,20 @@ async def test_a_stand_in_judges_an_episode_and_without_one_the_episode_fails_an
         assert "there is no model 'judge'" in failed.content[0].text
         assert episode.outcome is not None
         assert episode.outcome["reward"] is None
+
+
+@pytest.mark.parametrize("arguments", [{"text": 42}, {"text": 10**5000}, {"text": "noon", "more": [float("nan")]}])
+async def test_arguments_that_no_model_writes_are_an_error_and_the_episode_goes_on(arguments: dict[str, Any]) -> None:
+    task = ag.Task(id="t", prompt="Say a word.")
+    async with open_episode(Offline, task) as episode:
+        asked: Any = type("Asked", (), {"name": "answer", "arguments": arguments})
+        refused = await episode._call_tool(None, asked)
+        assert (refused.is_error, episode.outcome) == (True, None)
+        assert refused.content[0].text.startswith(("text: must be text, got int", "arguments: must hold no NaN"))
+        async with Client(episode.server) as client:
+            await client.call_tool("answer", {"text": "noon"})
+        assert episode.outcome is not None
+        assert episode.outcome["reward"] == 0.5
 
 
 class Camera(ag.ToolEnv[ag.Task]):
@@ -232,11 +248,31 @@ async def test_an_env_that_cannot_be_served_is_refused() -> None:
     assert Desk.log[-1] == "closed for all"
 
 
-async def test_over_http_clients_share_the_episode_which_ends_with_the_server(no_leaks: None) -> None:
+async def post(url: str, headers: dict[str, str]) -> None:
+    """Send a request that no MCP client sends, as a stranger does who looks for something to call."""
+    asked = Request(url, b"{}", {"Content-Type": "application/json", **headers}, method="POST")
+    await asyncio.to_thread(lambda: urlopen(asked).close())
+
+
+async def test_over_http_clients_bring_the_token_and_share_the_episode_which_ends_with_the_server(
+    no_leaks: None,
+) -> None:
     async with open_episode(Desk, TASK_OF_DESK) as made:
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}{PATH}"
-        serving = asyncio.create_task(serve_http(made, listener))
+        serving = asyncio.create_task(serve_http(made, listener, token="s3cret"))
+        with pytest.raises(Exception, match="403"):
+            await post(url, {})
+        for stranger in ("", "s3cre", "s3crett", "\xe9"):
+            with pytest.raises(Exception, match="403"):
+                await post(f"{url}?token={quote(stranger)}", {})
+            with pytest.raises(Exception, match="403"):
+                await post(url, {"Authorization": f"Bearer {stranger}"})
+        with pytest.raises(Exception, match="403"):
+            await post(f"{url}?token=s3cret", {"Authorization": "Bearer of another"})
+        with pytest.raises(Exception, match=r"40[06]"):
+            await post(url, {"Authorization": "Bearer s3cret"})
+        url += "?token=s3cret"
         async with Client(url) as client:
             assert text(await client.call_tool("add", {"a": 2, "b": 3})) == "5"
         async with Client(url) as client:

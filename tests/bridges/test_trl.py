@@ -100,6 +100,25 @@ def test_trl_reads_the_tools_from_signatures_and_docstrings() -> None:
         assert inspect.getdoc(place.done) == "End it."
 
 
+def test_rollouts_of_a_row_in_one_step_share_the_envs_seed_and_steps_rows_and_seeds_do_not() -> None:
+    seen: list[int] = []
+
+    class Seeded(Odd):
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            assert seed is not None
+            seen.append(seed)
+            return await super().reset(seed=seed, options=options)
+
+    for seed in (0, 1):
+        with bridge.environment_factory(Seeded, seed=seed) as make:
+            places: list[Any] = [make() for _ in range(2)]
+            for number in (0, 0, 1):
+                for place in places:
+                    place.reset(**row(number))
+    assert seen[::2] == seen[1::2]
+    assert len(set(seen)) == 6
+
+
 def test_what_the_model_gets_wrong_is_an_answer() -> None:
     with bridge.environment_factory(Odd) as make:
         place: Any = make()

@@ -1,6 +1,7 @@
 """The verifiers bridge against the real package's own loops and rubrics; `make peers` installs it, and runs these."""
 
 import asyncio
+import re
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import agentgym as ag
 from agentgym.bridges.verifiers import VerifiersEnv, VerifiersTask
 from agentgym.engines.scripted import Scripted, call, raw, say
+from agentgym.extras import install_line
 from tests.agents.drawing import Drawing, check_exact
 
 pytestmark = [
@@ -22,7 +24,7 @@ pytestmark = [
 
 async def test_a_version_without_load_environment_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", ModuleType("verifiers"))
-    with pytest.raises(ag.EnvError, match=r"no load_environment; pip install 'agentgym\[verifiers\]'"):
+    with pytest.raises(ag.EnvError, match=re.escape(f"no load_environment; {install_line('verifiers')}")):
         VerifiersEnv.configured(env_id="sums").tasks("train")
 
 

@@ -1,6 +1,7 @@
 """Messages to ids and back: a chat only grows at its end, and parsing never raises."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agentgym.chat.chat import Chat
-from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
+from agentgym.chat.template import template_text
+from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer, chat_tokenizer
 from agentgym.engines.scripted import ByteTokenizer, call, calls, say
 from agentgym.messages import Message
 
@@ -344,3 +346,12 @@ def test_a_template_that_rewrites_a_turn_that_a_text_ended_is_rendered_anew() ->
     sampled = tokenizer.encode("  so STOP")
     reply = chat.parse(sampled, stopped=False)
     assert chat.extend(sampled, reply, [user("On.")], stopped=False) is None
+
+
+def test_a_template_file_with_the_mark_of_windows_is_the_template_and_one_of_no_text_is_refused(tmp_path: Path) -> None:
+    own = chat_tokenizer("tiny").tokenizer.get_chat_template()
+    (tmp_path / "chat.jinja").write_bytes(b"\xef\xbb\xbf" + own.encode())
+    assert template_text(tmp_path / "chat.jinja") == own
+    (tmp_path / "chat.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"^chat_template: .* cannot be read \(UnicodeDecodeError\)"):
+        template_text(tmp_path / "chat.jinja")

@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
 """Each response format: calls, reasoning and text are read back, and malformed calls keep their text."""
 
+import time
 from typing import Any
 
 import pytest
@@ -129,6 +130,57 @@ def test_a_malformed_call_keeps_its_text(form: str) -> None:
     read = tokenizer(form).parse(MALFORMED[form], TOOLS)
     assert read["content"] == MALFORMED[form]
     assert isinstance(calls(read)[0]["arguments"], str)
+
+
+TANGLED = {
+    "parameters without an end": ("qwen_coder", "<tool_call><function=look>" + "<parameter=a>" * 4000),
+    "keys without an end": ("glm", "<tool_call>look" + "<arg_key>" * 4000),
+    "keys without values": ("glm", "<tool_call>look" + "<arg_key>a</arg_key>" * 4000),
+    "values without an end": ("glm", "<tool_call>look" + "<arg_key>a</arg_key><arg_value>" * 4000),
+    "values before keys": ("glm", "<tool_call>look" + "<arg_value></arg_value>" * 2000 + "<arg_key></arg_key>" * 2000),
+    "blanks": ("glm", "<tool_call>look<arg_key>" + " " * 40_000),
+    "blanks behind a key": ("glm", "<tool_call>look<arg_key>a" + " " * 40_000 + "</arg_key> x"),
+}
+
+
+@pytest.mark.parametrize("what", TANGLED)
+def test_a_reply_whose_tags_have_no_end_is_malformed_and_read_in_little_time(what: str) -> None:
+    form, text = TANGLED[what]
+    reads, began = tokenizer(form), time.thread_time()
+    read = reads.parse(text, TOOLS)
+    assert time.thread_time() - began < 1
+    assert isinstance(calls(read)[0]["arguments"], str)
+
+
+@pytest.mark.parametrize("form", ["qwen_coder", "glm"])
+def test_a_call_of_many_arguments_is_read(form: str) -> None:
+    one = {"qwen_coder": "<parameter=n{}>1</parameter>", "glm": "<arg_key>\nn{}\n</arg_key>\n<arg_value>1</arg_value>"}
+    head, end = ("<tool_call>look", "") if form == "glm" else ("<tool_call><function=look>", "</function>")
+    written = "".join(one[form].format(n) for n in range(200))
+    read = tokenizer(form).parse(f"{head}{written}{end}</tool_call>", TOOLS)
+    assert calls(read) == [{"name": "look", "arguments": {f"n{n}": "1" for n in range(200)}}]
+
+
+def test_a_key_of_glm_may_hold_blanks() -> None:
+    text = "<tool_call>look<arg_key> first name </arg_key><arg_value>x</arg_value></tool_call>"
+    assert calls(tokenizer("glm").parse(text, TOOLS)) == [{"name": "look", "arguments": {"first name": "x"}}]
+
+
+ODD: list[Any] = [None, 5, "x", [], [1], {}, {"at": 5}, {"at": {"type": ["integer", 5]}}, {"at": {"anyOf": 5}}]
+"""What an agent may write where a schema has its properties."""
+
+
+@pytest.mark.parametrize("form", RESPONSE_FORMATS)
+def test_no_schema_of_a_tool_makes_the_parser_raise(form: str) -> None:
+    reads, text = tokenizer(form), WRITTEN[form].replace('"at": 3', '"at": "3"')
+    schemas: list[Any] = [
+        *ODD,
+        *({"properties": odd} for odd in ODD),
+        {"type": "object", "properties": {"at": "string"}},
+    ]
+    for schema in schemas:
+        read = reads.parse(text, [{"type": "function", "function": {"name": "look", "parameters": schema}}])
+        assert (read["role"], len(calls(read))) == ("assistant", 1), schema
 
 
 @pytest.mark.parametrize("form", RESPONSE_FORMATS)

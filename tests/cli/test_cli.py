@@ -17,6 +17,7 @@ from agentgym import process_identity as owners
 from agentgym.cli import main as cli
 from agentgym.environments.registry import gallery
 from agentgym.errors import SandboxError
+from agentgym.extras import install_line
 from agentgym.process_identity import owner
 from agentgym.sandboxes import image
 from agentgym.sandboxes.containers import client as docker_client
@@ -201,7 +202,7 @@ def test_a_command_without_its_extra_says_how_to_install_it_in_one_line(
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.splitlines() == [done.stderr.strip()]
-    assert f"pip install 'agentgym[{extra}]'" in done.stderr
+    assert install_line(extra) in done.stderr
 
 
 def test_gc_removes_the_folders_of_dead_owners_only(

@@ -14,6 +14,7 @@ import agentgym
 from agentgym import models
 from agentgym.cli import doctor
 from agentgym.cli import main as cli
+from agentgym.extras import install_line
 from agentgym.sandboxes import choose, local
 from agentgym.sandboxes.containers import client as docker_client
 from agentgym.sandboxes.containers.settings import GVISOR_LACKS
@@ -94,8 +95,8 @@ def test_a_runsc_that_no_engine_knows_is_missing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_extra_that_is_not_installed_is_named_with_its_command() -> None:
-    finding = doctor._package("no-such-package-anywhere", "pip install 'agentgym[train]'")
-    assert str(finding).splitlines()[1].strip() == "-> pip install 'agentgym[train]'"
+    finding = doctor._package("no-such-package-anywhere", install_line("train"))
+    assert str(finding).splitlines()[1].strip() == f"-> {install_line('train')}"
 
 
 def test_the_doctor_says_the_versions_that_a_question_needs(
@@ -122,7 +123,7 @@ def test_the_doctor_says_so_where_an_engine_answers_and_only_the_package_is_miss
         )  # fmt: skip
     line, hint = done.stdout[done.stdout.index("missing  docker engine") :].splitlines()[:2]
     assert f"one answers at unix://{path}, but the docker package is missing" in line
-    assert hint.strip() == "-> pip install 'agentgym[docker]'"
+    assert hint.strip() == f"-> {install_line('docker')}"
     assert "install Docker" not in done.stdout
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -93,9 +94,11 @@ def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixtu
     assert run(capsys, *chosen, "--out", "two", "--seed", "1")[0] == 0
     with RolloutStore("two") as store:
         assert {row.group_id for row in store.summaries()} == {"test-1", "test-4"}
-    code, lines, _ = run(capsys, "compare", "one", "two")
+    code, _, refused = run(capsys, "compare", "one", "two")
+    assert (code, "compare the 1 that both have with common=True (--common)" in refused) == (1, True)
+    code, lines, _ = run(capsys, "compare", "one", "two", "--common")
     assert code == 0
-    assert lines[0].split() == ["tasks", "1", "in", "both,", "3", "in", "one", "alone,", "which", "are", "left", "out"]
+    assert lines[0] == "tasks       1 in both, 3 left out, which one side did not play or score"
     assert [line.split()[0] for line in lines[1:4]] == ["reward", "difference", "p"]
 
 
@@ -105,7 +108,7 @@ def test_a_parameter_of_the_env_is_a_flag_and_stays_as_it_was_begun(capsys: pyte
     assert (code, lines[0].split()[1]) == (0, "0.000")
     code, _, said = run(capsys, *asked, "--resume", "--env.most-words=5")
     assert (code, said.count("\n")) == (1, 1)
-    assert "env_args: kept was begun with {'most_words': -1}, and this is {'most_words': 5}" in said
+    assert f"env_args: {Path.cwd()}/kept was begun with {{'most_words': -1}}, and this is {{'most_words': 5}}" in said
     code, resumed, _ = run(capsys, *asked, "--resume", "--env.most-words=-1")
     assert (code, resumed[0]) == (0, lines[0])
 
@@ -123,7 +126,7 @@ def test_a_model_that_nobody_asks_is_warned_of(
 def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[str], out: str) -> None:
     code, _, said = run(capsys, "eval", "my_short:Short", "--model", "tiny", "--n", "1", "--out", out)
     assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith(f"agentgym: out: {out} cannot be made (")
+    assert said.startswith(f"agentgym: out: {Path.cwd() / out} cannot be made (")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,9 @@ def test_a_signal_stops_an_evaluation_that_says_how_to_go_on(folder: Path, numbe
         process.send_signal(number)
         said = process.stderr.read().splitlines()
         assert any(line.startswith("agentgym: stopping, once") for line in said)
-        assert said[-1].endswith("the same command with --out kept --resume")
+        words[5] = str(folder / "kept")
+        again = said[-1].partition("stopped; to go on: ")[2]
+        assert shlex.split(again) == ["agentgym", *words[:4], "--concurrency", "1", "--out", words[5], "--resume"]
     assert process.returncode == code
     with RolloutStore("kept") as store:
         assert [row.rollout_id for row in store.summaries()] == ["test-0/0"]
@@ -223,7 +228,7 @@ async def test_a_named_model_is_a_flag_and_a_resumed_evaluation_has_the_same(
     assert regraded[1][0].endswith("0 of 2 changed")
     code, _, err = await asyncio.to_thread(run, capsys, *words, "--resume", "--models.judge.model", "tiny")
     assert code == 1
-    assert err.startswith("agentgym: models: judged was begun with")
+    assert err.startswith(f"agentgym: models: {folder}/judged was begun with")
 
 
 def stored_rewards(folder: Path, name: str) -> list[float]:

@@ -230,6 +230,7 @@ def test_a_player_who_leaves_ends_it_cleanly(folder: Path, typed: bytes, code: i
 
 TOOLS: dict[str, Any] = {
     "look": {"parameters": {"properties": {"key": {"type": "string"}, "deep": {"type": "boolean"}}}},
+    "sql": {"parameters": {"properties": {"query": {"type": "string"}}}},
 }
 
 
@@ -240,6 +241,9 @@ TOOLS: dict[str, Any] = {
         ("/say /tool is a word", say("/tool is a word")),
         ("/tool look key=31 deep=true", call("look", key="31", deep=True)),
         ("/tool look key='a b' deep=maybe", call("look", key="a b", deep="maybe")),
+        ("/tool sql query=select count(*) from x where a='b'", call("sql", query="select count(*) from x where a='b'")),
+        ("/tool sql query=select 'it''s", call("sql", query="select 'it''s")),
+        ("/tool sql query='a b'", call("sql", query="a b")),
         ("/tool other count=3 name=x", call("other", count=3, name="x")),
         ('{"name": "look", "arguments": {"key": "a\\nb"}}', call("look", key="a\nb")),
         ('[{"name": "look"}, {"name": "other", "arguments": {"x": [1]}}]', calls(("look", {}), ("other", {"x": [1]}))),
@@ -255,6 +259,7 @@ def test_a_line_is_read_as_a_turn(line: str, turn: object) -> None:
         ("/tol look", "there is no /tol; did you mean '/tool'?"),
         ("/tool", "/tool: name a tool, as in /tool look key=31"),
         ("/tool look 31", "/tool: '31' has no name; write KEY=VALUE"),
+        ("/tool sql select 1", "/tool: 'select' has no name; write KEY=VALUE"),
         ("/tool look key='31", "/tool: No closing quotation"),
         ("{oops", "this is no JSON "),
         ('{"tool": "look"}', 'a call needs a "name", and its "arguments"; /say sends text'),

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +13,17 @@ import pytest
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.cli.envs.new import renamed
-from agentgym.cli.envs.train import recipe_of
+from agentgym.cli.envs.train import next_lines, parameter_words, recipe_of
+from agentgym.cli.main import _read
 from agentgym.run.command import refuse_ignored, settings
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 def train(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """The command in a folder, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    environment = {**os.environ, **ENVIRONMENT, "PWD": str(folder)}  # as a shell has it
     command = [sys.executable, "-m", "agentgym", "train", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -45,7 +49,7 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
     [line] = done.stdout.splitlines()
     summary = json.loads(line)
     assert (summary["recipe"], summary["steps"], summary["tool_errors"]) == ("hello", 2, {})
-    out = Path(summary["out"])
+    out = Path(summary["out"]).relative_to(folder)
     assert out.parent == Path("runs/hello")
     kept = json.loads((folder / out / "settings.json").read_text())["settings"]
     assert (kept["env"], kept["model"], kept["train.lr"], kept["max_tokens"]) == ("hello.env:Hello", "tiny", 2e-3, 40)
@@ -55,7 +59,7 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
         f"      agentgym view {out} shows curves, rollouts and tokens in a browser",
         f"      agentgym report {out} writes curves, settings and rollouts into one file",
         f"      {out}/metrics.jsonl has the figures of each step",
-        f"      agentgym eval hello --model {out}/adapter plays what was trained on the held-out tasks",
+        f"      agentgym eval hello --env.spare 9 --model {out}/adapter plays what was trained on the held-out tasks",
         f"      {out}/adapter is what was trained; agentgym merge {out}/adapter FOLDER makes a whole model of it",
     ]
     more = train(folder, "hello/env.py", *small, "--resume", str(out), "--steps", "3")
@@ -108,3 +112,59 @@ def test_its_words_are_listed_without_an_environment(capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert said.startswith("usage: agentgym train ENV [-h] [OPTIONS]")
     assert "Args:" not in said
+
+
+@pytest.fixture
+def odd_folder(tmp_path: Path) -> Path:
+    """A folder whose name a shell would take apart, with a module of an env in it."""
+    made = tmp_path / "my dir ü's"
+    made.mkdir()
+    (made / "quick.py").write_text(
+        "import agentgym as ag\n\n\nclass Quick(ag.ToolEnv[ag.Task]):\n    limits = ag.Limits(turns=1, turn_tokens=4)\n"
+        "    least = ag.Parameter(1, doc='The fewest characters of an answer.')\n\n    @classmethod\n"
+        "    def tasks(cls, split):\n        return [ag.Task(id=f'{split}{i}', prompt='Hi') for i in range(4)]\n\n"
+        "    @ag.reward\n    def long(self) -> float:\n        return float(len(self.answer or '') >= self.least)\n"
+    )
+    return made
+
+
+def printed_commands(stderr: str) -> list[str]:
+    """The commands in the last lines of a run, each as it is to be typed; what stands for a name has one."""
+    lines = [line[6:] for line in stderr.splitlines() if line.startswith(("next: ", "      "))]
+    found = [WHAT_IT_DOES.sub("", line) for line in lines if WHAT_IT_DOES.search(line)]
+    return [command.rpartition("; ")[2].replace("FOLDER", "'a whole model'") for command in found]
+
+
+WHAT_IT_DOES = re.compile(r"(, or --worst| shows curves| writes curves| plays what| makes a whole).*")
+"""What follows the command in a line."""
+
+
+def test_every_command_that_a_run_prints_is_one_that_can_be_typed(odd_folder: Path) -> None:
+    summary = {"out": str(odd_folder / "runs/a b é"), "recipe": "Quick"}
+    (odd_folder / "runs/a b é/adapter").mkdir(parents=True)
+    env = ["quick:Quick", *parameter_words(["--steps", "1", "--env.least", "2 3", "--env.other=x y", "--out", "o"])]
+    commands = printed_commands("\n".join(next_lines(summary, env)))
+    assert [command.split()[1] for command in commands] == ["show", "view", "report", "eval", "merge"]
+    for command in commands:
+        words = shlex.split(command)
+        assert any(Path(word).is_relative_to(summary["out"]) for word in words), words
+        if words[1] != "eval":
+            assert callable(_read(words[1:]))
+    assert shlex.split(commands[3])[2:6] == ["quick:Quick", "--env.least", "2 3", "--env.other=x y"]
+
+
+@pytest.mark.slow
+def test_the_printed_commands_do_what_they_say_when_they_are_typed(odd_folder: Path) -> None:
+    small = ("--steps", "1", "--prompts", "1", "--group-size", "2", "--eval-tasks", "0", "--env.least", "2")
+    done = train(odd_folder, "quick:Quick", *small, "--out", "runs/a b é")
+    assert done.returncode == 0, done.stderr[-3000:]
+    commands = printed_commands(done.stderr)
+    assert [command.split()[1] for command in commands] == ["show", "view", "report", "eval", "merge"]
+    environment = {**os.environ, **ENVIRONMENT, "PWD": str(odd_folder)}
+    for command in commands:
+        if command.startswith("agentgym view"):  # which runs until it is stopped
+            continue
+        typed = subprocess.run(command, shell=True, cwd=odd_folder, env=environment, capture_output=True, text=True)
+        assert typed.returncode == 0, (command, typed.stderr[-2000:])
+    assert (odd_folder / "a whole model/config.json").is_file()
+    assert (odd_folder / "runs/a b é/report/report.html").is_file()

@@ -123,7 +123,7 @@ class TwoNodes:
 
 @pytest.fixture
 def two_nodes() -> Iterator[TwoNodes]:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})

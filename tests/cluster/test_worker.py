@@ -112,7 +112,7 @@ async def test_three_workers_go_on_where_two_stood() -> None:
 async def test_a_worker_evaluates_the_tasks_that_it_is_given_in_their_order() -> None:
     [worker] = await opened(1)
     tasks = ag.find_env("nim").tasks("test")[:3]
-    groups = await worker.play(list(tasks), 2, 0, None)
+    groups = await worker.play(list(tasks), 2, 0, False, None)
     assert [group.group_id for group in groups] == [task.id for task in tasks]
     assert [len(group.rollouts) for group in groups] == [2, 2, 2]
     assert np.isfinite([r.reward for g in groups for r in g.rollouts if r.reward is not None]).all()

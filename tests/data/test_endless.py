@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,10 +81,19 @@ def test_a_filter_of_endless_tasks_is_endless_and_one_that_keeps_none_is_an_erro
     assert ids(rare, 3) == ["0-0", "0-10000", "0-20000"]  # 9,999 are left out between two.
 
 
-def test_a_run_takes_them_in_order_from_its_own_seed() -> None:
-    drawn = [[task.id for task in batch] for batch in batches(Stream, 2, 2, seed=5)]
-    assert drawn == [["5-0", "5-1"], ["5-2", "5-3"]]
-    assert [task.id for batch in batches(RowStream, 2, 1, seed=5) for task in batch] == ["5-0", "5-1"]
+def drawn(env: type[ag.Env[Any]], seed: int, count: int = 4) -> tuple[set[str], list[int]]:
+    """The seeds that the generator got, and the numbers of the tasks in their order."""
+    names = [task.id.rsplit("-", 1) for batch in batches(env, 2, count // 2, seed=seed) for task in batch]
+    return {seed for seed, _ in names}, [int(number) for _, number in names]
+
+
+def test_a_run_takes_them_in_order_from_a_seed_that_is_derived_from_its_own() -> None:
+    for env in (Stream, RowStream):
+        seeds, numbers = drawn(env, 5)
+        assert numbers == [0, 1, 2, 3]
+        assert len(seeds) == 1
+        assert seeds == drawn(env, 5)[0] != drawn(env, 6)[0]
+        assert seeds != {"5"}
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -107,13 +117,18 @@ def test_a_resumed_run_goes_on_where_the_generator_stood(world: int) -> None:
         sampler.load_state_dict(states)
     after = [draw(sampler, 3 * sampler._sharding.share) for sampler in resumed]
     seen = [name for part in (*before, *after) for name in part]
-    assert sorted(seen, key=lambda name: int(name[2:])) == [f"7-{number}" for number in range(20)]
+    seed = seen[0].split("-")[0]
+    assert sorted(seen, key=lambda name: int(name.split("-")[1])) == [f"{seed}-{number}" for number in range(20)]
 
 
 def test_a_member_of_a_mixture_may_be_endless_and_so_may_all() -> None:
     both = mix({"one": Member(Stream, 1), "two": Member(RowStream, 1)})
-    drawn = [task.id for batch in batches(both, 4, 1, seed=5) for task in batch]
-    assert sorted(drawn) == ["one/5-0", "one/5-1", "two/5-0", "two/5-1"]
+    names = sorted(task.id for batch in batches(both, 4, 1, seed=5) for task in batch)
+    seeds = [name.split("-")[0] for name in names]
+    assert [name.split("-")[1] for name in names] == ["0", "1", "0", "1"]
+    assert seeds[0] == seeds[1]
+    assert seeds[2] == seeds[3]
+    assert seeds[0].removeprefix("one/") != seeds[2].removeprefix("two/")
     assert [task.id for task in both.tasks("test")[:2]] == ["one/1000000-0", "two/0-0"]
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import agentgym as ag
 from agentgym.data.chosen import overlap
+from agentgym.env_checks.declared import check_tasks
+from agentgym.environments.task_rows import _in_both
 from agentgym.run.preflight import hold_checked
 from agentgym.testing import check_env, say
 
@@ -134,3 +136,39 @@ def test_parts_and_filters_are_sequences_of_tasks_for_a_run() -> None:
     drawn = [task.id for batch in ag.batches(Halves, 4, 3, seed=0) for task in batch]
     assert len(set(drawn)) == 12
     assert set(drawn) <= {task.id for task in parts["train"]} - {"3"}
+
+
+def test_a_run_warns_of_tasks_that_are_made_from_an_index_of_both_splits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Made(Doubled):
+        test = range(5000, 5010)
+
+        @classmethod
+        def tasks(cls, split: ag.Split) -> Any:
+            return ag.Procedural(lambda i: Sum(id=i, prompt=f"{i}?"), range(9000) if split == "train" else cls.test)
+
+    run = ag.RunConfig(recipe="made", env="made", model="tiny", steps=1, prompts=2, eval_tasks=4)
+    with caplog.at_level(logging.WARNING), hold_checked(run, Made, tmp_path / "both"):
+        pass
+    assert "Made.tasks: train and test share 4 ids among the 4 test tasks that were looked at ('5000'" in caplog.text
+    assert check_tasks(Made)[0].wrong.startswith("train and test share 10 ids among the 10 test tasks")
+    caplog.clear()
+    Made.test = range(9000, 9010)
+    with caplog.at_level(logging.WARNING), hold_checked(run, Made, tmp_path / "apart"):
+        pass
+    assert "share" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (range(10), range(10, 20), []),
+        (range(0, 10**12, 2), range(1, 10**12, 2), []),
+        (range(0, 10**12), range(10**11, 10**12, 7), [10**11 + 7 * i for i in range(64)]),
+        (range(9, -1, -1), range(5), [0, 1, 2, 3, 4]),
+        (range(0), range(5), []),
+    ],
+)
+def test_indices_of_both_ranges_are_found_without_going_through_them(one: range, other: range, both: list[int]) -> None:
+    assert _in_both(one, other) == both

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "train/skipped_rollouts": "a loss that is not finite",
     "role/.*": "an env with roles",
     "rollout/branch.*": "branches",
+    "rollout/held_seconds": "a batch that leaves rollouts in play",
 }
 """Figures of the page that no run of this test writes, and what it would take."""
 SMALL = ag.RunConfig(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.engines.scripted import call, calls, say
+from agentgym.engines.scripted import Scripted, call, calls, say
 from agentgym.environments import registry
 from agentgym.environments.registry import find_env, registered
 from agentgym.environments.rewards import rewards_of, total
@@ -268,3 +268,78 @@ def test_a_misspelt_env_is_told_the_nearest_registered_one() -> None:
     ag.register("chase")(Quiz)
     with pytest.raises(ValueError, match=r"^env: 'chsae' is not registered \(did you mean 'chase'\?\); import its"):
         registry.find_env("chsae")
+
+
+class Counting(Quiz):
+    async def setup(self) -> None:
+        self.metrics = {"guesses": 2.0}
+
+
+class Clearing(Quiz):
+    async def setup(self) -> None:
+        self.metrics.clear()
+
+    @ag.tool
+    async def wipe(self) -> str:
+        """Forget what was counted."""
+        self.metrics.clear()
+        return "wiped"
+
+
+@pytest.mark.parametrize("env", [Counting, Clearing])
+async def test_an_env_whose_setup_begins_with_metrics_of_its_own_has_its_calls_counted(env: type[Quiz]) -> None:
+    played = await ag.rollout(env, TASK, Scripted([call("look"), call("fail"), say("done")]))
+    assert {name: played.metrics[name] for name in ("tool_calls", "tool_errors", "malformed_calls")} == {
+        "tool_calls": 2,
+        "tool_errors": 1,
+        "malformed_calls": 0,
+    }
+    assert played.metrics.get("guesses", 2.0) == 2.0
+
+
+async def test_counting_goes_on_where_a_tool_takes_the_metrics_away() -> None:
+    played = await ag.rollout(Clearing, TASK, Scripted([call("look"), call("wipe"), call("fail"), say("done")]))
+    assert (played.error, played.metrics["tool_calls"], played.metrics["tool_errors"]) == (None, 2, 1)
+
+
+async def test_metrics_that_are_no_dict_are_named_after_setup() -> None:
+    class Wrong(Quiz):
+        async def setup(self) -> None:
+            self.metrics: Any = None
+
+    played = await ag.rollout(Wrong, TASK, Scripted([say("done")]))
+    assert played.error == "EnvError: Wrong.metrics: must be a dict of numbers by name, got NoneType"
+
+
+@pytest.mark.parametrize("returned", [ag.Stop("nothing to do"), [], 0.0])
+async def test_a_setup_that_returns_anything_is_refused_since_a_rollout_cannot_end_before_its_first_turn(
+    returned: Any,
+) -> None:
+    class Over(Quiz):
+        async def setup(self) -> Any:
+            return returned
+
+    played = await ag.rollout(Over, TASK, Scripted([say("done")]))
+    assert played.reward is None
+    assert played.error is not None
+    assert f"Over.setup: returned {returned!r}, and must return None: a rollout begins with a turn" in played.error
+
+
+async def test_no_messages_and_a_role_that_no_template_knows_are_refused_with_their_field() -> None:
+    with pytest.raises(ValueError, match=r"prompt\n.*has no message: the model needs at least one"):
+        ag.Task(id="t", prompt=[])
+    message = {"role": "developer", "content": "Be brief."}
+    with pytest.raises(ValueError, match=r"prompt\.0\.role\n.*got 'developer'; write 'system'"):
+        ag.Task.model_validate({"id": "t", "prompt": [message]})
+
+    class Odd(Quiz):
+        first: Any = ()
+
+        async def reset(self, **given: Any) -> Any:
+            return self.first, {}
+
+    empty = await ag.rollout(Odd, TASK, Scripted([say("done")]))
+    odd = await ag.rollout(type("Odd", (Odd,), {"first": [message]}), TASK, Scripted([say("done")]))
+    assert empty.error == "EnvError: Odd.reset: messages must not be empty, the model needs a prompt"
+    assert odd.error is not None
+    assert "Odd.reset: messages[0].role must be one of system, user, assistant, tool, got 'developer'; " in odd.error

@@ -120,10 +120,12 @@ async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it(
         "eval/env/ones/rollouts": 3.0,
         "eval/env/ones/failed": 0.0,
         "eval/env/ones/reward": 1.0,
+        "eval/env/ones/reward/worth_it": 1.0,
         "eval/env/rows/groups": 2.0,
         "eval/env/rows/rollouts": 2.0,
         "eval/env/rows/failed": 0.0,
         "eval/env/rows/reward": 0.0,
+        "eval/env/rows/reward/zero": 0.0,
     }
     assert env_figures(Ones, played.groups) == {}
 
@@ -229,6 +231,8 @@ def test_a_member_with_too_few_tasks_is_refused_before_the_run_begins(tmp_path: 
     run = replace(SETTINGS, env={"terse": 1, "rows": 1}, prompts=6, out=tmp_path / "run")
     with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, at least 3 are needed"):
         asyncio.run(ag.train_policy(run))
+    with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, at least 3 are .* staleness"):
+        asyncio.run(ag.train_policy(replace(run, prompts=3, staleness=1)))
     assert not (tmp_path / "run").exists()
 
 

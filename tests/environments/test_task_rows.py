@@ -1,15 +1,21 @@
 """Tasks as people write them and as data sets hold them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 import agentgym as ag
+from agentgym.cli.envs.names import task_of
 from agentgym.engines.scripted import Scripted, say
+from agentgym.env_checks.declared import check_tasks
 from agentgym.environments.env import Split
 from agentgym.environments.task_rows import TaskRows, as_task, as_tasks, task_type
+from agentgym.errors import EnvError
+from agentgym.run.preflight import hold_checked
 from agentgym.scheduling.task_sampler import batches
 
 USER = {"role": "user", "content": "2+3?"}
@@ -184,3 +190,87 @@ def test_what_is_neither_a_list_nor_like_one_is_refused(given: Any) -> None:
 def test_a_list_may_have_rows_behind_tasks() -> None:
     given = [Sum(id="a", prompt="x", answer="1"), {"id": "b", "prompt": "x", "answer": "2"}]
     assert [task.id for task in as_tasks(Sums, given)] == ["a", "b"]
+
+
+class Unsliced:
+    """Tasks that only an index gives."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Sum:
+        return Sum.model_validate(Table(6)[index])
+
+
+def dataset() -> Any:
+    return pytest.importorskip("datasets").Dataset.from_list(list(Table(6)))
+
+
+@pytest.mark.parametrize("make", [dataset, lambda: Table(6), Unsliced, lambda: np.array(list(Table(6)), dtype=object)])
+@pytest.mark.parametrize("n", [None, 2])
+async def test_an_env_whose_tasks_are_a_data_set_is_evaluated(make: Callable[[], Any], n: int | None) -> None:
+    class Held(Sums):
+        @classmethod
+        def tasks(cls, split: Split) -> Any:
+            return make()
+
+    played = await ag.evaluate(Held, Scripted(lambda text: say("1")), n=n)
+    assert [group.group_id for group in played.groups] == [str(i) for i in range(n or 6)]
+    assert check_tasks(Held)[0].wrong.startswith("train and test share")
+
+
+async def test_a_slice_of_a_data_set_is_a_sequence_of_tasks() -> None:
+    columns = {"id": [0, 1], "prompt": ["0+1?", "1+1?"], "answer": ["1", "2"]}
+    part: Any = dataset()[:2]
+    assert part == columns
+    assert [task.answer for task in as_tasks(Sums, part)] == ["1", "2"]
+    assert [task.answer for task in ag.Rows(part, Sum)] == ["1", "2"]
+    assert len(as_tasks(Sums, {name: [] for name in columns})) == 0
+    groups = await ag.run_groups(Sums, part, Scripted(lambda text: say("1")), n=2)
+    assert [[r.reward for r in group.rollouts] for group in groups] == [[1.0, 1.0], [0.0, 0.0]]
+    assert (await ag.evaluate(Sums, Scripted(lambda text: say("1")), tasks=part)).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"train": [{"id": 1, "prompt": "x", "answer": "1"}], "test": [{"id": 2, "prompt": "x", "answer": "1"}]},
+        {"id": [1], "prompt": ["x", "y"], "answer": ["1"]},
+        {"id": [1], "prompt": ["x"]},
+        {"id": "ab", "prompt": "xy", "answer": "12"},
+    ],
+)
+def test_a_mapping_that_is_no_slice_of_a_data_set_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^tasks: give one sequence of tasks, got a mapping with the keys"):
+        as_tasks(Sums, given)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (row for row in Table(6)),
+        lambda: None,
+        lambda: {1, 2},
+        lambda: {"train": []},
+        lambda: 3,
+        lambda: dataset().to_iterable_dataset(),
+        lambda: pytest.importorskip("pandas").DataFrame(list(Table(6))),
+    ],
+)
+async def test_tasks_that_are_no_sequence_are_refused_by_the_name_of_the_method(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    class Wrong(Sums):
+        @classmethod
+        def tasks(cls, split: Split) -> Any:
+            return make()
+
+    with pytest.raises(ValueError, match=r"^Wrong\.tasks\('test'\): (give|got) "):
+        await ag.evaluate(Wrong, Scripted([say("1")]), n=2)
+    with pytest.raises(ValueError, match=r"^Wrong\.tasks\('train'\): (give|got) "):
+        next(iter(batches(Wrong, 2, 1, seed=0)))
+    with pytest.raises(EnvError, match=r"Wrong\.tasks\('train'\).*: (give|got) "):
+        task_of(Wrong, "train", 0, None)
+    run = ag.RunConfig(recipe="wrong", env="wrong", model="tiny", steps=1, prompts=2, eval_tasks=0)
+    with pytest.raises(ValueError, match=r"^Wrong\.tasks\('train'\): (give|got) "), hold_checked(run, Wrong, tmp_path):
+        pass

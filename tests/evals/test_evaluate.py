@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.engines.scripted import Scripted, say
+from agentgym.engines.scripted import Scripted, call, say
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.opening import name_of, open_engine
 from agentgym.store.reader import RolloutStore
@@ -253,6 +253,39 @@ async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_pa
     assert (first.resumed, again.resumed, more.resumed) == (None, 8, 8)
 
 
+class Digging(ag.ToolEnv[ag.Task]):
+    """The first attempt at a task scores low, with a tool that fails; the second one scores high."""
+
+    @classmethod
+    def tasks(cls, split: str) -> list[ag.Task]:
+        return [ag.Task(id="a", prompt="Dig."), ag.Task(id="b", prompt="Dig.")]
+
+    @ag.tool
+    async def dig(self) -> str:
+        """Dig."""
+        raise ag.ToolError("stone")
+
+    @ag.reward
+    async def found(self) -> float:
+        return 0.15 if self.metrics["tool_errors"] else 1.0
+
+
+async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(tmp_path: Path) -> None:
+    poor = Scripted([call("dig"), say("nothing")])
+    await ag.evaluate(Digging, poor, k=1, out=tmp_path)
+    with RolloutStore(tmp_path) as store:
+        assert {row.rollout_id: row.suspicious for row in store.summaries(suspicious=True)} == {
+            "a/0": ("tool-fails",),
+            "b/0": ("tool-fails",),
+        }
+    await ag.evaluate(Digging, Scripted([say("gold")]), k=2, out=tmp_path, resume=True)
+    with RolloutStore(tmp_path) as store:
+        assert {row.rollout_id: row.suspicious for row in store.summaries(suspicious=True)} == {
+            "a/1": ("no-tool-call",),
+            "b/1": ("no-tool-call",),
+        }
+
+
 async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
     broken = Scripted([])
     with pytest.raises(ag.AgentGymError, match=r"all 4 rollouts failed"):
@@ -321,7 +354,13 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
 
     one = await ag.evaluate(Even, Scripted(lambda text: say("abc")), k=2, out=tmp_path / "one")
     other = await ag.evaluate(Even, Scripted(by_task), k=2, out=tmp_path / "other", n=3)
-    for found in (ag.compare(one, other), ag.compare(tmp_path / "one", tmp_path / "other")):
+    folders = tmp_path / "one", tmp_path / "other"
+    for given in ((one, other), folders):
+        with pytest.raises(
+            ValueError, match=r"same tasks: 1 are in the first alone and 0 in the second, such as '103'"
+        ):
+            ag.compare(*given)
+    for found in (ag.compare(one, other, common=True), ag.compare(*folders, common=True)):
         assert found.differences == {"100": 0.0, "101": 1.0, "102": 1.0}
         assert found.left_out == 1
         assert found.means == pytest.approx((0.0, 2 / 3))

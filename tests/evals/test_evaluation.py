@@ -1,14 +1,17 @@
 """Evaluations: what was played, how much of it was solved, what failed."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentgym as ag
-from agentgym.engines.scripted import Scripted, say
+from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import Failure
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.report import score_lines
 from agentgym.scheduling.run_groups import Groups
 from agentgym.types import Group, Rollout
 
@@ -127,3 +130,56 @@ async def test_fewer_tasks_than_were_asked_for_are_warned_of(
     played = await ag.evaluate(Guess, Scripted([say("101")]), n=n)
     assert len(played.groups) == 5
     assert ("n is 400, and there are 5 tasks" in caplog.text) == warned
+
+
+class Parts(Guess):
+    """Has two rewards, of which one is a part, and a tool that fails."""
+
+    @ag.tool
+    def look(self) -> str:
+        """Look."""
+        raise ag.ToolError("dark")
+
+    @ag.reward
+    def right(self) -> float:
+        return 0.8
+
+    @ag.reward(weight=0.5)
+    def kind(self) -> float:
+        return float(self.answer == "101") / 2
+
+
+async def test_an_evaluation_says_its_parts_and_what_solves_a_task(tmp_path: Path) -> None:
+    engine = Scripted([call("look"), call("nothing"), say("101")])
+    played = await ag.evaluate(Parts, engine, n=2, k=2, solved=0.9, out=tmp_path)
+    assert played.named_rewards() == {"right": pytest.approx(0.8), "kind": pytest.approx(0.5)}
+    assert played.reward == pytest.approx(1.05)
+    assert (played.pass_at(1), played.pass_at(1, solved=1.1), played.solved_in(played.groups[0])) == (1.0, 0.0, 2)
+    assert played.figures()["eval/reward/kind"] == pytest.approx(0.5)
+    assert played.ids_solved(1.0, 1.0) == ["100", "101"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rewards"] == played.named_rewards()
+    assert (summary["solved_from"], summary["tasks"]["100"]["solved"]) == (0.9, 2)
+    calls = {"tool_calls": 1.0, "tool_errors": 2.0, "malformed_calls": 1.0, "retries": 0.0}
+    assert {name: summary[name] for name in calls} == played.calls() == calls
+    said = list(score_lines(played))
+    assert said[1:3] == ["          0.800  right", "          0.500  kind"]
+    assert "solved    from a reward of 0.9" in said
+    assert "calls     1.00 a rollout, 2.00 errors, 1.00 malformed" in said
+
+
+@pytest.mark.parametrize("solved", [float("nan"), "1"])
+async def test_what_solves_a_task_is_a_number(solved: Any) -> None:
+    with pytest.raises(ValueError, match=r"^solved: must be a finite number"):
+        await ag.evaluate(Guess, Scripted([say("101")]), solved=solved)
+
+
+async def test_a_folder_is_not_resumed_with_fewer_tasks_or_attempts_than_it_holds(tmp_path: Path) -> None:
+    engine = Scripted([say("101")])
+    await ag.evaluate(Guess, engine, n=4, k=2, out=tmp_path)
+    with pytest.raises(ValueError, match=r"^n, tasks: .*of 2 tasks that are not among these 2, such as '102'.*n=4"):
+        await ag.evaluate(Guess, engine, n=2, k=2, out=tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"^k: .*more than 1 rollouts of a task, such as '100/1'"):
+        await ag.evaluate(Guess, engine, n=4, k=1, out=tmp_path, resume=True)
+    more = await ag.evaluate(Guess, engine, n=5, k=3, out=tmp_path, resume=True)
+    assert (len(more.rollouts), more.resumed) == (15, 8)

@@ -107,7 +107,10 @@ class Place:
         return {str(path): _content(path) for path in sorted(paths)}
 
     def changes(self, before: Mapping[str, str]) -> list[str]:
-        """The files that are gone or changed, but SQLite's memory, parts, and a report that is drawn anew."""
+        """The files that are gone or hold something else.
+
+        SQLite's memory beside a store may change, parts of imports are removed, and a report is drawn anew.
+        """
         after = self.kept()
         changed = [name for name, content in before.items() if after.get(name) != content]
         own = ("-shm", ".part")

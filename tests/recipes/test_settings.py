@@ -15,6 +15,7 @@ import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.engines.scripted import Scripted
 from agentgym.errors import AgentGymError
+from agentgym.extras import install_line
 from agentgym.models import find_model, loading, of_field
 from agentgym.run.command import main, refuse_ignored, run_recipe, settings
 from agentgym.run.preflight import warn_of_engine_limits
@@ -240,7 +241,7 @@ def test_boxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
 def test_a_missing_package_is_one_line(first: str) -> None:
     done = recipe("--steps", "1", first=first)
     assert done.returncode == 1
-    assert done.stderr == "ChaseGRPO: torch is not installed: pip install 'agentgym[train]'\n"
+    assert done.stderr == f"ChaseGRPO: torch is not installed: {install_line('train')}\n"
 
 
 def test_a_shipped_model_that_is_not_installed_is_one_line(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ async def test_a_turn_says_how_long_it_waited_at_the_shut_gate() -> None:
     gate.open()
     first, second = (await playing).segments[0].turns
     assert 0 < first.waited <= first.seconds
-    assert first.waited == pytest.approx(usage.held_s, abs=0.01)
+    assert first.waited == pytest.approx(usage.held.seconds, abs=0.01)
     assert second.waited == 0
 
 

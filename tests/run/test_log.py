@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentgym.run.log import MetricsLogger
+from agentgym.run.report import Report, account
 
 
 def test_a_figure_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
@@ -51,3 +52,32 @@ def test_a_terminal_has_a_bar_with_the_rollouts_of_the_batch(
     with MetricsLogger(tmp_path, steps=2, rollouts=4) as log:
         log.rollout_ended()
     assert "rollouts 1 of 4" in capsys.readouterr().err
+
+
+def evaluated(reward: float) -> dict[str, float]:
+    return {"eval/reward": reward, "eval/rollouts": 4.0, "eval/failed": 0.0}
+
+
+def test_a_resumed_run_starts_its_words_and_its_held_out_scores_at_its_first_step(tmp_path: Path) -> None:
+    with MetricsLogger(tmp_path, steps=2) as log:
+        log.held_out(0, evaluated(0.125))
+        for step in range(2):
+            log(step, {"reward": 0.25, "train/optimizer_steps": 1})
+        log.held_out(2, evaluated(0.25))
+        log.held_out(3, evaluated(0.99))  # of a step that is not in the checkpoint
+    with pytest.warns(UserWarning, match="2 of the 3 steps"), MetricsLogger(tmp_path, steps=4, done=3) as log:
+        pass
+    assert log.held_out_rewards == {0: 0.125, 2: 0.25}
+    log.held_out_rewards[4] = 0.5
+    assert "held-out reward 0.12 at first, 0.50 at last" in "\n".join(account(log.rows, log.held_out_rewards))
+
+
+def test_a_resumed_run_has_the_tool_calls_and_the_spread_of_the_steps_before() -> None:
+    rows = [
+        {"reward": 0.5, "reward/std": 0.5, "tools/look/calls": 4.0, "tools/look/errors": 3.0, "tools/a/b/calls": 1.0},
+        {"reward": 1.0, "reward/std": 0.0, "tools/look/calls": 2.0},
+    ]
+    report = Report(rows)
+    assert (report.tools.calls, report.tools.errors) == ({"look": 6, "a/b": 1}, {"look": 3})
+    assert not any("never varied" in said for said in report.warnings(rows))
+    assert any("never varied: every rollout has 1." in said for said in Report(rows[1:]).warnings(rows[1:]))

@@ -1,8 +1,10 @@
 """The figures and warnings of a run beside its rewards: each is what it says, by hand."""
 
+import io
 import json
 import subprocess
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +15,19 @@ import torch
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.errors import Failure
 from agentgym.run.measures.batch import batch_figures, mismatch_figures, tool_figures
 from agentgym.run.measures.clock import StepClock
-from agentgym.run.measures.plot import write_plot
+from agentgym.run.measures.plot import draw_plot
 from agentgym.run.measures.surroundings import FILE, write_surroundings
 from agentgym.run.measures.watch import FIRST, LEAST_CALLS, NO_SIGNAL, Watch
 from agentgym.run.report import Report
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.store.suspicious import signs_of_group
-from agentgym.store.tool_counts import ToolCounts
+from agentgym.store.tool_counts import MOST, OTHERS, FailureCounts, ToolCounts
 from agentgym.testing import sample
 from agentgym.train import usage
-from agentgym.types import Floats
+from agentgym.types import Floats, Rollout
 
 ROOT = Path(ag.__file__).parent
 
@@ -58,6 +61,8 @@ async def test_the_figures_of_a_batch_are_counted_by_task_tool_and_error() -> No
     groups = await groups_of([say("1")], [say("0")], [call("look"), call("read"), say("1")], [say("not a number")])
     figures = batch_figures(groups)
     assert (figures["groups/solved_by_all"], figures["groups/solved_by_none"]) == (2 / 3, 1 / 3)
+    assert batch_figures(groups, least_solved=0.0)["groups/solved_by_all"] == 1.0
+    assert batch_figures(groups, least_solved=1.5)["groups/solved_by_none"] == 1.0
     assert figures["reward/std"] == pytest.approx(np.std([1, 1, 0, 0, 1, 1]))
     assert figures["failures/EnvError"] == 2
     assert (figures["tools/look/calls"], figures["tools/look/errors"], figures["tools/read/calls"]) == (2, 2, 2)
@@ -98,7 +103,8 @@ def test_the_parts_of_a_step_are_timed_and_the_next_step_begins_anew() -> None:
     assert 0 <= first["time/collect"] + first["time/train"] <= first["time/step"]
     assert first["throughput/sampled_tokens_per_s"] == pytest.approx(8 / first["time/step"])
     assert first["throughput/trained_tokens_per_s"] == pytest.approx(4 / first["time/train"])
-    assert clock.figures(sampled_tokens=0, trained_tokens=0).keys() == {"time/step", "throughput/sampled_tokens_per_s"}
+    again = clock.figures(sampled_tokens=0, trained_tokens=0)
+    assert again.keys() == {"time/step", "time/stood_still", "throughput/sampled_tokens_per_s"}
 
 
 QUIET = {"samples/groups": 4.0, "samples/groups_without_signal": 4.0, "train/optimizer_steps": 0.0}
@@ -173,8 +179,9 @@ def test_what_a_run_runs_on_stands_in_its_folder(tmp_path: Path, monkeypatch: py
 
 def test_the_rewards_are_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert write_plot(tmp_path, [{"reward": 0.1}, {}, {"reward": 0.5}], {0: 0.2, 3: 0.6})
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    picture = io.BytesIO()
+    assert draw_plot(picture, [{"reward": 0.1}, {}, {"reward": 0.5}], {0: 0.2, 3: 0.6})
+    assert picture.getvalue().startswith(b"\x89PNG")
 
 
 def test_the_share_of_the_gpus_peak_is_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,3 +227,46 @@ def test_a_tool_fails_with_errors_in_more_than_half_of_enough_calls(
 ) -> None:
     counts = ToolCounts(Counter(look=calls, read=9), Counter(look=errors, read=1, unknown=1))
     assert counts.failing(least_calls=least) == ({"look": (errors, calls)} if failing else {})
+
+
+def failed(message: str, where: str = "E: reward 'r'") -> Rollout:
+    failure = Failure(type="EnvError", message=message, where=where)
+    return Rollout(
+        rollout_id="a/0", group_id="a", segments=(), reward=None, stop_reason="error", failure=failure, metrics={}
+    )
+
+
+def test_failures_of_one_line_are_one_kind_whatever_their_texts_say() -> None:
+    counts = FailureCounts()
+    counts.add(
+        [failed(f"E: reward 'r' raised KeyError: '{word}', at my_env.py:7 in r") for word in ("a", "b", "c, at d")]
+    )
+    counts.add([failed("E: reward 'r' raised KeyError: 'a', at my_env.py:9 in r")])
+    assert counts.most_common() == [
+        ("EnvError: E: reward 'r' raised KeyError: 'a', at my_env.py:7 in r", 3),
+        ("EnvError: E: reward 'r' raised KeyError: 'a', at my_env.py:9 in r", 1),
+    ]
+
+
+def test_failures_at_no_line_of_the_user_are_one_kind_where_only_their_numbers_differ() -> None:
+    counts = FailureCounts()
+    counts.add([failed(f"request {number:x}-4f3a was not answered after {number}.5 s", "ask") for number in range(9)])
+    counts.add([failed("the endpoint is gone", "ask"), failed("the endpoint is gone", "lease")])
+    assert [times for _, times in counts.most_common()] == [9, 1, 1]
+
+
+def test_kinds_of_failures_and_names_of_tools_are_bounded_and_the_rest_is_counted_together() -> None:
+    report = Report()
+    words = ["".join(letters) for letters in product("abcdefgh", repeat=3)]
+    report.failures.add([failed(f"E: no {word}") for word in words])
+    assert (len(report.failures), report.failures.total()) == (MOST + 1, len(words))
+    assert (OTHERS, len(words) - MOST) in report.failures.most_common()
+    for word in words:
+        report.tools.add(ToolCounts(Counter({"look": 2, word: 1}), Counter({"look": 2, word: 1})))
+    assert len(report.tools.calls) <= MOST + 1
+    assert report.tools.calls.total() == report.tools.errors.total() == 3 * len(words)
+    assert report.tools.failing()["look"] == (2 * len(words), 2 * len(words))
+    assert OTHERS not in report.tools.failing()
+    figures = tool_figures(ToolCounts(Counter(words), Counter(words)))
+    assert len(figures) < 40
+    assert figures["tools/(others)/errors"] == len(words) - 16

@@ -100,7 +100,7 @@ async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Ca
     summary = await ag.train_policy(run, sinks=[lambda step, figures: seen.append((step, dict(figures)))])
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     held_out = [row for row in rows if "eval/reward" in row]
-    count = {"eval/pass@1": 0.0, "eval/rollouts": 2.0, "eval/failed": 0.0}
+    count = {"eval/reward/constant": 0.5, "eval/pass@1": 0.0, "eval/rollouts": 2.0, "eval/failed": 0.0}
     assert held_out == [
         {"step": 0, "eval/reward": summary["eval_before"], **count},
         {"step": 2, "eval/reward": summary["eval_after"], **count},
@@ -116,6 +116,14 @@ async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
         await ag.train_policy(run)
     with pytest.raises(ValueError, match=r"^prompts: .* has 40 tasks, at least 99"):
         await ag.train_policy(replace(run, env=made("Constant"), prompts=99))
+    with pytest.raises(
+        ValueError,
+        match=r"^prompts: .* has 40 tasks, at least 42 are needed, since prompts and staleness put as many in",
+    ):
+        await ag.train_policy(replace(run, env=made("Constant"), prompts=21, staleness=1))
+    extra = ag.Oversample(extra_groups=1, stop="target")
+    with pytest.raises(ValueError, match=r"at least 41 are needed, since prompts and oversample\.extra_groups put"):
+        await ag.train_policy(replace(run, env=made("Constant"), prompts=40, oversample=extra))
 
 
 def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) -> None:
@@ -233,6 +241,16 @@ def test_the_end_says_what_was_learned_and_what_was_not_and_why() -> None:
         "                  24 rollouts that failed: EnvError 18, SandboxError 6",
         "cut off: 10.0% of the rollouts by the limit turns",
     ]
+
+
+@pytest.mark.parametrize("held_out", [{0: 0.75, 6: 0.25}, {}])
+def test_a_run_whose_reward_fell_does_not_say_that_it_learned(held_out: dict[int, float]) -> None:
+    assert account(ROWS[::-1], held_out)[0] == "reward fell: reward 0.60 in the first 5 steps, 0.40 in the last 5"
+
+
+def test_the_held_out_reward_decides_whether_the_reward_fell() -> None:
+    assert account(ROWS[::-1], {0: 0.25, 6: 0.75})[0].startswith("learned: ")
+    assert account(ROWS, {0: 0.75, 6: 0.25})[0].startswith("reward fell: ")
 
 
 BRANCHED = {

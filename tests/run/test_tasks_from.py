@@ -64,6 +64,8 @@ def test_a_file_of_ids_chooses_training_tasks_and_leaves_the_held_out_ones(tmp_p
     assert [task.id for task in chosen.tasks("train")] == ["train-1", "train-3"]
     assert chosen.tasks("test") == Rows.tasks("test")
     assert only_tasks(Rows, None) is Rows
+    (tmp_path / "ids").write_bytes(b"\xef\xbb\xbftrain-3\r\ntrain-1\r\n")  # as Windows writes UTF-8
+    assert [task.id for task in only_tasks(Rows, tmp_path / "ids").tasks("train")] == ["train-1", "train-3"]
 
 
 def test_of_several_envs_each_gets_its_own_ids(tmp_path: Path) -> None:

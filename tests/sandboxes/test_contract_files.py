@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agentgym.boxes import Box
+from agentgym.boxes.content import UnusablePath
 from agentgym.sandboxes.containers import settings
-from agentgym.sandboxes.refusals import UnusablePath
 from tests.sandboxes.conftest import KINDS, make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

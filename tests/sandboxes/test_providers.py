@@ -154,6 +154,16 @@ def missing_is_empty(call: Call) -> Call:
     return read
 
 
+def plain_errors(call: Call) -> Call:
+    async def read(path: str, **settings: Any) -> bytes:
+        try:
+            return bytes(await call(path, **settings))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(path) from error
+
+    return read
+
+
 def lossy(call: Call) -> Call:
     async def exec_(command: object, **settings: Any) -> ExecResult:
         done = await call(command, **settings)
@@ -240,6 +250,12 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
     ),
     "a missing file is empty": ("read", "read", missing_is_empty, "read of a missing file: FileNotFoundError is promi"),
     "a file has no limit": ("read", "read", without("limit"), "read over the limit: ValueError is promised"),
+    "content is an error of its own": (
+        "read",
+        "read",
+        plain_errors,
+        "a missing file: a BoxContentError is promised, got",
+    ),
     "get has no limit": ("get", "get", without("limit"), "get over the limit: ValueError is promised, got the answer"),
     "what is left out is not said": (
         "get",

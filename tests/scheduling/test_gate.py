@@ -135,7 +135,7 @@ def test_time_at_the_shut_gate_is_no_time_of_play_and_of_no_limit(kind: type[Slo
         assert gate.counts() == LifecycleCounts()
         gate.open()
         await asking
-        assert (usage.held_s, usage.seconds) == (150.0, 2.0)
+        assert (usage.held.seconds, usage.seconds) == (150.0, 2.0)
         usage.stopped = asyncio.get_running_loop().time()
         await asyncio.sleep(10.0)
         assert usage.seconds == 2.0

@@ -26,7 +26,7 @@ from tests.credit.test_played_values import LIKELY, Path3, exact_gradient, slope
 from tests.rollouts.test_branches import Delegates, Dice, Letters
 
 BRANCHING = Branching(after="learned_turn", per_state=2, tokens=40)
-SETTINGS = GroupSettings(n=4, branching=BRANCHING)
+SETTINGS = GroupSettings(n=4, branching=BRANCHING, seed=100)
 
 
 def tasks() -> Iterator[ag.Task]:

@@ -49,6 +49,13 @@ def draw(one: TaskSampler[ag.Task], count: int) -> list[str]:
     return [sampled.task.id for sampled in drawn]
 
 
+async def test_a_task_that_rests_is_counted_as_solved_from_the_reward_that_the_run_says() -> None:
+    settings = ag.GroupSettings(n=2, concurrency=1, solved=0.5)
+    async with ag.Scheduler(Six, sampler(2), engine(), settings) as scheduler:
+        figures = (await scheduler.collect(6)).metrics()
+    assert (figures["curriculum/rested_solved"], figures["curriculum/rested_unsolved"]) == (4, 0)
+
+
 async def test_a_task_that_taught_nothing_is_passed_over_for_as_many_rounds_and_counted() -> None:
     settings = ag.GroupSettings(n=2, concurrency=1)
     async with ag.Scheduler(Six, sampler(2), engine(), settings) as scheduler:

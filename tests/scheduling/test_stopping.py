@@ -69,7 +69,8 @@ async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_sto
         await scheduler.collect(2)
     async with Scheduler(Seeded, resumed(state), Scripted([say("1")]), GroupSettings(n=1, seed=5)) as scheduler:
         await scheduler.collect(2)
-    assert seeds == [5, 5, 6, 6, 6, 6]
+    assert seeds[2:4] == seeds[4:]
+    assert len(set(seeds)) == 4
 
 
 async def test_what_was_dropped_before_a_stop_is_not_played_again() -> None:

@@ -20,6 +20,7 @@ from agentgym.errors import Failure
 from agentgym.foreign_files.content import Unpacker
 from agentgym.messages import Message
 from agentgym.store import schema
+from agentgym.store import writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import segment_of, segment_row
 from agentgym.store.schema import FILE, StoreError
@@ -226,7 +227,7 @@ def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
         writer.add([group(rollout("c/0"))], step=1)
         writer.flush()
         assert writer.lost == 3
-    assert len([r for r in caplog.records if "rollouts are not written" in r.message]) == 1
+    assert len([r for r in caplog.records if "are lost so far" in r.message]) == 1
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
 
@@ -236,17 +237,26 @@ class OddTask(Task):
     """Anything, also what JSON has no form for."""
 
 
-@pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, "\ud800"])
-def test_a_task_that_json_cannot_hold_takes_no_rollout_with_it(tmp_path: Path, value: object) -> None:
+@pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, {"a set"}])
+def test_a_task_that_json_cannot_hold_is_not_kept_as_another_one_and_takes_no_rollout_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: object
+) -> None:
     odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value=value)
     with RolloutWriter(tmp_path) as writer:
         writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=0)
     assert writer.lost == 0
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
-        kept = store.task("a")
-    assert kept is not None
-    assert kept["prompt"] == [{"role": "user", "content": "Go."}]
+        assert store.task("a") is None
+    assert "task 'a' is not written, and its rollouts are: ValueError: OddTask.value" in caplog.text
+
+
+def test_half_a_character_in_a_task_is_kept(tmp_path: Path) -> None:
+    odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value="\ud800")
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=0)
+    with RolloutStore(tmp_path) as store:
+        assert store.task("a") == {"id": "a", "prompt": [{"role": "user", "content": "Go."}], "value": "\ud800"}
 
 
 def test_a_task_that_cannot_be_written_is_said_once_and_its_rollouts_are_written(
@@ -286,7 +296,7 @@ def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
             other.execute(f"CREATE TRIGGER no_{deed} BEFORE {deed} ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
     with RolloutWriter(tmp_path, done=2) as writer:
         writer.add([group(rollout("b/0"))], step=2)
-    assert [("could not be removed" in m, "rollouts are not written" in m) for m in caplog.messages] == [
+    assert [("could not be removed" in m, "are lost so far" in m) for m in caplog.messages] == [
         (True, False),
         (False, True),
     ]
@@ -358,3 +368,47 @@ def test_a_rollout_with_a_call_that_is_none_is_kept(tmp_path: Path, call: Any) -
     assert writer.lost == 0
     with RolloutStore(tmp_path) as store:
         assert [one.rollout.segments[0].turns[0].message["tool_calls"] for one in store.find()] == [[call]]
+
+
+def test_a_store_that_was_locked_for_a_while_loses_nothing_and_the_warning_says_so_and_a_later_loss_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
+    with RolloutWriter(tmp_path) as writer:
+        other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for step in range(3):
+            writer.add([group(rollout(f"a{step}/0"))], step=step)
+            writer.flush()
+        assert [of.levelname for of in caplog.records] == ["WARNING"]
+        assert "held in memory and tried again" in caplog.messages[0]
+        other.execute("ROLLBACK")
+        writer.add_step([Trained(rollout_id="a0/0", segment=0, logprobs=None, advantages=[0.5, -0.5])], step=0)
+        writer.flush()
+        assert "it can be written again, and takes the rollouts that were held" in caplog.messages[1]
+        other.execute("CREATE TRIGGER no BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
+        writer.add([group(rollout("b/0"))], step=3)
+        writer.flush()
+        assert "1 are lost so far" in caplog.messages[2]
+        other.close()
+    with RolloutStore(tmp_path) as store:
+        assert [of.rollout.rollout_id for of in store.find()] == ["a0/0", "a1/0", "a2/0"]
+        assert [of.advantages for of in store.find(ids=["a0/0"])] == [((0.5, -0.5),)]
+    assert writer.lost == 1
+
+
+def test_of_more_rollouts_than_can_be_held_the_oldest_are_lost_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
+    monkeypatch.setattr(writing, "HELD_MOST", 2)
+    with RolloutWriter(tmp_path) as writer:
+        other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for step in range(5):
+            writer.add([group(rollout(f"a{step}/0"))], step=step)
+            writer.flush()
+        assert writer.lost == 3
+        other.close()
+    with RolloutStore(tmp_path) as store:
+        assert [of.rollout.rollout_id for of in store.find()] == ["a3/0", "a4/0"]

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentgym.store import rows
-from agentgym.store import writer as writing
+from agentgym.store import rows, statements
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
 from agentgym.store.suspicious import FEWEST
@@ -103,7 +102,7 @@ def test_a_full_disk_stops_no_run_and_what_is_not_written_is_counted(
     assert 0 < len(found) < 60
     assert len(found) + writer.lost == 60
     assert all(same(of.rollout, large(of.rollout.rollout_id)) for of in found)
-    assert len([record for record in caplog.records if "rollouts are not written" in record.message]) == 1
+    assert len([record for record in caplog.records if "are lost so far" in record.message]) == 1
 
 
 def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
@@ -116,7 +115,7 @@ def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
             raise TypeError("no form for it")
         return row(made, **place)
 
-    monkeypatch.setattr(writing, "rollout_row", refusing)
+    monkeypatch.setattr(statements, "rollout_row", refusing)
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0"), rollout("a/1"), rollout("a/2")), group(rollout("b/0"))], step=0)
     with RolloutStore(tmp_path) as store:

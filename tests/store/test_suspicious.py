@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agentgym.messages import Message
+from agentgym.store import rows, statements
 from agentgym.store.reader import RolloutStore
 from agentgym.store.suspicious import SIGNS, signs_of_group
 from agentgym.store.writer import RolloutWriter, Trained
@@ -137,3 +138,40 @@ def test_a_reward_is_compared_within_its_phase(tmp_path: Path) -> None:
 
 def test_every_sign_says_what_it_means() -> None:
     assert set(SIGNS) == {"no-tool-call", "tool-fails", "malformed-call", "repeats", "logprob-gap", "reward-far"}
+
+
+FAILING: Any = {"tool_calls": 4, "tool_errors": 3, "tool_errors/bash": 3}
+POOR = played("t/0", 0.15, *[called(argument=i) for i in range(4)], said("4"), **FAILING)
+"""The highest reward where it is the only one."""
+
+
+def test_rollouts_that_are_added_one_by_one_have_the_signs_of_their_whole_group_and_none_before(tmp_path: Path) -> None:
+    better = played("t/1", 1.0, called(), said("4"), tool_calls=1)
+    worse = played("t/2", 0.1, called(), said("5"), tool_calls=1)
+    idle = played("t/3", 1.0, said("4"))
+    with RolloutWriter(tmp_path) as writer:
+        for one in (POOR, better, worse, idle):
+            writer.add([Group(group_id="t", rollouts=(one,))], phase="eval", step=0, whole=False)
+        writer.flush()
+        assert found_by_the_store(tmp_path) == {}
+        writer.sign(Group(group_id="t", rollouts=(POOR, better, worse, idle)), phase="eval", step=0)
+    assert found_by_the_store(tmp_path) == {"t/3": ("no-tool-call",)}
+
+
+def test_a_group_that_is_written_in_parts_has_the_signs_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    better, broken = played("t/1", 1.0, called(), said("4"), tool_calls=1), played("t/2", 0.5, said("x"))
+    row = rows.rollout_row
+
+    def refusing(made: Rollout, **place: Any) -> tuple[object, ...]:
+        if made is broken:
+            raise TypeError("no form for it")
+        return row(made, **place)
+
+    monkeypatch.setattr(statements, "rollout_row", refusing)
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([Group(group_id="t", rollouts=(POOR, better, broken))], step=0)
+    with RolloutStore(tmp_path) as store:
+        assert (writer.lost, len(store)) == (1, 2)
+    assert found_by_the_store(tmp_path) == {}

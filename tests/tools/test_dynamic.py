@@ -15,6 +15,7 @@ import pytest
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.extras import install_line
 from agentgym.testing import Scripted, call, calls, say
 from agentgym.tools.tool import WrongArguments
 
@@ -351,7 +352,7 @@ def test_without_jsonschema_a_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['jsonschema'] = None; import agentgym as ag\n"
     code += "ag.DynamicTool('find', '', {'type': 'object'}, print)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd(), check=False)
-    line = "agentgym.extras.MissingPackage: jsonschema is not installed: pip install 'agentgym[tools]'"
+    line = f"agentgym.extras.MissingPackage: jsonschema is not installed: {install_line('tools')}"
     assert done.stderr.splitlines()[-1] == line
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -158,3 +159,78 @@ async def test_a_stop_that_is_yielded_ends_the_tool_and_the_rollout() -> None:
     rollout = await ag.rollout(Shop, TASK, Scripted([calls(("finish", {}), ("wrapped", {}))]))
     assert rollout.stop_reason == "finished"
     assert [message["content"] for message in rollout.segments[0].turns[0].env_messages] == ["all done"]
+
+
+class Endless(ag.ToolEnv[ag.Task]):
+    """Its tools give pieces without end, and await nothing."""
+
+    limits = ag.Limits(turns=4, context_tokens=10**9)
+
+    @ag.tool(timeout_s=0.05)
+    async def lines(self) -> AsyncIterator[str]:
+        """Yield the lines of a file that has no end."""
+        while True:
+            spend()
+            yield "y"
+
+    @ag.tool(timeout_s=0.05)
+    async def stubborn(self) -> AsyncIterator[str]:
+        """Go on when it is closed, once."""
+        closed = 0
+        while True:
+            try:
+                spend()
+                yield "y"
+            except GeneratorExit:
+                closed += 1
+                if closed == 2:
+                    raise
+
+    @ag.tool(timeout_s=0.05)
+    @plainly
+    async def wrapped(self) -> AsyncIterator[str]:
+        """Yield without end behind a decorator."""
+        while True:
+            spend()
+            yield "y"
+
+    @ag.reward
+    async def right(self) -> float:
+        return 1.0
+
+
+def spend() -> None:
+    until = time.perf_counter() + 0.001
+    while time.perf_counter() < until:
+        pass
+
+
+@pytest.mark.parametrize("name", ["lines", "wrapped"])
+async def test_a_stream_that_awaits_nothing_is_cut_at_its_limit_and_others_go_on_beside_it(name: str) -> None:
+    turns, ended = 0, False
+
+    async def beside() -> None:
+        nonlocal turns
+        while not ended:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(beside())
+    played = await ag.rollout(Endless, TASK, Scripted([call(name), say("done")]))
+    ended = True
+    await other
+    assert f"tool '{name}' timed out after 0.05 s" in played.segments[0].turns[0].env_messages[0]["content"]
+    assert turns > 1
+
+
+async def test_a_stream_that_goes_on_when_it_is_closed_is_cut_and_told_so() -> None:
+    played = await ag.rollout(Endless, TASK, Scripted([call("stubborn"), say("done")]))
+    said = played.segments[0].turns[0].env_messages[0]["content"]
+    assert "RuntimeError: async generator ignored GeneratorExit" in said
+    assert played.reward == 1.0
+
+
+async def test_the_limit_of_the_rollout_holds_for_a_stream_that_awaits_nothing() -> None:
+    env: Any = type("Short", (Endless,), {"limits": ag.Limits(seconds=0.1), "lines": ag.tool(Endless.lines)})
+    played = await ag.rollout(env, TASK, Scripted([call("lines"), say("done")]))
+    assert played.stop_reason == "seconds"

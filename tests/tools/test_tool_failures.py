@@ -136,7 +136,6 @@ ODD: dict[str, Callable[[], Any]] = {
     "tuple keys": lambda: {(1, 2): 3},
     "a circle": circle,
     "depth": deep,
-    "half a character": lambda: Note.model_construct(text="a\ud800"),
     "no text": Unreadable,
     "an object": object,
     "a generator": lambda: (n for n in range(3)),

@@ -4,10 +4,16 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from decimal import Decimal, getcontext
 from typing import Any
 
 import pytest
 
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, call, say
+from agentgym.time_limits import TimeLimit, off_the_clock
 from agentgym.tools import tool_threads as threads
 from agentgym.tools.calls import dispatch
 from agentgym.tools.tool import tool
@@ -200,7 +206,9 @@ async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
     def wait() -> None:
         found.append(threading.current_thread())
         loop.call_soon_threadsafe(inside.set)
-        release.wait()  # one call of C
+        with suppress(threads.Interrupted):
+            release.wait()  # one call of C
+        release.wait()  # the interruption may have come before it
 
     working = asyncio.create_task(in_own_thread(wait))
     await inside.wait()
@@ -271,3 +279,52 @@ async def test_a_tool_that_waits_is_held_to_its_limit_and_may_have_limits_of_its
     assert (await dispatch(slow, "own", {})).content == "its own"
     assert (await dispatch(slow, "raises", {})).content == "error: tool 'raises' failed: TimeoutError: theirs"
     assert (await dispatch(slow, "several", {})).content == "[0, 1, 2]"
+
+
+named: ContextVar[str] = ContextVar("named", default="nobody")
+
+
+class Traced(ag.ToolEnv[ag.Task]):
+    async def setup(self) -> None:
+        named.set(self.task.id)
+        getcontext().prec = 3
+
+    @ag.tool
+    def plain(self) -> str:
+        """Say the name and a third, and name something else."""
+        said = f"{named.get()} {Decimal(1) / 3}"
+        named.set("the thread")
+        return said
+
+    @ag.reward
+    def right(self) -> float:
+        return float(named.get() == self.task.id)
+
+
+async def test_plain_tools_and_rewards_see_the_context_variables_of_their_rollout_and_change_none_of_them() -> None:
+    tasks = [ag.Task(id=name, prompt="Go.") for name in ("a", "b")]
+    groups = await ag.run_groups(Traced, tasks, Scripted([call("plain"), say("done")]), n=2)
+    said = {r.group_id: r.segments[0].turns[0].env_messages[0]["content"] for r in groups.rollouts}
+    assert said == {"a": "a 0.333", "b": "b 0.333"}
+    assert [r.reward for r in groups.rollouts] == [1.0] * 4
+    assert named.get() == "nobody"
+
+
+async def test_a_loop_in_a_thread_pauses_no_limit_of_the_rollouts_loop() -> None:
+    async def paused() -> None:
+        with off_the_clock():
+            await asyncio.sleep(0)
+
+    async def held() -> None:
+        await asyncio.sleep(0)
+        await in_own_thread(lambda: asyncio.run(stopped(limit)))
+        await asyncio.Event().wait()
+
+    async def stopped(outer: TimeLimit) -> None:
+        with off_the_clock():
+            assert not outer._pauses
+        await TimeLimit(5).bound(paused())
+
+    limit = TimeLimit(0.2)
+    with pytest.raises(TimeoutError):
+        await limit.bound(held())

@@ -51,6 +51,14 @@ SPOILT: dict[str, tuple[Callable[[Sample], Sample], str]] = {
         lambda sample: replace(sample, logprobs=np.where(sample.loss_mask, np.nan, 0)),
         "a log-probability that is not finite",
     ),
+    "an advantage that is no number": (
+        lambda sample: replace(sample, advantages=np.where(sample.loss_mask, np.nan, 0)),
+        "an advantage that is not finite",
+    ),
+    "an advantage without bound": (
+        lambda sample: replace(sample, advantages=np.where(sample.loss_mask, -np.inf, 0)),
+        "an advantage that is not finite",
+    ),
     "a probability of 0": (
         lambda sample: replace(sample, logprobs=np.where(sample.loss_mask, -np.inf, 0)),
         "a log-probability that is not finite",

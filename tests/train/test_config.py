@@ -1,11 +1,15 @@
 """Settings out of their bounds, and settings that mean nothing beside others, are refused by the field's name."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentgym.train.trainer import TrainConfig
+from agentgym.train.config import learning_rate, with_rate
+from agentgym.train.trainer import TrainConfig, Trainer
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -77,3 +81,26 @@ def test_settings_that_mean_nothing_are_refused_by_the_name_of_the_field(change:
 def test_lists_are_taken_for_tuples_and_whole_numbers_for_floats() -> None:
     config = TrainConfig(lora_targets=["q_proj"], betas=[0.9, 0.99], lr=1, normalise=8)  # type: ignore[arg-type]
     assert (config.lora_targets, config.betas, config.lr, config.normalise) == (("q_proj",), (0.9, 0.99), 1.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "rate"),
+    [
+        ("tiny", "lora", 2e-3),
+        ("recipes/checkpoints/chase_compaction", "full", 2e-3),
+        ("Qwen/Qwen3-0.6B", "lora", 1e-4),
+        ("some/folder", "full", 1e-6),
+    ],
+)
+def test_the_learning_rate_that_is_not_named_depends_on_the_model(
+    model: str, method: Any, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    config = TrainConfig(method=method)
+    assert with_rate(config, model).lr == Trainer(model, config).config.lr == rate
+    assert with_rate(TrainConfig(method=method, lr=0.5), model).lr == 0.5
+
+
+def test_a_rate_that_is_neither_named_nor_chosen_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"^lr: it depends on the model"):
+        learning_rate(TrainConfig(), 0)

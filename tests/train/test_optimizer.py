@@ -12,6 +12,7 @@ from torch import Tensor
 
 from agentgym.samples import build_samples, demonstrations
 from agentgym.train.batching.batch import collate
+from agentgym.train.config import peak_rate
 from agentgym.train.learner import Learner
 from agentgym.train.objective.losses import LossConfig, denominator, policy_loss
 from agentgym.train.objective.nonfinite import gradient_is_finite
@@ -130,7 +131,7 @@ def test_a_step_is_adamws_with_the_configs_betas_and_weight_decay(
         weights = [weight.detach().clone().requires_grad_() for weight in learner_of(trainer)._weights]
         gradients = given_to_the_optimizer(trainer, rows, rows[:3])
         own = torch.cat([weight.detach().flatten() for weight in learner_of(trainer)._weights])
-    reference = torch.optim.AdamW(weights, lr=PLAIN.lr, betas=betas, weight_decay=decay)
+    reference = torch.optim.AdamW(weights, lr=peak_rate(PLAIN), betas=betas, weight_decay=decay)
     for gradient in gradients:
         parts = torch.split(gradient, [weight.numel() for weight in weights])
         for weight, part in zip(weights, parts, strict=True):

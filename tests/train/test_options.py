@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def not_finite(row: Sample) -> Sample:
-    return replace(row, advantages=np.where(row.loss_mask, np.nan, 0))
+    return replace(row, advantages=np.where(row.loss_mask, 3e38, 0))  # finite, and its loss is not
 
 
 @pytest.fixture(scope="module")

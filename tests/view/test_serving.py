@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import main as cli
+from agentgym.extras import install_line
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
 from agentgym.store.writer import RolloutWriter
@@ -175,7 +176,7 @@ def test_without_its_packages_one_line_says_what_to_install(tmp_path: Path) -> N
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "agentgym: starlette is not installed: pip install 'agentgym[view]'\n"
+    assert done.stderr == f"agentgym: starlette is not installed: {install_line('view')}\n"
 
 
 def test_a_reader_that_stays_never_blocks_the_writer(tmp_path: Path) -> None:

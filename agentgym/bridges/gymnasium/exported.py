@@ -13,7 +13,7 @@ from agentgym.chat.parsing import parse_hermes
 from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.registry import find_env
-from agentgym.environments.task_rows import as_tasks
+from agentgym.environments.task_rows import as_tasks, split_tasks
 from agentgym.messages import Message, text_of
 from agentgym.types import Task
 
@@ -69,7 +69,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         max_length: int = 16_384,
     ) -> None:
         self.cls = find_env(env)
-        self.tasks: Sequence[Task] = as_tasks(self.cls, self.cls.tasks(split) if tasks is None else tasks)
+        self.tasks: Sequence[Task] = split_tasks(self.cls, split) if tasks is None else as_tasks(self.cls, tasks)
         if not self.tasks:
             raise ValueError(
                 f"tasks: {self.cls.__name__} has none in split {split!r}; give at least one"

@@ -18,11 +18,14 @@ from agentgym.types import Task
 
 
 class GymnasiumTask(Task):
-    """One start of a Gymnasium env: `gymnasium.make(env_id, **kwargs)`, reset with `seed`."""
+    """One start of a Gymnasium env: `gymnasium.make(env_id, **kwargs)`, reset with `seed`.
+
+    Without one it is reset with the seed of the rollout: each attempt of an evaluation has its own start and luck.
+    """
 
     env_id: str
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    seed: int = 0
+    seed: int | None = None
 
 
 class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
@@ -47,18 +50,18 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
         messages, info = await super().reset(seed=seed, options=options)
-        first = await asyncio.to_thread(self._start)
+        first = await asyncio.to_thread(self._start, seed if self.task.seed is None else self.task.seed)
         # Behind the last message, not in one of its own: many templates refuse two user messages in a row.
         messages[-1] = messages[-1] | {"content": joined([messages[-1]["content"], first], "\n\n")}
         return messages, info
 
-    def _start(self) -> str:
+    def _start(self, seed: int | None) -> str:
         with self._lock:
             self.gym = gymnasium.make(self.task.env_id, **self.task.kwargs)
             if "render_mode" not in self.task.kwargs and "ansi" in self.gym.metadata.get("render_modes", ()):
                 self.gym.close()
                 self.gym = gymnasium.make(self.task.env_id, **self.task.kwargs, render_mode="ansi")
-            observation, _ = self.gym.reset(seed=self.task.seed)
+            observation, _ = self.gym.reset(seed=seed)
             return f"Actions: {', '.join(self._choices())}\n\n{self.describe(observation)}"
 
     def describe(self, observation: Any) -> str:

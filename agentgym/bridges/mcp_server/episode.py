@@ -20,6 +20,7 @@ from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
 from agentgym.failures import describe
 from agentgym.messages import Function, Message, ToolCall, image_of, is_image, parts_of, text_of
+from agentgym.sound_json import UNSOUND, is_sound
 from agentgym.types import Task
 
 OUTCOME = "agentgym://outcome"
@@ -92,6 +93,8 @@ class EpisodeServer:
     async def _step(self, name: str, arguments: dict[str, Any]) -> tuple[list[Any], bool]:
         """Take one turn, and return the contents that the env answers and whether the call went wrong."""
         env = self._player.env
+        if why_not := self._why_not(name, arguments):
+            return [why_not], True
         if self.outcome is not None or env is None:
             return [f"the episode has ended; {OUTCOME} holds its outcome"], True
         failed = env.metrics.get("tool_errors", 0.0)
@@ -108,9 +111,17 @@ class EpisodeServer:
         said = [message["content"] for message in messages]
         return [_without_error(content) if wrong else content for content in said], wrong
 
+    def _why_not(self, name: str, arguments: dict[str, Any]) -> str:
+        """What is wrong with a call that is no turn: arguments that no model could have written; "" for a sound one."""
+        if not is_sound(arguments):
+            return f"arguments: {UNSOUND}"
+        if name == self._answer and not isinstance(arguments.get("text", ""), str):
+            return f"text: must be text, got {type(arguments['text']).__name__}"
+        return ""
+
     def _turn(self, name: str, arguments: dict[str, Any]) -> Message:
         if name == self._answer:
-            return Message(role="assistant", content=str(arguments.get("text", "")))
+            return Message(role="assistant", content=arguments.get("text", ""))
         called = ToolCall(type="function", function=Function(name=name, arguments=arguments))
         return Message(role="assistant", content="", tool_calls=[called])
 

@@ -12,9 +12,10 @@ from agentgym.bridges.trl.tool_methods import tool_method
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.registry import find_env
-from agentgym.environments.task_rows import as_tasks, task_type
+from agentgym.environments.task_rows import split_tasks, task_type
 from agentgym.extras import needs_extra
 from agentgym.messages import Function, Message, ToolCall
+from agentgym.seeds import seed_for
 from agentgym.tools.tool import class_tools
 from agentgym.types import StopReason, Task
 
@@ -29,8 +30,9 @@ class TRLEnvironment:
     env: ClassVar[Any]
     """The class whose episodes are played."""
 
-    def __init__(self, sandbox: Sandbox | None, boxes: Boxes | None) -> None:
+    def __init__(self, sandbox: Sandbox | None, boxes: Boxes | None, seed: int) -> None:
         self._thread, self._player = LoopThread(), EpisodePlayer(self.env, sandbox, boxes)
+        self._seed, self._episodes = seed, 0
         self._earned: float | None = None
         self._over = False
 
@@ -38,7 +40,10 @@ class TRLEnvironment:
         """Start the episode of a row, and return what its first messages say beyond the row's prompt."""
         made: Task = task_type(self.env).model_validate_json(task)
         self._earned, self._over = None, True  # Where the reset fails, there is no episode to go on in.
-        messages, info = self._thread.run(lambda: self._player.reset(made, seed=0, options=None))
+        # TRL names no groups, but the rollouts of a row in one step come after equally many episodes.
+        seed = seed_for("episode", self._seed, made.id, self._episodes, bits=31)
+        self._episodes += 1
+        messages, info = self._thread.run(lambda: self._player.reset(made, seed=seed, options=None))
         self._earned, self._over = 0.0, False
         if len(info["tools"]) != len(class_tools(self.env)):
             raise ValueError(f"{self.env.__name__}: TRL takes the tools of a class, and not those of an instance")
@@ -80,9 +85,11 @@ class TRLEnvironment:
 
 @contextmanager
 def environment_factory(
-    env: str | type[Env[Any]], *, sandbox: Sandbox | None = None, boxes: Boxes | None = None
+    env: str | type[Env[Any]], *, sandbox: Sandbox | None = None, boxes: Boxes | None = None, seed: int = 0
 ) -> Iterator[Callable[[], TRLEnvironment]]:
     """Make what GRPOTrainer takes as `environment_factory`; the envs of all its rollouts are closed behind the block.
+
+    The seeds that the envs get are derived from `seed`: the rollouts of one row in one step share theirs.
 
     :raises ValueError: for a mixture, an ag.AgentEnv, and a tool whose name TRL uses itself.
     """
@@ -99,7 +106,7 @@ def environment_factory(
     with ExitStack() as stack:
 
         def make() -> TRLEnvironment:
-            environment: TRLEnvironment = made(sandbox, boxes)
+            environment: TRLEnvironment = made(sandbox, boxes, seed)
             stack.callback(environment._close)
             return environment
 
@@ -118,7 +125,7 @@ def dataset(env: str | type[Env[Any]], split: Split = "train", n: int | None = N
         import datasets
 
     cls = find_env(env)
-    tasks = as_tasks(cls, cls.tasks(split))
+    tasks = split_tasks(cls, split)
     count = len(tasks) if n is None else min(n, len(tasks))
     rows = [{"prompt": _prompt(cls, tasks[i]), "task": tasks[i].model_dump_json()} for i in range(count)]
     return datasets.Dataset.from_list(rows)

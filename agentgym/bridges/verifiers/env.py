@@ -18,7 +18,7 @@ from agentgym.data.rows import Rows
 from agentgym.environments.env import Split
 from agentgym.environments.parameters import Parameter
 from agentgym.errors import EnvError
-from agentgym.extras import needs_extra
+from agentgym.extras import install_line, needs_extra
 from agentgym.failures import describe
 from agentgym.messages import Message
 from agentgym.types import StopReason, Task
@@ -53,7 +53,7 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
         with needs_extra():
             import verifiers
         if not hasattr(verifiers, "load_environment"):
-            raise EnvError("verifiers: this version has no load_environment; pip install 'agentgym[verifiers]'")
+            raise EnvError(f"verifiers: this version has no load_environment; {install_line('verifiers')}")
         if not cls.env_id:
             raise EnvError("env_id: empty; name the environment, as in `VerifiersEnv.configured(env_id=...)`")
         return verifiers.load_environment(cls.env_id, **json.loads(cls.arguments))

@@ -12,7 +12,7 @@ from agentgym.cli.open_flags import flags_in
 from agentgym.environments.env import Env, Split
 from agentgym.environments.parameters import configured, read_arguments
 from agentgym.environments.registry import find_env, gallery, import_file, registered
-from agentgym.environments.task_rows import as_task, as_tasks
+from agentgym.environments.task_rows import as_task, split_tasks
 from agentgym.errors import EnvError, boundary
 from agentgym.field_checks import nearest
 from agentgym.types import Task
@@ -139,7 +139,7 @@ def task_of(env: type[Env[Any]], split: Split, number: int, task_id: str | None)
     """
     with boundary(EnvError, f"{env.__name__}.tasks({split!r})"):
         try:
-            tasks = as_tasks(env, env.tasks(split))
+            tasks = split_tasks(env, split)
         except NotImplementedError:
             raise ValueError("there is none; give the env `@classmethod def tasks(cls, split)`") from None
         count = len(tasks)

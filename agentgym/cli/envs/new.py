@@ -2,6 +2,7 @@
 
 import importlib.util
 import keyword
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import tyro
 
 from agentgym.cli.output import say
 from agentgym.errors import AgentGymError
+from agentgym.folders.names import command
 
 Kind = Literal["tool", "box", "chat", "game"]
 SUFFIXES = (".py", ".md")
@@ -39,7 +41,8 @@ def new(folder: tyro.conf.Positional[Path], kind: Kind = "tool") -> int:
     for path in sorted(template.iterdir()):
         if path.suffix in SUFFIXES:
             _write(folder / target(path.name, kind, name), renamed(path.read_text(), kind, name))
-    say(f"next: pytest {folder}; then agentgym check {name}, agentgym play {name} and agentgym train {name}")
+    test, of = shlex.join(["pytest", str(folder)]), str(folder) if len(folder.parts) > 1 else name
+    say(f"next: {test}; then {command('check', of)}, {command('play', of)} and {command('train', of)}")
     return 0
 
 

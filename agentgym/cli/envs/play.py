@@ -55,7 +55,7 @@ def play(
         split: Where the task is from.
         number: The task's number in the split; the first is 0.
         task: The task's id, in place of its number.
-        seed: The seed that the env gets.
+        seed: The seed of the rollout, from which those of the env and of what it asks are derived.
     """
     from agentgym.cli.envs.player import Player, last_answer
     from agentgym.engines.base import Engine

@@ -13,6 +13,7 @@ import tyro
 from agentgym.cli.envs.names import find, own_name, place
 from agentgym.cli.output import RefusedWords
 from agentgym.extras import needs_extra
+from agentgym.folders.names import command, shown
 
 if TYPE_CHECKING:
     from agentgym.run.config import RunConfig
@@ -43,8 +44,9 @@ def train(env: tyro.conf.Positional[str]) -> int:
 def train_by_flags(words: Sequence[str]) -> int:
     """Run the command with its words: an environment, and then the flags of a run."""
     with needs_extra():
-        from agentgym.run.command import is_first, run_recipe
+        from agentgym.run.command import run_recipe
         from agentgym.run.flags.parsing import parsed
+        from agentgym.run.loop import is_first
     name = words[0] if words and not words[0].startswith("-") else None
     if name is None and HELP.intersection(words):
         recipe = recipe_of("ENV", "ENV", words)
@@ -55,7 +57,7 @@ def train_by_flags(words: Sequence[str]) -> int:
     recipe = recipe_of(own_name(env), place(env), words[1:])
     summary = run_recipe(recipe, words[1:], prog=f"agentgym train {name}")
     if is_first():
-        for line in next_lines(summary):
+        for line in next_lines(summary, [name, *parameter_words(words[1:])]):
             sys.stderr.write(f"{line}\n")
     return 0
 
@@ -69,8 +71,8 @@ def recipe_of(name: str, env: str, words: Sequence[str]) -> "type[RunConfig]":
     flags.add_argument("--model", default=TINY)
     model = flags.parse_known_args(words)[0].model
     settings: list[tuple[str, Any, Any]] = [("recipe", str, name), ("env", str, env), ("model", Path | str, model)]
-    if model == TINY:  # It has short turns, and is small enough for large steps.
-        learning = TrainConfig(lr=2e-3, temperature=0.7, normalise=2000.0, grad_clip=0.05)
+    if model == TINY:  # Its turns are short.
+        learning = TrainConfig(temperature=0.7, normalise=2000.0, grad_clip=0.05)
         settings += [("steps", int, 20), ("max_tokens", int | None, 40), ("train", TrainConfig, learning)]
     return make_dataclass(
         f"agentgym train {name}",
@@ -82,16 +84,26 @@ def recipe_of(name: str, env: str, words: Sequence[str]) -> "type[RunConfig]":
     )
 
 
-def next_lines(summary: dict[str, Any]) -> list[str]:
-    """Return what to look at behind a run."""
+def next_lines(summary: dict[str, Any], env: Sequence[str]) -> list[str]:
+    """Return what to look at after a run; `env` are the words that name its environment, with its parameters."""
     from agentgym.run.report import look_lines
 
     out = Path(summary["out"])
     trained = out / "adapter" if (out / "adapter").is_dir() else out / "model"
     lines = [
         *look_lines(out),
-        f"      agentgym eval {summary['recipe']} --model {trained} plays what was trained on the held-out tasks",
+        f"      {command('eval', *env, '--model', trained)} plays what was trained on the held-out tasks",
     ]
     if trained.name == "adapter":
-        lines.append(f"      {trained} is what was trained; agentgym merge {trained} FOLDER makes a whole model of it")
+        merge = command("merge", trained, "FOLDER")
+        lines.append(f"      {shown(trained)} is what was trained; {merge} makes a whole model of it")
     return lines
+
+
+def parameter_words(words: Sequence[str]) -> list[str]:
+    """Return those words of a command line that set parameters of the environment, as in `--env.skill 1`."""
+    found, rest = list[str](), iter(words)
+    for word in rest:
+        if word.startswith("--env."):
+            found += [word] if "=" in word else [word, next(rest, "")]
+    return found

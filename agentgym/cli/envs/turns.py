@@ -10,7 +10,7 @@ from agentgym.field_checks import nearest
 
 HELP = (
     "TEXT                        answer in plain text",
-    "/tool NAME KEY=VALUE ...    call a tool; a value with blanks stands in quotes",
+    "/tool NAME KEY=VALUE ...    call a tool; quote a value with blanks, if the tool has several",
     '{"name": "NAME", "arguments": {...}}    call a tool in JSON; [{...}, {...}] calls several in one turn',
     "/say TEXT                   answer in text that begins with / or {",
     "/quit                       leave; the rollout is not scored",
@@ -39,19 +39,31 @@ def read_turn(line: str, tools: Mapping[str, Any]) -> Reply:
 
 
 def _call(text: str, tools: Mapping[str, Any]) -> Reply:
+    parameters = tools.get(text.partition(" ")[0], {}).get("parameters", {}).get("properties", {})
+    whole = _only_value(text, *parameters) if len(parameters) == 1 else None
     try:
         name, *given = shlex.split(text)
     except ValueError as error:
+        if whole is not None:
+            return calls(whole)
         hint = "name a tool, as in /tool look key=31" if not text.strip() else str(error)
         raise WrongTurn(f"/tool: {hint}") from None
-    parameters = tools.get(name, {}).get("parameters", {}).get("properties", {})
+    if whole is not None and len(given) > 1:
+        return calls(whole)
     arguments: dict[str, Any] = {}
     for word in given:
         key, equals, value = word.partition("=")
         if not equals:
-            raise WrongTurn(f"/tool: {word!r} has no name; write KEY=VALUE, in quotes where there are blanks in it")
+            raise WrongTurn(f"/tool: {word!r} has no name; write KEY=VALUE, in quotes if there are blanks in it")
         arguments[key] = value if parameters.get(key, {}).get("type") == "string" else _value(value)
     return calls((name, arguments))
+
+
+def _only_value(text: str, parameter: str) -> tuple[str, dict[str, str]] | None:
+    """Read `NAME PARAMETER=VALUE` with all that follows as the value, blanks and quotes included."""
+    name, _, rest = text.partition(" ")
+    key, equals, value = rest.strip().partition("=")
+    return (name, {parameter: value}) if equals and key == parameter else None
 
 
 def _value(text: str) -> Any:

@@ -1,6 +1,7 @@
 """The command `agentgym compare`: two evaluations beside each other."""
 
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -8,22 +9,32 @@ from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError
 
 
-def compare_runs(one: tyro.conf.Positional[Path], other: tyro.conf.Positional[Path], rows: int = 20) -> int:
+def compare_runs(
+    one: tyro.conf.Positional[Path],
+    other: tyro.conf.Positional[Path],
+    phase: tuple[str, ...] = ("after",),
+    common: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    rows: int = 20,
+) -> int:
     """Compare two evaluations of the same tasks: how much the rewards differ, and whether chance gives as much.
 
     For example:
     $ agentgym compare runs/eval-pointers/before runs/eval-pointers/after
+    $ agentgym compare runs/pointers/20260801-101500 runs/pointers/20260801-101500 --phase before after
 
     Args:
-        one: The folder of an evaluation, which holds rollouts.sqlite.
+        one: The folder of an evaluation or of a training run, which holds rollouts.sqlite.
         other: The folder of the one that it is compared with; a difference above 0 says that this one earned more.
+        phase: Which evaluation of a training run is meant, or of the one and of the other: after, before, or the number
+            of steps that were done before it.
+        common: Compare the tasks that both have played, although one has played others too.
         rows: Lines of the table of tasks, those that differ most.
     """
     from agentgym.evals.comparison import compare
     from agentgym.evals.report import comparison_lines
 
     try:
-        found = compare(one, other)
+        found = compare(one, other, phase=phase, common=common)
     except ValueError as error:
         raise AgentGymError(str(error)) from error
     for line in comparison_lines(found, rows):

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,10 +13,13 @@ import tyro
 
 from agentgym.cli.envs.names import NONE, Parameters, find, own_name
 from agentgym.cli.evals.models import ModelFlags, opened_models
+from agentgym.cli.evals.outcome import exit_status, resuming
 from agentgym.cli.output import flush, say
 from agentgym.cluster.config import OFF
 from agentgym.environments.env import Env, Split
 from agentgym.errors import AgentGymError
+from agentgym.folders.held import place_now
+from agentgym.folders.names import drop_unused, new_folder, shown, whole_path
 
 if TYPE_CHECKING:
     from agentgym.evals.evaluation import Evaluation
@@ -34,6 +36,7 @@ def evaluate_env(
     temperature: float = 1.0,
     max_tokens: int | None = None,
     seed: int = 0,
+    solved: float = 1.0,
     out: Path | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     retry_failed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -50,6 +53,10 @@ def evaluate_env(
     parameters: Parameters = NONE,
 ) -> int:
     """Play a model on the held-out tasks of an environment, and say its scores, their intervals and what it took.
+
+    The exit status is 0 if at least nine tenths of the rollouts have a reward and all are kept in the folder, and 3 if
+    not, with the scores of those that have one; it is 1 if none has, and for every other error. Stderr says what is
+    missing, and how to play it again.
 
     --env.NAME VALUE sets a parameter of the environment. A model that it asks by name, such as a judge, a simulated
     user or an opponent, has flags of its own: --models.NAME.model or --models.NAME.url, and beside these api-key-env,
@@ -77,6 +84,7 @@ def evaluate_env(
         temperature: The temperature of sampling.
         max_tokens: The most tokens of one turn, beside the limits of the environment.
         seed: The seed of all draws.
+        solved: The least reward of an attempt that solves its task, for pass@k, pass^k and the table.
         out: The folder for the rollouts and the summary; by default runs/eval-ENV/TIME.
         resume: Go on in --out: what is there is not played again.
         retry_failed: With --resume, play again what ended without a reward.
@@ -102,7 +110,7 @@ def evaluate_env(
     if resume and out is None:
         raise AgentGymError("--resume: name the folder to go on in with --out")
     cls, signals = find(env, parameters), list[signal.Signals]()
-    folder = out or Path("runs") / f"eval-{own_name(cls)}" / datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if out is None else whole_path(out)
     try:
         chosen = _tasks(cls, split, tasks)
         settings = {
@@ -112,6 +120,7 @@ def evaluate_env(
             "split": split,
             "sampling": Sampling(temperature=temperature, max_tokens=max_tokens),
             "seed": seed,
+            "solved": solved,
             "out": folder,
             "resume": resume,
             "retry_failed": retry_failed,
@@ -126,12 +135,15 @@ def evaluate_env(
     except ValueError as error:
         raise AgentGymError(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.stderr.write(f"agentgym: stopped; to go on, give the same command with --out {folder} --resume\n")
+        sys.stderr.write(f"agentgym: stopped; to go on: {resuming(place_now(folder))}\n")
         return 128 + (signals or [signal.SIGINT])[0]
-    for line in (*score_lines(played), f"{'folder':<10}{folder}", "", *task_lines(played, rows)):
+    finally:
+        drop_unused(folder)  # of an evaluation that was refused
+    folder = place_now(folder)
+    for line in (*score_lines(played), f"{'folder':<10}{shown(folder)}", "", *task_lines(played, rows)):
         say(line)
     flush()
-    return 0
+    return exit_status(played, folder)
 
 
 async def _played(
@@ -178,10 +190,10 @@ def _tasks(env: type[Env[Any]], split: Split, ids: Sequence[str]) -> list[Any] |
     """The tasks of these ids, in their order; None for no ids."""
     if not ids:
         return None
-    from agentgym.environments.task_rows import as_tasks
+    from agentgym.environments.task_rows import split_tasks
 
     found: dict[str, Any] = {}
-    every = as_tasks(env, env.tasks(split))
+    every = split_tasks(env, split)
     for index in range(len(every)):
         if every[index].id in ids:
             found[every[index].id] = every[index]

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +9,12 @@ import tyro
 
 from agentgym.cli.envs.names import find
 from agentgym.cli.evals.models import ModelFlags, opened_models
+from agentgym.cli.evals.outcome import INCOMPLETE
 from agentgym.cli.output import flush, say
 from agentgym.cli.show import opened
 from agentgym.environments.env import Env
 from agentgym.errors import AgentGymError
+from agentgym.folders.names import drop_unused, new_folder, shown, whole_path
 from agentgym.transcript import printable
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def regrade_run(
     """Score the rollouts of a run or an evaluation again with the env's present rewards, without playing.
 
     The rollouts are written with their new rewards into a folder beside the old ones, which stay; `agentgym show`,
-    `compare` and `export` read it. Rewards may need the task, the answer, the metrics and what the env's own
+    `compare` and `export` read it. If the disk does not take them, the scores are printed all the same, nothing is
+    kept, and the exit status is 3. Rewards may need the task, the answer, the metrics and what the env's own
     `restore_played` sets; one that needs the box, or what a tool has set, is refused by name.
 
     A judge or another model that the rewards ask by name is given as in an evaluation, as in --models.judge.url URL/v1.
@@ -54,16 +56,18 @@ def regrade_run(
             raise AgentGymError(f"--phase: no rollout has the phase {phase!r}; there are: {', '.join(there)}")
     if concurrency < 1:
         raise AgentGymError(f"--concurrency: must be at least 1, got {concurrency}")
-    folder = out or run / f"regraded-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+    folder = new_folder(run, "regraded-") if out is None else whole_path(out)
     try:
         cls = find(env) if env is not None else env_of(run)
         settings = {"phase": phase, "step": step, "concurrency": concurrency}
         done = asyncio.run(_regraded(run, cls, folder, models or {}, settings))
     except ValueError as error:
         raise AgentGymError(str(error)) from error
+    finally:
+        drop_unused(folder)  # if nothing was written
     _say_changes(done)
     flush()
-    return 0
+    return INCOMPLETE if done.not_kept else 0
 
 
 async def _regraded(
@@ -99,7 +103,8 @@ def _say_changes(done: "Regraded") -> None:
         say(f"{'':<20}{done.kept} had no reward, and have none")
     if done.failures:
         say(f"{'':<20}{len(done.failures)} have none any more; the first: {printable(done.failures[0])}")
-    say(f"{'folder':<20}{done.out}")
+    not_kept = f"none: {done.not_kept} rollouts could not be written, and nothing was kept"
+    say(f"{'folder':<20}{not_kept if done.not_kept else shown(done.out)}")
 
 
 def _line(name: str, change: "Change") -> str:

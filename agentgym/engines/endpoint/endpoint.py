@@ -1,8 +1,10 @@
 """`ag.Endpoint`: any OpenAI-compatible chat endpoint as an engine for evaluation."""
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from urllib.parse import urlsplit
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _EVALUATION = "an endpoint gives neither token ids nor log-probabilities, so it is for evaluation"
 MILLION = 1_000_000
+_SHOWN = 100
+"""Most characters of a setting in a name."""
 _NO_KEY = "none"
 """What is sent as the key to an endpoint that wants none."""
 
@@ -129,8 +133,27 @@ class Endpoint:
 
     @property
     def model_name(self) -> str:
-        """The URL, and the model's name where it is given or the endpoint was asked for it."""
-        return " ".join(filter(None, [self.url, self.model or self._state.model]))
+        """The URL, the model's name where it is given or the endpoint was asked for it, and what changes its answers.
+
+        That are the settings beside their defaults which tell it from another endpoint of this model.
+        """
+        return self._named(self.model or self._state.model)
+
+    @property
+    def name_as_given(self) -> str:
+        """What `model_name` is before the endpoint is asked for the model that it serves."""
+        return self._named(self.model)
+
+    def _named(self, model: str | None) -> str:
+        changed = [
+            of for of in fields(self) if of.name not in _NOT_IN_ANSWERS and getattr(self, of.name) != _default(of)
+        ]
+        return " ".join(filter(None, [self.url, model, *(_setting(of.name, getattr(self, of.name)) for of in changed)]))
+
+    async def fingerprint(self) -> dict[str, str]:
+        """Return the name of the model that it serves; nothing where it was neither given nor asked for."""
+        served = self.model or self._state.model
+        return {"served": served} if served else {}
 
     def unopened(self) -> "Endpoint":
         """Return an endpoint of the same settings that is not open, and can be sent to another process."""
@@ -216,6 +239,23 @@ class Endpoint:
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Raise EngineError: an endpoint gives no log-probabilities."""
         _refuse("score")
+
+
+_NOT_IN_ANSWERS = frozenset(
+    {"url", "model", "api_key_env", "concurrency", "timeout_s", "retries", "first_wait_s", "longest_wait_s"}
+    | {"prompt_price", "cached_price", "completion_price"}
+)
+"""Settings that change no answer, and those that a name has anyway."""
+
+
+def _default(of: "Field[Any]") -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
+
+
+def _setting(name: str, value: Any) -> str:
+    """Return a setting as a part of a name: a long one as its digest."""
+    text = json.dumps(dict(value) if isinstance(value, Mapping) else value, sort_keys=True, default=str)
+    return f"{name}={text if len(text) <= _SHOWN else hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _why_no_url(url: str) -> str | None:

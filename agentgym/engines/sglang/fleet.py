@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from agentgym.adapter import Adapter, ModelWeights
+from agentgym.engines.fingerprint import digest_of
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.generation import Attempts
 from agentgym.engines.sglang.model_info import served, write_adapter
@@ -141,18 +142,20 @@ class Fleet:
         Servers cannot take a name twice, and keep what an old one meant.
         """
         name = f"agentgym-{uuid4().hex[:12]}-v{version}"
+        digest = await asyncio.to_thread(digest_of, given)
         if self.config.adapters == "merged":
             if given is None and not self._parcels:
                 return PolicyVersion(None, version), None
             buckets = await asyncio.to_thread(self._merged.of, given)
-            return PolicyVersion(None, version, name), Weights(version, buckets)
+            return PolicyVersion(None, version, name, digest), Weights(version, buckets)
         if not isinstance(given, Adapter):
             return PolicyVersion(None, version), None
         if self.config.adapters == "disk":
             await asyncio.to_thread(write_adapter, given, self._folder / name)
-            return PolicyVersion(name, version), AdapterFolder(name, self._folder / name)
+            return PolicyVersion(name, version, digest=digest), AdapterFolder(name, self._folder / name)
         tps = [server.tp for server in self.servers]
-        return PolicyVersion(name, version), await asyncio.to_thread(PackedAdapter, name, given, tps=tps)
+        packed = await asyncio.to_thread(PackedAdapter, name, given, tps=tps)
+        return PolicyVersion(name, version, digest=digest), packed
 
     async def _spread(self, policy: PolicyVersion, parcel: Parcel | None) -> None:
         attempts = self.attempts("load_adapter")

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Literal
 
 import numpy as np
@@ -143,7 +142,7 @@ class Attempts:
         The time limits of a rollout stand still meanwhile: what it waits for is no work of its own.
         Raises EngineError with both reasons where no server can come back, or the time to wait is over.
         """
-        now = monotonic()
+        now = asyncio.get_running_loop().time()
         if self._until is None:
             self._until = now + self._wait_s
         if not self._may_wait() or now >= self._until:

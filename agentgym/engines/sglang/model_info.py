@@ -79,7 +79,7 @@ def served(adapter: Adapter) -> Adapter:
     if config.get("target_parameters"):
         raise ValueError(
             f"adapter: SGLang would skip the tensors of {', '.join(sorted(config['target_parameters']))}, which hold "
-            "all experts at once; train without `experts` in lora_targets, or use the embedded engine"
+            "all experts at once; train without `experts` in lora_targets"
         )
     if config.get("use_rslora"):
         config |= {"use_rslora": False, "lora_alpha": config["lora_alpha"] * float(config["r"]) ** 0.5}

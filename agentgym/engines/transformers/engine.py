@@ -16,6 +16,7 @@ import numpy as np
 from agentgym.adapter import Adapter, ModelWeights
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.engines.adapter_files import opened_adapter
+from agentgym.engines.fingerprint import chat_digest, digest_of, weights_digest
 from agentgym.engines.sglang.prompts import holds_bool
 from agentgym.engines.stop_texts import StopTexts
 from agentgym.errors import EngineError
@@ -80,6 +81,8 @@ class LocalEngine:
         self._tokenizer = tokenizer
         self._adapter = ""
         """The folder of the adapter; "" for none, and for one that has no folder."""
+        self._weights = self._policy = ""
+        """Digests of the model as it was loaded, and of the adapter or the weights that it was given."""
         self._inbox: SimpleQueue[_Command | None] = SimpleQueue()
         self._batcher: Batcher | None = None
         self._thread: threading.Thread | None = None
@@ -178,7 +181,9 @@ class LocalEngine:
         """
         self._opened()
         read = await opened_adapter(adapter)
+        digest = await asyncio.to_thread(digest_of, read)
         await self._ask(lambda batcher: batcher.load_adapter(read, version))
+        self._policy = digest
         self._adapter = str(adapter) if isinstance(adapter, str | Path) else ""
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
@@ -187,7 +192,16 @@ class LocalEngine:
         Raises ValueError, and changes nothing, for weights that the model does not have.
         """
         self._opened()
+        digest = await asyncio.to_thread(digest_of, weights)
         await self._ask(lambda batcher: batcher.load_weights(weights, version))
+        self._adapter, self._policy = "", digest
+
+    async def fingerprint(self) -> dict[str, str]:
+        """Return what its answers depend on; nothing where it is not open."""
+        if self._batcher is None:
+            return {}
+        own = {"weights": self._weights, "adapter": self._policy, "chat": chat_digest(self.tokenizer)}
+        return own | {"context_tokens": str(self.context_tokens)}
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Return the log-probability of each id but the first, given those before it, by a plain forward."""
@@ -249,6 +263,7 @@ class LocalEngine:
         stops = getattr(self._tokenizer, "stop_ids", frozenset[int]())
         if isinstance(model, str | Path):
             model = load_model(model, dtype=config.dtype, device=config.device)
+        self._weights = weights_digest(model)
         context = config.context_tokens or default_context(model, config.slots)
         policy = InferenceModel(model, slots=config.slots, context=context, threads=config.threads)
         return Batcher(

@@ -21,6 +21,7 @@ CHECKS: Mapping[str, Callable[[Box], Awaitable[None]]] = {
     "shell": programs.shell,
     "write": files.write,
     "read": files.read,
+    "read_text": files.read_text,
     "list": files.list_,
     "put": files.put,
     "get": files.get,

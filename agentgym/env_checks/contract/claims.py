@@ -4,6 +4,7 @@ from collections.abc import Awaitable
 from typing import get_args
 
 from agentgym.boxes import ExecResult, Status
+from agentgym.errors import BoxContentError
 
 
 def same(what: str, got: object, promised: object) -> None:
@@ -29,11 +30,19 @@ def result(what: str, got: object, **promised: object) -> ExecResult:
     return got
 
 
-async def raises(what: str, kind: type[Exception], call: Awaitable[object]) -> None:
+async def refuses(what: str, kind: type[Exception], call: Awaitable[object]) -> None:
+    """Raise AssertionError unless the call raises a BoxContentError of that kind: in a reward any other one is None."""
+    await raises(what, kind, call, content=True)
+
+
+async def raises(what: str, kind: type[Exception], call: Awaitable[object], *, content: bool = False) -> None:
     """Raise AssertionError where the call answers, or raises anything else."""
     try:
         answer = await call
-    except kind:
+    except kind as error:
+        if content and not isinstance(error, BoxContentError):
+            said = f"{type(error).__name__}: {error}"
+            raise AssertionError(f"{what}: a BoxContentError is promised, got {said}") from error
         return
     except Exception as error:
         raise AssertionError(f"{what}: {kind.__name__} is promised, got {type(error).__name__}: {error}") from error

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from agentgym.boxes import Box
-from agentgym.env_checks.contract.claims import holds, raises, same
+from agentgym.env_checks.contract.claims import holds, raises, refuses, same
 
 CONTENT = bytes(range(256)) * 64
 MODE = "import os; oct(os.stat('f').st_mode & 0o777)"
@@ -21,20 +21,29 @@ async def write(box: Box) -> None:
     same("the size of a file in a new folder", (await box.exec("wc -c < a/b")).stdout.strip(), str(len(CONTENT)))
     await box.write({"c": "new"})
     same("a file that is written again", (await box.exec("cat c")).stdout, "new")
-    await raises("write outside", ValueError, box.write({"../outside": "x"}))
-    await raises("write in the place of a folder", ValueError, box.write({"a": "x"}))
+    await refuses("write outside", ValueError, box.write({"../outside": "x"}))
+    await refuses("write in the place of a folder", ValueError, box.write({"a": "x"}))
 
 
 async def read(box: Box) -> None:
     """Files are read whole; a missing one is FileNotFoundError, one over the limit ValueError."""
     await box.exec("printf content > f; mkdir folder; ln -s /etc/passwd link")
     same("read", await box.read("f"), b"content")
-    await raises("read over the limit", ValueError, box.read("f", limit=3))
+    await refuses("read over the limit", ValueError, box.read("f", limit=3))
     await box.write({"large": CONTENT * 200})
     same("read of 3 MB", await box.read("large", limit=1 << 24), CONTENT * 200)
-    await raises("read of a missing file", FileNotFoundError, box.read("nowhere"))
+    await refuses("read of a missing file", FileNotFoundError, box.read("nowhere"))
     for path in ("folder", "link", "../outside"):
-        await raises(f"read of {path!r}", ValueError, box.read(path))
+        await refuses(f"read of {path!r}", ValueError, box.read(path))
+
+
+async def read_text(box: Box) -> None:
+    """Files are read as UTF-8; what is none is a ValueError."""
+    await box.exec("printf 'é' > f; printf '\\377' > latin")
+    same("read_text", await box.read_text("f"), "é")
+    await refuses("read_text over the limit", ValueError, box.read_text("f", limit=1))
+    await refuses("read_text of a missing file", FileNotFoundError, box.read_text("nowhere"))
+    await refuses("read_text of what is not UTF-8", ValueError, box.read_text("latin"))
 
 
 async def list_(box: Box) -> None:
@@ -43,9 +52,9 @@ async def list_(box: Box) -> None:
     await box.exec("mkdir -p b/inner; touch c a")
     same("list", await box.list(), ["a", "b/", "c"])
     same("list of a folder", await box.list("b"), ["inner/"])
-    await raises("list of a missing folder", FileNotFoundError, box.list("nowhere"))
-    await raises("list of a file", ValueError, box.list("c"))
-    await raises("list outside", ValueError, box.list(".."))
+    await refuses("list of a missing folder", FileNotFoundError, box.list("nowhere"))
+    await refuses("list of a file", ValueError, box.list("c"))
+    await refuses("list outside", ValueError, box.list(".."))
 
 
 async def put(box: Box) -> None:
@@ -76,9 +85,9 @@ async def get(box: Box) -> None:
         same("a file that get brought", _content(folder / "here/a/b"), CONTENT)
         await box.get("alone", folder / "alone")
         same("a single file that get brought", _content(folder / "alone"), b"x")
-        await raises("get over the limit", ValueError, box.get("there", folder / "large", limit=3))
+        await refuses("get over the limit", ValueError, box.get("there", folder / "large", limit=3))
         holds("get over the limit writes nothing", not (folder / "large").exists())
-        await raises("get of what is not there", FileNotFoundError, box.get("nowhere", folder / "nowhere"))
+        await refuses("get of what is not there", FileNotFoundError, box.get("nowhere", folder / "nowhere"))
 
 
 def _content(path: Path) -> bytes | None:
@@ -93,8 +102,8 @@ async def archive(box: Box) -> None:
         target = Path(name, "it.tar")
         same("archive with a target", await box.archive("a", target), b"")
         same("the names in the target", _names(_content(target)), ["b"])
-    await raises("archive over the limit", ValueError, box.archive("a", limit=100))
-    await raises("archive of what is not there", FileNotFoundError, box.archive("nowhere"))
+    await refuses("archive over the limit", ValueError, box.archive("a", limit=100))
+    await refuses("archive of what is not there", FileNotFoundError, box.archive("nowhere"))
 
 
 def _names(packed: object) -> list[str]:
@@ -127,7 +136,7 @@ async def snapshot(box: Box) -> None:
         path = Path(name, "it.tar")
         await box.snapshot(path)
         same("the names in a snapshot", _names(_content(path)), ["a/b"])
-        await raises("snapshot over the limit", ValueError, box.snapshot(Path(name, "large.tar"), limit=100))
+        await refuses("snapshot over the limit", ValueError, box.snapshot(Path(name, "large.tar"), limit=100))
         same("the files that snapshot over the limit writes", await asyncio.to_thread(os.listdir, name), ["it.tar"])
 
 

@@ -27,6 +27,7 @@ from agentgym.rollouts.attempt import Attempt, Ending
 from agentgym.rollouts.branches.states import StateChooser
 from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.forks import ConversationForks
+from agentgym.seeds import seed_for
 from agentgym.time_limits import TimeLimit, off_the_clock
 from agentgym.tools.tool_threads import Threads
 from agentgym.types import Rollout, Segment, StopReason
@@ -58,7 +59,7 @@ class Branches:
         self.played: list[BranchAttempt] = []
         self.waited = 0.0
         """The seconds that the rollout waited for them."""
-        self._chooser = StateChooser(settings, f"{root.state.seed} {root.state.rollout_id} branches")
+        self._chooser = StateChooser(settings, seed_for("branches", root.state.seed, root.state.rollout_id))
 
     async def play(self, conversation: Conversation, deadline: TimeLimit) -> None:
         """Play the branches of this state to their ends, where it is chosen; the rollout's own time stands still.

@@ -13,10 +13,10 @@ from agentgym.types import Floats
 class StateChooser:
     """Chooses states by what was sampled before them, and in earlier batches; never by a turn behind them."""
 
-    def __init__(self, settings: Branching, draws: str) -> None:
+    def __init__(self, settings: Branching, seed: int) -> None:
         self.settings = settings
         self._plan = settings if isinstance(settings, PlannedBranching) else PlannedBranching.of(settings)
-        self._draws = random.Random(draws)
+        self._draws = random.Random(seed)
         self.spent = 0
         """Tokens that the branches have sampled so far."""
         self._named = 0

@@ -2,7 +2,8 @@
 
 import asyncio
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -110,7 +111,9 @@ class Evaluations:
         await self.end()
         self._record.log.note(f"held-out evaluation after {done} steps, beside training")
         policy = self._record.log.folder / f"{PREFIX}{done:06}"
-        await asyncio.to_thread(self._trainer.save, policy)
+        save, then = partial(self._trainer.save, policy), f"the evaluation after {done} steps is missing"
+        if not await asyncio.to_thread(self._record.log.disk.attempt, "a policy to evaluate", save, then=then):
+            return
         try:
             await self._give(self._beside, done)
         except WorkersLost as lost:
@@ -136,11 +139,15 @@ class Evaluations:
                 played = await asyncio.shield(pending.playing)
         except WorkersLost as lost:
             self._pending = None
-            self._miss(pending.done, pending.policy, lost)
+            self._miss(pending.done, self._place(pending.policy), lost)
             return
         self._pending = None
         reward = await self._recorded(played, "eval", pending.done)
-        await pending.checkpoints.evaluated(reward, pending.done, saved=pending.policy)
+        await pending.checkpoints.evaluated(reward, pending.done, saved=self._place(pending.policy))
+
+    def _place(self, policy: Path) -> Path:
+        """Return where a policy's folder is now: the run's may have been moved."""
+        return self._record.log.folder / policy.name
 
     def _miss(self, done: int, policy: Path, lost: WorkersLost) -> None:
         self._record.log.alert(f"The evaluation after {done} steps is missing: {lost}")
@@ -158,9 +165,14 @@ class Evaluations:
 
     async def _played(self, collector: Collector) -> Evaluation:
         run = self._run
-        return await collector.evaluate(
-            run.eval_tasks, n=run.eval_rollouts, must_score=False, sampling=run.held_out_sampling
+        played = await collector.evaluate(
+            run.eval_tasks,
+            n=run.eval_rollouts,
+            seed=run.held_out_seed,
+            must_score=False,
+            sampling=run.held_out_sampling,
         )
+        return replace(played, solved=run.solved)
 
     async def _recorded(self, played: Evaluation, phase: str, done: int) -> float:
         """Record an evaluation in the store and the log, and return its mean reward."""

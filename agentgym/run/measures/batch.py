@@ -9,16 +9,17 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import ToolCounts
 from agentgym.types import Floats, Sample, policy_tokens
 
-SOLVED = 1.0
-"""The least reward of a solved task."""
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 """The quantiles of lengths, by name."""
 MOST_TOOLS = 16
 """Names of tools whose calls are counted apart; a model can make up names without end."""
 
 
-def batch_figures(groups: Groups) -> dict[str, float]:
-    """Return the spread of a batch's lengths and rewards, and its tool calls, tool errors and failures by name."""
+def batch_figures(groups: Groups, *, least_solved: float = 1.0) -> dict[str, float]:
+    """Return the spread of a batch's lengths and rewards, and its tool calls, tool errors and failures by name.
+
+    `least_solved` is the least reward of a solved task.
+    """
     scored = [played for played in groups.rollouts if played.reward is not None]
     figures = tool_figures(ToolCounts.of(groups.rollouts))
     for kind, count in Counter(played.failure.type for played in groups.rollouts if played.failure).items():
@@ -38,7 +39,7 @@ def batch_figures(groups: Groups) -> dict[str, float]:
             names = (f"length/{what}_{name}" for name in QUANTILES)
             figures |= dict(zip(names, map(float, values), strict=True))
     rewards = [[played.reward for played in group.scored] for group in groups if group.scored]
-    solved = [[reward is not None and reward >= SOLVED for reward in of_task] for of_task in rewards]
+    solved = [[reward is not None and reward >= least_solved for reward in of_task] for of_task in rewards]
     figures |= {
         "reward/std": float(np.std(np.array([played.reward for played in scored], np.float64))),
         "groups/solved_by_none": float(np.mean([not any(of_task) for of_task in solved])),
@@ -48,12 +49,15 @@ def batch_figures(groups: Groups) -> dict[str, float]:
 
 
 def tool_figures(counts: ToolCounts) -> dict[str, float]:
-    """Return the calls of the tools that the model called most, of all others together, and the errors of each."""
+    """Return the calls of the tools that the model called most, of all others together, and the same of errors."""
     shown = dict(counts.calls.most_common(MOST_TOOLS))
     if others := counts.calls.total() - sum(shown.values()):
         shown["(others)"] = others
     calls = {f"tools/{name or '(no name)'}/calls": float(count) for name, count in shown.items()}
-    return calls | {f"tools/{name}/errors": float(count) for name, count in counts.errors.items()}
+    failed = dict(counts.errors.most_common(MOST_TOOLS))
+    if others := counts.errors.total() - sum(failed.values()):
+        failed["(others)"] = others
+    return calls | {f"tools/{name}/errors": float(count) for name, count in failed.items()}
 
 
 def mismatch_figures(

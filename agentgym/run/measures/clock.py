@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from agentgym.machine.clock import standstills
+
 
 class StepClock:
     """Measures the wall time of a step by its parts; `figures` names each part, and starts the next step."""
@@ -12,6 +14,7 @@ class StepClock:
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._seconds: dict[str, float] = defaultdict(float)
+        self._still = standstills().seconds
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -25,12 +28,16 @@ class StepClock:
     def figures(self, *, sampled_tokens: float, trained_tokens: float) -> dict[str, float]:
         """Return the seconds of each part and of the whole step since the last call, and tokens by second.
 
+        The seconds in which the process stood still are in those of the parts and of the step, too.
+
         The rate of sampled tokens is over the whole step, that of trained ones over its training.
         """
         now = time.perf_counter()
         seconds, whole = self._seconds, now - self._began
         self._began, self._seconds = now, defaultdict(float)
         figures = {f"time/{name}": value for name, value in sorted(seconds.items())} | {"time/step": whole}
+        figures["time/stood_still"] = standstills().seconds - self._still
+        self._still += figures["time/stood_still"]
         figures["throughput/sampled_tokens_per_s"] = sampled_tokens / whole
         if seconds.get("train"):
             figures["throughput/trained_tokens_per_s"] = trained_tokens / seconds["train"]

@@ -1,14 +1,14 @@
 """A picture of a run's reward."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import IO
 
 PLOT = "reward.png"
 """The picture in the run's folder."""
 
 
-def write_plot(folder: Path, rows: Sequence[Mapping[str, float]], held_out: Mapping[int, float]) -> bool:
-    """Draw the reward of each step and of each evaluation, by the steps done before it; False without matplotlib."""
+def draw_plot(file: IO[bytes], rows: Sequence[Mapping[str, float]], held_out: Mapping[int, float]) -> bool:
+    """Draw the reward of each step and of each evaluation, by the steps before it; False without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -23,5 +23,5 @@ def write_plot(folder: Path, rows: Sequence[Mapping[str, float]], held_out: Mapp
         axes.plot(list(held_out), list(held_out.values()), "o--", label="held out")
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(folder / PLOT)
+    figure.savefig(file, format="png")
     return True

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgym.folders.disk import write_whole
 from agentgym.run.settings import versions
 
 FILE = "environment.json"
@@ -29,7 +30,7 @@ def write_surroundings(folder: Path) -> None:
         "command": [sys.executable, *sys.argv],
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
     }
-    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
+    write_whole(folder / FILE, json.dumps(content, indent=2) + "\n")
 
 
 def _gpus() -> list[str] | None:

@@ -9,7 +9,7 @@ from agentgym.data.chosen import refuse_twice
 from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import Member, Mixture, mix
-from agentgym.environments.task_rows import as_tasks, is_data
+from agentgym.environments.task_rows import is_data, split_tasks
 from agentgym.types import Task
 
 
@@ -38,7 +38,7 @@ def only_tasks(env: type[Env[Any]], file: Path | None) -> type[Env[Any]]:
 
 def _ids(file: Path) -> list[str]:
     try:
-        ids = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+        ids = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"tasks_from: {file} cannot be read ({error}); give a file with an id on each line") from None
     if not ids:
@@ -47,7 +47,7 @@ def _ids(file: Path) -> list[str]:
 
 
 def _with_tasks(env: type[Env[Any]], ids: Collection[str], file: Path) -> type[Env[Any]]:
-    tasks_of_all = as_tasks(env, env.tasks("train"))
+    tasks_of_all = split_tasks(env, "train")
     if isinstance(tasks_of_all, Endless):
         raise ValueError(
             f"tasks_from: the training tasks of {env.__name__} are endless, and cannot be searched for ids"

@@ -67,7 +67,8 @@ def env_figures(env: type[Env[Any]], groups: Groups, prefix: str = "") -> dict[s
         counts = {"groups": len(own), "rollouts": len(own.rollouts), "failed": len(own.rollouts) - len(rewards)}
         figures |= {f"{prefix}env/{name}/{what}": float(count) for what, count in counts.items()}
         if rewards:
-            figures[f"{prefix}env/{name}/reward"] = sum(rewards) / len(rewards)
+            means = {of: value for of, value in own.metrics().items() if of.partition("/")[0] == "reward"}
+            figures |= {f"{prefix}env/{name}/{of}": value for of, value in means.items()}
     return figures
 
 

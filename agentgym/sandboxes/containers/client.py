@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError
+from agentgym.extras import install_line
 from agentgym.sandboxes.containers.attach import TCP_PORT
 from agentgym.sandboxes.faults import exhausted, is_exhausted
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from requests.adapters import BaseAdapter
 
 FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
-NO_PACKAGE = "the docker package is missing: pip install 'agentgym[docker]'"
 PROBE_S = 10.0
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def _need_package() -> None:
     try:
         import docker  # noqa: F401
     except ImportError as error:
-        raise NoDockerPackage(NO_PACKAGE) from error
+        raise NoDockerPackage(f"the docker package is missing: {install_line('docker')}") from error
 
 
 def _probe(host: str) -> None:

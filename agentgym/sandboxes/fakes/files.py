@@ -1,11 +1,15 @@
 """Files of fake boxes: their paths, and their way from and to this machine."""
 
+import copy
+import errno
 import io
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from agentgym.boxes.arguments import check_text
+from agentgym.boxes.content import NotAFile, WrongContent, of_number
 from agentgym.sandboxes.host_files import open_file
 
 
@@ -15,9 +19,31 @@ def path_of(path: str) -> str:
     names: list[str] = []
     for name in PurePosixPath(path).parts:
         if name == "/" or (name == ".." and not names):
-            raise ValueError(f"{path!r} is outside of the working folder: a FakeBox has no other")
+            raise WrongContent(f"{path!r} is outside of the working folder: a FakeBox has no other")
         names = names[:-1] if name == ".." else [*names, name]
     return str(PurePosixPath(*names))
+
+
+def read_file(files: Mapping[str, bytes], path: str, limit: int) -> bytes:
+    """Return the bytes of one of the files; BoxContentError where there is none, and over `limit` bytes."""
+    name = path_of(path)
+    if name not in files:
+        folder = any(is_below(other, PurePosixPath(name)) for other in files)
+        raise NotAFile(f"{path!r} is not a file") if folder else of_number(errno.ENOENT, path)
+    if len(files[name]) > limit:
+        raise WrongContent(f"{path}: {len(files[name])} bytes, the limit is {limit}")
+    return files[name]
+
+
+def names_in(files: Mapping[str, bytes], path: str) -> list[str]:
+    """Return the sorted names in a folder, those of folders with a slash; BoxContentError where nothing is in it."""
+    folder = PurePosixPath(path_of(path))
+    inside = [PurePosixPath(name).relative_to(folder) for name in files if is_below(name, folder)]
+    if str(folder) in files:
+        raise of_number(errno.ENOTDIR, path)
+    if not inside and str(folder) != ".":
+        raise of_number(errno.ENOENT, path)
+    return sorted({p.parts[0] + ("/" if len(p.parts) > 1 else "") for p in inside})
 
 
 def load_tree(source: Path, target: str) -> dict[str, bytes]:
@@ -46,6 +72,14 @@ def is_below(name: str, folder: PurePosixPath) -> bool:
     return PurePosixPath(name).is_relative_to(folder) and PurePosixPath(name) != folder
 
 
+def copied(value: Any) -> Any:
+    """Return a copy of a value that a branch goes on with; what cannot be copied is shared: a module, a lock."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
 def bytes_of(data: str | bytes) -> bytes:
     """Return the bytes of a content."""
     return data.encode() if isinstance(data, str) else data
@@ -60,5 +94,5 @@ def tar_of(files: Mapping[str, bytes], limit: int) -> bytes:
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
     if len(packed.getvalue()) > limit:
-        raise ValueError(f"limit: the archive has {len(packed.getvalue())} bytes, and the limit is {limit}")
+        raise WrongContent(f"limit: the archive has {len(packed.getvalue())} bytes, and the limit is {limit}")
     return packed.getvalue()

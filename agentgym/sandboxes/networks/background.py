@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from agentgym.machine.clock import keep_time
 from agentgym.sandboxes.faults import finished
 
 RESOLVERS = 32
@@ -54,6 +55,7 @@ class Background:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
+    keep_time(loop)
     try:
         loop.run_forever()
     finally:

@@ -8,6 +8,7 @@ from typing import Protocol
 from urllib.parse import SplitResult
 
 from agentgym.boxes import BoxService, LocalAddress, NetworkRequest
+from agentgym.boxes.content import LateContent
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.faults import finished, readable
 from agentgym.sandboxes.networks.acceptor import forget_waiting
@@ -106,7 +107,10 @@ class BoxNetwork:
             raise ValueError(f"port: must be a whole number from 1 to 65535, got {port!r}")
         stock = self._usable("port")
         episode = self._episode
-        await BACKGROUND.run(stock.wait_for(port, timeout_s))
+        try:
+            await BACKGROUND.run(stock.wait_for(port, timeout_s))
+        except TimeoutError as error:
+            raise LateContent(str(error)) from error
         if episode != self._episode:
             raise SandboxError(f"port: the episode that asked for port {port} has ended")
         forward = Forward(stock, port)

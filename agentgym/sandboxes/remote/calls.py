@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from agentgym.boxes import HostFunction, Lifetime
 from agentgym.boxes.arguments import check_text, check_timeout
+from agentgym.boxes.content import LateContent, WrongContent
 from agentgym.sandboxes.link import TRUNK, Carry, Link
 from agentgym.sandboxes.wire import Frame
 
@@ -45,7 +46,7 @@ def check_path(path: object) -> None:
     check_text("path", path)
     size = len(str(path).encode("utf-8", "surrogatepass"))
     if size > MAX_PATH:
-        raise ValueError(f"path: {str(path)[:50]!r}... has {size} bytes, the limit is {MAX_PATH}")
+        raise WrongContent(f"path: {str(path)[:50]!r}... has {size} bytes, the limit is {MAX_PATH}")
 
 
 def deadline_in(timeout_s: float) -> float:
@@ -55,10 +56,10 @@ def deadline_in(timeout_s: float) -> float:
 
 
 def left_until(deadline: float) -> float:
-    """Return the seconds that are left; TimeoutError where there are none."""
+    """Return the seconds that are left; LateContent, a TimeoutError, if there are none."""
     left = deadline - asyncio.get_running_loop().time()
     if left <= 0:
-        raise TimeoutError("the files could not all be copied in time")
+        raise LateContent("the files could not all be copied in time")
     return left
 
 
@@ -66,5 +67,5 @@ def encoded(text: str, field: str) -> bytes:
     """Return the bytes of a code or a command; ValueError where it is too long."""
     body = text.encode("utf-8", "surrogatepass")
     if len(body) > MAX_CODE:
-        raise ValueError(f"{field}: {len(body)} bytes, the limit is {MAX_CODE}")
+        raise WrongContent(f"{field}: {len(body)} bytes, the limit is {MAX_CODE}")
     return body

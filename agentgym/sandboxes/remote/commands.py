@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from agentgym.boxes import OUTPUT_LIMIT, ExecResult, Status
 from agentgym.boxes.arguments import MAX_OUTPUT, check_limit
+from agentgym.boxes.content import WrongContent
 from agentgym.errors import WireError
 from agentgym.sandboxes.host_functions import MAX_FILE
 from agentgym.sandboxes.remote.calls import MAX_CODE, encoded
@@ -35,13 +36,13 @@ def command_frame(
     if stdin is not None:
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         if len(data) > MAX_FILE:
-            raise ValueError(f"stdin: {len(data)} bytes, the limit is {MAX_FILE}: write a file, or use start()")
+            raise WrongContent(f"stdin: {len(data)} bytes, the limit is {MAX_FILE}: write a file, or use start()")
         parts.append(("stdin", data))
     if sum(len(part) for kind, part in parts if kind != "stdin") > MAX_CODE:
-        raise ValueError(f"command: over {MAX_CODE} bytes with its arguments and environment")
+        raise WrongContent(f"command: over {MAX_CODE} bytes with its arguments and environment")
     sizes = [(kind, len(part)) for kind, part in parts]
     if len(sizes) > MAX_PARTS:
-        raise ValueError(f"command: over {MAX_PARTS} arguments and variables")
+        raise WrongContent(f"command: over {MAX_PARTS} arguments and variables")
     return b"".join(part for _, part in parts), {"parts": sizes}
 
 

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -21,9 +21,11 @@ from agentgym.boxes.arguments import (
     check_text,
     check_timeout,
 )
-from agentgym.errors import SandboxError
+from agentgym.boxes.content import LateContent, NotAFile, TextFiles, UnusablePath, WrongContent, in_time
+from agentgym.errors import BoxContentError, SandboxError, WireError
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.host_files import (
+    MAX_DEPTH,
     MAX_FILES,
     HostFile,
     HostSource,
@@ -37,7 +39,7 @@ from agentgym.sandboxes.host_files import (
     store_tree,
 )
 from agentgym.sandboxes.host_functions import MAX_FILE
-from agentgym.sandboxes.refusals import SANDBOX_LOST, NotAFile, UnusablePath, raise_refusal
+from agentgym.sandboxes.refusals import SANDBOX_LOST, raise_refusal
 from agentgym.sandboxes.remote.calls import check_path, deadline_in, left_until
 from agentgym.sandboxes.remote.process import RemoteProcess
 from agentgym.sandboxes.remote.programs import Programs
@@ -50,7 +52,7 @@ MAX_AT_ONCE = 1 << 20
 """The most bytes that are written to this machine's disk in the event loop."""
 
 
-class Files(Programs):
+class Files(Programs, TextFiles):
     """The files of a session's working folder."""
 
     async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = FILES_S) -> None:
@@ -85,7 +87,7 @@ class Files(Programs):
     async def list(self, path: str = ".", *, timeout_s: float = FILES_S) -> list[str]:
         """Return the sorted names in a folder; see `boxes.Box.list`."""
         check_text("path", path)
-        return [os.fsencode(name).decode("utf-8", "replace") for name in await self._names(path, timeout_s)]
+        return [*await self._names(path, timeout_s)]
 
     async def put(
         self,
@@ -156,13 +158,16 @@ class Files(Programs):
                     raise
                 await self._fetch(source, "", limit, deadline, spool, progress)
                 return []
+            spool.folders.append(below.removesuffix("/"))
             for name in names:
                 path = f"{below}{name}"
+                if len(spool.files) + len(spool.folders) + len(folders) > MAX_FILES:
+                    raise WrongContent(f"{source!r} holds over {MAX_FILES} files and folders")
                 if name.endswith("/"):
+                    if path.count("/") > MAX_DEPTH:
+                        raise WrongContent(f"{source!r} is over {MAX_DEPTH} folders deep")
                     folders.append(path)
                     continue
-                if len(spool.files) + len(folders) >= MAX_FILES:
-                    raise ValueError(f"{source!r} holds over {MAX_FILES} files")
                 try:
                     await self._fetch(f"{source}/{path}", path, limit - spool.size, deadline, spool, progress)
                 except NotAFile:
@@ -204,12 +209,15 @@ class Files(Programs):
         return kept.getvalue()
 
     async def _receive_archive(self, path: str, out: BinaryIO, limit: int, timeout_s: float) -> None:
-        async with asyncio.timeout(timeout_s), self._process(b"", timeout_s, {"task": "archive", "path": path}) as task:
+        async with (
+            in_time(timeout_s, "the archive"),
+            self._process(b"", timeout_s, {"task": "archive", "path": path}) as task,
+        ):
             size = 0
             async for piece in task.stdout:
                 size += len(piece)
                 if size > limit:
-                    raise ValueError(
+                    raise WrongContent(
                         f"{path!r}: the archive has over {limit} bytes, which is the limit; pass a larger limit="
                     )
                 out.write(piece)
@@ -223,7 +231,7 @@ class Files(Programs):
             check_data("archive", archive)
         with open_file(Path(archive), "archive") if isinstance(archive, (str, Path)) else io.BytesIO(archive) as given:
             task_fields = {"task": "unpack", "path": path}
-            async with asyncio.timeout(timeout_s), self._process(b"", timeout_s, task_fields) as task:
+            async with in_time(timeout_s, "the archive"), self._process(b"", timeout_s, task_fields) as task:
                 try:
                     while piece := given.read(PIECE):
                         await task.write(piece)
@@ -276,10 +284,9 @@ class Files(Programs):
         number = self.link.new_number()
         try:
             yield number
-        except (FileNotFoundError, ValueError):
-            raise
-        except BaseException:
-            self.link.end_later("end_transfer", transfer=number)
+        except BaseException as error:
+            if isinstance(error, LateContent) or not isinstance(error, BoxContentError | ValueError):
+                self.link.end_later("end_transfer", transfer=number)
             raise
 
     async def _write(self, files: Mapping[str, bytes], executable: Container[str], deadline: float) -> None:
@@ -313,9 +320,10 @@ async def _check_task(task: RemoteProcess, path: str) -> None:
         return
     try:
         envelope = json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         envelope = {}
-    raise_refusal(envelope, {"path": path})
+    with suppress(SandboxError, WireError):  # Code in the box may have written it: it is no fault of the machine.
+        raise_refusal(envelope if isinstance(envelope, dict) else {}, {"path": path})
     raise UnusablePath(errno.EINTR, f"the task was ended from inside the box, with {code}", path)
 
 

@@ -1,6 +1,7 @@
 """A program that goes on beside the calls of its box: what it writes, what it is given, and its end."""
 
 import asyncio
+import errno
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -8,6 +9,7 @@ from contextlib import suppress
 
 from agentgym.boxes import Lifetime
 from agentgym.boxes.arguments import check_data, check_limit, check_patience
+from agentgym.boxes.content import NoMoreInput, in_time
 from agentgym.errors import SandboxError, WireError
 from agentgym.sandboxes.link import Link
 from agentgym.sandboxes.remote.calls import MARGIN_S
@@ -31,7 +33,7 @@ class News:
 
     async def until(self, happened: Callable[[], bool], timeout_s: float | None) -> None:
         """Return when it has happened; TimeoutError after `timeout_s`."""
-        async with asyncio.timeout(timeout_s):
+        async with in_time(timeout_s, "the program in the box"):
             while not happened():
                 waiter = asyncio.get_running_loop().create_future()
                 self._waiting.add(waiter)
@@ -123,7 +125,7 @@ class RemoteProcess:
         check_patience(timeout_s)
         self.lifetime.check()
         left = memoryview(data.encode() if isinstance(data, str) else data)
-        async with asyncio.timeout(timeout_s):
+        async with in_time(timeout_s, "the input of the program in the box"):
             while left:
                 await self.news.until(lambda: self._room > 0 or not self._takes_input, None)
                 await self._check_input()
@@ -137,7 +139,7 @@ class RemoteProcess:
     async def _check_input(self) -> None:
         await self.check()
         if not self._takes_input:
-            raise BrokenPipeError("the program takes no more input")
+            raise NoMoreInput(errno.EPIPE, "the program takes no more input")
 
     async def close_stdin(self) -> None:
         """End its standard input behind all that was written; once is enough."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentgym.boxes import BoxService, LocalAddress, NetworkRequest
 from agentgym.boxes.arguments import check_limit, check_path_here, check_timeout
+from agentgym.boxes.content import WrongContent
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.host_files import new_file, open_snapshot
 from agentgym.sandboxes.networks.box_network import BoxNetwork
@@ -58,7 +59,7 @@ class Surroundings(Calls):
                 nonlocal size
                 size += len(part)
                 if size > limit:
-                    raise ValueError(f"the snapshot has over {limit} bytes, which is the limit; pass a larger limit=")
+                    raise WrongContent(f"the snapshot has over {limit} bytes, which is the limit; pass a larger limit=")
                 await finished(asyncio.ensure_future(asyncio.to_thread(out.write, part)))
                 return b""
 

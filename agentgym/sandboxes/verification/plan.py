@@ -12,6 +12,7 @@ from typing import Any
 
 from agentgym.boxes import Expected
 from agentgym.boxes.arguments import check_text
+from agentgym.boxes.content import WrongContent
 
 MAX_CASES = 900
 MAX_HIDDEN = 8 << 20
@@ -52,11 +53,11 @@ def check_sayable(field: str, text: str) -> None:
     """Raise ValueError naming the field where this is no text that a file or a program can be given."""
     check_text(field, text)
     if "\0" in text:
-        raise ValueError(f"{field}: it has a null character, which no program can be given")
+        raise WrongContent(f"{field}: it has a null character, which no program can be given")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{field}: it is not UTF-8: {error}") from None
+        raise WrongContent(f"{field}: it is not UTF-8: {error}") from None
 
 
 def check_cases(expect: Mapping[str, Expected]) -> None:
@@ -64,7 +65,7 @@ def check_cases(expect: Mapping[str, Expected]) -> None:
     if not isinstance(expect, Mapping):
         raise ValueError(f"expect: a {type(expect).__name__}; give a mapping of cases to right values")
     if not 1 <= len(expect) <= MAX_CASES:
-        raise ValueError(f"expect: {len(expect)} cases; give 1 to {MAX_CASES}")
+        raise WrongContent(f"expect: {len(expect)} cases; give 1 to {MAX_CASES}")
     for name, value in expect.items():
         check_sayable("expect", name)
         if inspect.iscoroutinefunction(value):
@@ -89,7 +90,7 @@ def test_functions(code: str) -> list[str]:
     try:
         tree = ast.parse(code)
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"code: {error}") from error
+        raise WrongContent(f"code: {error}") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
@@ -97,9 +98,9 @@ def test_functions(code: str) -> list[str]:
     counts = Counter(node.name for node in functions if node.name.startswith("test"))
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
-        raise ValueError(f"code: {', '.join(twice)} is defined twice; give each test function a name of its own")
+        raise WrongContent(f"code: {', '.join(twice)} is defined twice; give each test function a name of its own")
     if not 1 <= len(counts) <= MAX_CASES:
-        raise ValueError(
+        raise WrongContent(
             f"code: {len(counts)} functions whose names begin with `test` stand at its top; there must be 1 to "
             f"{MAX_CASES}, or give expect= with expressions and their values"
         )
@@ -111,7 +112,7 @@ def check_class(node: ast.ClassDef) -> None:
     cases = node.name.startswith("Test") or any("TestCase" in ast.unparse(base) for base in node.bases)
     methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
     if cases and any(name.startswith("test") for name in methods):
-        raise ValueError(
+        raise WrongContent(
             f"code: the tests of class {node.name} are no functions at its top, and would not run; make them such, or "
             "give the class in files= and command='python3 -m pytest' or 'python3 -m unittest'"
         )
@@ -122,14 +123,14 @@ def command_line(command: str | Sequence[str]) -> str:
     if isinstance(command, str):
         check_sayable("command", command)
         if not command.strip():
-            raise ValueError("command: it is empty")
+            raise WrongContent("command: it is empty")
         return command
     if not isinstance(command, Sequence) or isinstance(command, (bytes, bytearray)):
         raise ValueError(f"command: a {type(command).__name__}; give a text, or a sequence of words")
     for word in command:
         check_sayable("command", word)
     if not command or not command[0]:
-        raise ValueError("command: its first word, the program, is empty")
+        raise WrongContent("command: its first word, the program, is empty")
     return shlex.join(command)
 
 
@@ -141,7 +142,7 @@ def python_words(command: str) -> list[str] | None:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise ValueError(f"command: {error}") from error
+        raise WrongContent(f"command: {error}") from error
     start = next((at for at, word in enumerate(words) if at and word not in OPTIONS), len(words))
     quoted = start + 1 if words[start : start + 1] == ["-c"] else None
     if any(SHELL.search(word) for at, word in enumerate(words) if at != quoted):
@@ -162,7 +163,7 @@ def after_python(words: list[str]) -> list[str] | None:
     if rest and rest[0][:2] in ("-m", "-c") and rest[0][2:]:
         rest = [rest[0][:2], rest[0][2:], *rest[1:]]
     if not rest or (rest[0].startswith("-") and (rest[0] not in ("-m", "-c") or len(rest) < 2)):
-        raise ValueError(
+        raise WrongContent(
             f"command: behind Python and any of {' '.join(OPTIONS)} must come a file, -m MODULE or -c CODE, got "
             f"{' '.join(rest[:1]) or 'nothing'!r}; for anything else ask for a shell: sh -c '...'"
         )
@@ -182,7 +183,7 @@ def hidden_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
     contents = {path: content_of(path, content) for path, content in files.items()}
     total = sum(map(len, contents.values()))
     if total > MAX_ALL_HIDDEN:
-        raise ValueError(f"files: they have {total} bytes together, the limit is {MAX_ALL_HIDDEN}")
+        raise WrongContent(f"files: they have {total} bytes together, the limit is {MAX_ALL_HIDDEN}")
     return {path: base64.b64encode(content).decode() for path, content in contents.items()}
 
 
@@ -191,9 +192,9 @@ def check_path(path: str) -> None:
     check_sayable("files", path)
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"files: {path!r} is not a plain path below the working folder")
+        raise WrongContent(f"files: {path!r} is not a plain path below the working folder")
     if max(len(part.encode()) for part in parts) > MAX_NAME:
-        raise ValueError(f"files: {path[:100]!r} has a name of over {MAX_NAME} bytes")
+        raise WrongContent(f"files: {path[:100]!r} has a name of over {MAX_NAME} bytes")
 
 
 def check_alone(path: str, files: Mapping[str, str | bytes]) -> None:
@@ -202,7 +203,7 @@ def check_alone(path: str, files: Mapping[str, str | bytes]) -> None:
     if path.endswith("/__init__.py") and path[: -len("/__init__.py")] + ".py" in files:
         in_the_way.append(path[: -len("/__init__.py")] + ".py")
     if in_the_way:
-        raise ValueError(f"files: {in_the_way[0]!r} and {path!r} have one name; rename one of them")
+        raise WrongContent(f"files: {in_the_way[0]!r} and {path!r} have one name; rename one of them")
 
 
 def content_of(path: str, content: str | bytes) -> bytes:
@@ -212,7 +213,7 @@ def content_of(path: str, content: str | bytes) -> bytes:
     try:
         data = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError as error:
-        raise ValueError(f"files: the text of {path!r} is not UTF-8: {error}; give bytes") from None
+        raise WrongContent(f"files: the text of {path!r} is not UTF-8: {error}; give bytes") from None
     if len(data) > MAX_HIDDEN:
-        raise ValueError(f"files: {path!r} has {len(data)} bytes, the limit is {MAX_HIDDEN}")
+        raise WrongContent(f"files: {path!r} has {len(data)} bytes, the limit is {MAX_HIDDEN}")
     return data

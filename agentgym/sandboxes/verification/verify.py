@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agentgym.boxes import ExecResult, Expected, HostFunction, Verdict
 from agentgym.boxes.arguments import MAX_SECONDS, check_timeout
+from agentgym.boxes.content import WrongContent
 from agentgym.boxes.verdicts import note
 from agentgym.sandboxes.host_functions import MAX_ASKS
 from agentgym.sandboxes.remote.calls import MAX_CODE
@@ -44,14 +45,14 @@ async def verify(
     judging = Judging(orders["kind"], orders["names"], expect)
     hidden = hidden_files(files)
     if len(hidden) + len(orders["names"]) > MAX_ASKS:
-        raise ValueError(f"files: {len(hidden)} files and {len(orders['names'])} cases are over {MAX_ASKS} together")
+        raise WrongContent(f"files: {len(hidden)} files and {len(orders['names'])} cases are over {MAX_ASKS} together")
     orders |= {"files": list(hidden), "seconds": timeout_s, "case": case_program(), "copied": copied}
     orders |= {"sealed": SEALED if copied else "", "entrance": ENTRANCE}
     # On two lines: where the second one fails, a traceback shows it, and what is hidden is not in it.
     cell = f"{program('harness')}\norders = {orders!r}\nverify(orders, hidden, report)"
     if len(cell.encode()) > MAX_CODE:
         field = "command" if code is None and expect is None else "expect" if expect is not None else "code"
-        raise ValueError(
+        raise WrongContent(
             f"{field}: the tests have {len(cell.encode())} bytes, the limit is {MAX_CODE}; put some in files="
         )
     contents = list(hidden.values())

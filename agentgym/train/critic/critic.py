@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import layer_norm, silu
 
+from agentgym.seeds import seed_for
 from agentgym.train.batching.batch import collate
 from agentgym.train.batching.bins import Cost
 from agentgym.train.batching.plan import plan_step
@@ -51,7 +52,7 @@ class Critic:
     def __init__(self, policy: PolicyModel, config: TrainConfig, ranks: Ranks, cost: Cost, *, seed: int) -> None:
         self._policy, self._config, self._ranks, self._cost = policy, config, ranks, cost
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(seed_for("critic", seed))
             head = ValueHead(policy.causal.config.get_text_config().hidden_size)
         self._head = head.to(ranks.device)
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=config.value_lr, betas=config.betas, weight_decay=0.0)

@@ -45,6 +45,8 @@ def step_figures(forwards: Sequence[Forward], norms: Sequence[float], config: Tr
         figures["train/correction_fraction"] = sum(f.sums.corrected for f in taken) / tokens
     if config.kl_coef:
         figures["train/reference_kl"] = sum(f.sums.reference_kl for f in taken) / tokens
+        if config.kl_estimator == "k3":
+            figures["train/reference_kl_bounded"] = sum(f.sums.reference_bounded for f in taken) / tokens
     if config.layout == "tree":
         figures["train/unique_tokens"] = float(real)
     return figures

@@ -23,6 +23,13 @@ A larger log-ratio counts as this one. Without the bound its ratio would be infi
 infinity times a gradient of 0 would be NaN. No ratio that float32 holds is changed.
 """
 
+LARGEST_K3_GAP = 20.0
+"""Largest distance below the reference, in nats, at which k3 follows its exponential; beyond it k3 is a line.
+
+The line keeps the gradient of that point, 1 - exp(20). A token that the policy has all but ruled out is pulled back,
+and no finite log-probability makes a step infinite.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
@@ -54,6 +61,8 @@ class LossSums:
     """Largest |log-probability here - the engine's| of a token, in nats."""
     reference_kl: float = 0.0
     """Sum of the tokens' `divergence` from the model without its adapter."""
+    reference_bounded: float = 0.0
+    """Number of tokens more than LARGEST_K3_GAP below the reference, where k3 is a line."""
 
 
 def denominator(samples: Sequence[Sample], normalise: Normalise) -> float:
@@ -236,7 +245,7 @@ def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, 
 
         k1   d                  gradient d grad(logprob), which a penalty of d in the reward would have
         k2   d^2 / 2            gradient d grad(logprob)
-        k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob)
+        k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob); a line below d = -LARGEST_K3_GAP
 
     On policy, k1 and k2 have the gradient of the divergence and k3 does not, while k1 and k3 are unbiased as values.
     The plain derivative of k1 would be 0 on average (arXiv 2506.09477).
@@ -246,7 +255,9 @@ def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, 
         return d_BR.detach() * (d_BR - d_BR.detach()).exp()
     if estimator == "k2":
         return d_BR.square() / 2
-    return (-d_BR).exp() - 1 + d_BR
+    bounded_BR = d_BR.clamp(min=-LARGEST_K3_GAP)
+    beyond_BR = bounded_BR - d_BR  # nats below the bound, 0 above it
+    return (-bounded_BR).exp() * (1 + beyond_BR) - 1 + d_BR
 
 
 @torch.no_grad()

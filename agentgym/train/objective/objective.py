@@ -8,7 +8,15 @@ from torch import Tensor
 
 from agentgym.train.batching.batch import Batch
 from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
-from agentgym.train.objective.losses import LossConfig, LossSums, divergence, masked_gap, policy_loss, weighted_sum
+from agentgym.train.objective.losses import (
+    LARGEST_K3_GAP,
+    LossConfig,
+    LossSums,
+    divergence,
+    masked_gap,
+    policy_loss,
+    weighted_sum,
+)
 from agentgym.train.objective.token_loss import TokenLoss
 from agentgym.types import Sample
 
@@ -52,7 +60,13 @@ class Objective:
         kl_BR = divergence(logprobs_BR, reference_BR, mask_BR, estimator=config.kl_estimator)
         mean = weighted_sum(kl_BR, mask_BR, batch.weight_B, config.normalise) / self.denominator
         loss = loss + config.kl_coef * mean
-        return loss, replace(sums, loss=float(loss.detach()), reference_kl=float(kl_BR.detach().sum()))
+        bounded_BR = mask_BR & (reference_BR - logprobs_BR.detach() > LARGEST_K3_GAP)
+        return loss, replace(
+            sums,
+            loss=float(loss.detach()),
+            reference_kl=float(kl_BR.detach().sum()),
+            reference_bounded=float(bounded_BR.sum()),
+        )
 
     def by_token(self, batch: Batch, loss: Callable[[Tensor, Tensor], tuple[Tensor, LossSums]]) -> TokenLoss | None:
         """Return what tells each token's gradient of this loss from its log-probability alone; None where it does not.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.models import loading, refuse_missing
+from agentgym.seeds import seed_for
 from agentgym.train.batching.layouts import Inputs, Layout
 from agentgym.train.fingerprint import base_fingerprint
 from agentgym.train.objective.logit_map import PLAIN, LogitMap
@@ -146,7 +147,7 @@ def load_policy(
     """
     base = _base(path, dtype)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed_for("adapter", seed))
         shape = AdapterShape(rank=rank, alpha=alpha, targets=targets, rslora=rslora, dora=dora)
         fingerprint = base_fingerprint(base)
         policy = _adapted(base, shape)

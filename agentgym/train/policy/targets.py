@@ -50,6 +50,8 @@ def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
     left_out = {name for name in linear if _routes(model, name, linear[name]) or _used_as_tensor(model, name)}
     everything = [name for name in linear if name not in left_out] if ALL_LINEAR in targets else []
     known = {name.rpartition(".")[2] for name in left_out} if everything else names
+    for name in sorted(asked & _ends(model).keys() - names):
+        raise ValueError(f"lora_targets: {name} is {_ends(model)[name]}, which takes no adapter; leave it out")
     if asked - known or not targets:
         raise ValueError(
             f"lora_targets: {', '.join(sorted(asked - known)) or 'no name'} names no linear layer of this model"
@@ -126,6 +128,14 @@ def _linear(model: Any) -> dict[str, nn.Module]:
         for name, part in decoder_of(model).named_modules()
         if isinstance(part, nn.Linear | Conv1D) and part is not head
     }
+
+
+def _ends(model: Any) -> dict[str, str]:
+    """Return what is said of the output layer and of the embeddings, by the last part of their names."""
+    head = model.get_output_embeddings()
+    found = {n: "an embedding" for n, part in model.named_modules() if isinstance(part, nn.Embedding)}
+    found |= {n: "the output layer" for n, part in model.named_modules() if part is head}
+    return {name.rpartition(".")[2]: said for name, said in found.items()}
 
 
 def _stacked(model: Any) -> list[str]:

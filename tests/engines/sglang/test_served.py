@@ -3,8 +3,10 @@
 import pytest
 
 from agentgym.adapter import Adapter
+from agentgym.engines.other import OtherEngine
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.model_info import served
+from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.run.config import RunConfig
 from agentgym.train.config import TrainConfig
 
@@ -15,7 +17,16 @@ def test_an_adapter_of_stacked_experts_is_refused_by_name() -> None:
         served(Adapter(config=config, tensors={}))
 
 
-def test_a_run_that_would_sample_without_its_experts_is_refused_before_it_starts() -> None:
+@pytest.mark.parametrize("engine", [SGLangConfig(), LocalConfig()])
+def test_a_run_that_would_sample_without_its_experts_is_refused_before_it_starts(
+    engine: SGLangConfig | LocalConfig,
+) -> None:
     train = TrainConfig(lora_targets=("all-linear", "experts"))
-    with pytest.raises(ValueError, match=r"^train\.lora_targets: SGLang skips an adapter of stacked experts"):
-        RunConfig(recipe="one", env="chase", model="tiny", train=train, engine=SGLangConfig())
+    with pytest.raises(ValueError, match=r"^train\.lora_targets: only an engine of your own samples from experts"):
+        RunConfig(recipe="one", env="chase", model="tiny", train=train, engine=engine)
+
+
+def test_an_engine_of_ones_own_may_sample_from_an_adapter_of_experts() -> None:
+    train = TrainConfig(lora_targets=("experts",))
+    own = OtherEngine(name="my_engine:Mine")
+    assert RunConfig(recipe="one", env="chase", model="tiny", train=train, engine=own).engine == own

@@ -105,6 +105,18 @@ def test_a_divergence_by_hand(estimator: Divergence, value: float, gradient: flo
     assert logprobs.grad.tolist() == [pytest.approx([gradient, 0])]
 
 
+@pytest.mark.parametrize("below", [21.0, 60.0, 89.0, 1000.0])
+def test_far_below_the_reference_k3_keeps_the_gradient_of_its_bound(below: float) -> None:
+    logprobs = torch.tensor([[-below, -20.0, 0.0]], requires_grad=True)
+    kl = divergence(logprobs, torch.zeros(1, 3), torch.ones(1, 3).bool(), estimator="k3")
+    kl.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    steepest = 1 - math.exp(20)
+    assert logprobs.grad.tolist() == [pytest.approx([steepest, steepest, 0.0], rel=1e-6)]
+    at_bound = math.exp(20) - 1 - 20
+    assert kl.tolist() == [pytest.approx([at_bound + (below - 20) * -steepest, at_bound, 0.0], rel=1e-6)]
+
+
 def test_k1_and_k2_have_the_gradient_of_the_divergence_on_policy_and_k3_has_not() -> None:
     reference = torch.tensor([0.2, 0.3, 0.5]).log()
 

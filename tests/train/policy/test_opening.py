@@ -168,6 +168,21 @@ def test_experts_are_refused_by_name_where_there_are_none(tiny_model: Path) -> N
         load(tiny_model, targets=("experts",))
 
 
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (("lm_head",), "lm_head is the output layer"),
+        (("all-linear", "lm_head"), "lm_head is the output layer"),
+        (("q_proj", "embed_tokens"), "embed_tokens is an embedding"),
+    ],
+)
+def test_the_output_layer_and_embeddings_are_refused_as_what_they_are(
+    tiny_model: Path, targets: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^lora_targets: {said}, which takes no adapter; leave it out"):
+        load(tiny_model, targets=targets)
+
+
 def test_the_share_of_weights_with_an_adapter_is_a_figure_of_each_step_and_what_has_none_is_logged(
     tiny_model: Path, caplog: pytest.LogCaptureFixture, grown: Any
 ) -> None:

@@ -128,7 +128,10 @@ class ServerProcess:
     def _why(self) -> str:
         tail = self.log_tail()
         if "No module named 'sglang" in tail or "No module named sglang" in tail:
-            return f"{self.command[0]} has no SGLang: name a Python that has it in AGENTGYM_SGLANG; see docs/sglang.md"
+            return (
+                f"{self.command[0]} has no SGLang: name a Python that has it in AGENTGYM_SGLANG; see docs/sglang.md of "
+                "a checkout"
+            )
         return tail
 
     def log_tail(self, lines: int = _LOG_TAIL) -> str:

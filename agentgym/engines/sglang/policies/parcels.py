@@ -22,6 +22,8 @@ class PolicyVersion(NamedTuple):
     version: int
     weights: str = ""
     """The name of the weights; empty for the model's own."""
+    digest: str = ""
+    """What tells the adapter or the weights from others (`digest_of`); empty for the model's own."""
 
 
 class Parcel(Protocol):

@@ -1,0 +1,178 @@
+"""What a task is known by: its fields in one form, which tells tasks apart and is what a store keeps of them."""
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from agentgym.data.plain import NotPlainError, model_fields_of, plain
+from agentgym.types import Task
+
+TaskT = TypeVar("TaskT", bound=Task)
+EXCLUDE = "write `Field(exclude=True)`, which leaves it out of the task's content and of what is stored"
+
+
+def task_fields(task: Task) -> dict[str, Any]:
+    """Return the fields of a task in JSON's types, equal for equal tasks in every process (`plain`).
+
+    What pydantic excludes is left out.
+
+    :raises ValueError: for a field that has no such form, such as a function or a SecretStr; it names the field, and
+        what to write instead.
+    """
+    try:
+        fields: dict[str, Any] = model_fields_of(task, _raw, again=True)
+    except NotPlainError as error:
+        place = ".".join(map(str, [type(task).__name__, *error.where]))
+        raise ValueError(f"{place}: {_instead(str(error), error.where)}") from error
+    return fields
+
+
+def _raw(value: Any) -> str:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise NotPlainError(f"a {type(value).__name__}")
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _instead(what: str, where: list[Any]) -> str:
+    """Say what is wrong with a field, and what to write."""
+    if "Secret" in what:
+        return (
+            f"{what} is written as stars, so that two of them are one, and a stored task would have the stars; write "
+            f"`{where[0]}: str = Field(repr=False)`, which no log shows"
+        )
+    if "function" in what:
+        return (
+            f"{what} has no text that is the same in every process; keep what it is chosen by, such as its name, and "
+            f"find it by that in the env, or {EXCLUDE}"
+        )
+    return f"{what} has no text that is the same in every process; keep what it is made from, or {EXCLUDE}"
+
+
+def content(task: Task) -> str:
+    """Return all fields of the task but its id, as text that is equal for equal ones in every process.
+
+    :raises ValueError: as `task_fields`.
+    """
+    fields = task_fields(task)
+    fields.pop("id", None)
+    return repr(_sorted(fields))
+
+
+def key_text(value: Any, owner: str) -> str:
+    """Return any value as such text; ValueError that begins with its owner for what has none."""
+    try:
+        return repr(_sorted(plain(value, _raw)))
+    except NotPlainError as error:
+        raise ValueError(f"{owner}: {error} has no text that is the same in every process; return text") from error
+
+
+def _sorted(value: Any) -> Any:
+    """Return the value with the keys of each object in order."""
+    if isinstance(value, dict):
+        return [(repr(key), _sorted(value[key])) for key in sorted(value, key=repr)]
+    return [_sorted(inner) for inner in value] if isinstance(value, list) else value
+
+
+def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two tasks have the same fields, in JSON's types; what is no number equals itself."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
+    """Return the task that has these fields in JSON's types, as a store keeps them.
+
+    :raises ValidationError: for fields that the task type refuses.
+    """
+    try:
+        return kind.model_validate_json(json.dumps(fields))
+    except ValidationError:  # half a character, and types that are validated as Python's own values alone
+        return kind.model_validate(dict(fields))
+
+
+def refuse_unkept(tasks: Iterable[Task]) -> None:
+    """Raise ValueError, naming the field, for a task that its stored fields do not give back as it is.
+
+    Its rewards would be computed from another task then, when its rollouts are scored again. A field without a default
+    that pydantic excludes may be missing: a stored task is refused for it, and never scored wrongly.
+    """
+    for task in tasks:
+        _refuse_unkept(task)
+
+
+def _refuse_unkept(task: Task) -> None:
+    kind, fields = type(task), json.loads(json.dumps(task_fields(task)))
+    try:
+        back = task_of(kind, fields)
+    except ValidationError as error:
+        wrong = [of for of in error.errors(include_url=False) if of["loc"] and not _is_left_out(kind, of)]
+        if not wrong:
+            return
+        loc = ".".join(map(str, wrong[0]["loc"]))
+        raise ValueError(
+            f"{kind.__name__}.{loc}: a task that was stored could not be made again: {wrong[0]['msg']}, got "
+            f"{wrong[0]['input']!r:.60}; give it a type that pydantic reads from what it writes in JSON, or {EXCLUDE}"
+        ) from error
+    for name, field in kind.model_fields.items():
+        if (found := _difference(getattr(task, name), getattr(back, name))) is not None:
+            where, was, now = found
+            at = ".".join([kind.__name__, name, *where])
+            raise ValueError(f"{at}: {_not_given_back(was, now, excluded=bool(field.exclude))}")
+
+
+def _is_left_out(kind: type[Task], error: Mapping[str, Any]) -> bool:
+    field = kind.model_fields.get(str(error["loc"][0]))
+    return error["type"] == "missing" and len(error["loc"]) == 1 and field is not None and bool(field.exclude)
+
+
+def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
+    """Say what is wrong with a field that comes back otherwise, and what to write."""
+    if excluded:
+        return (
+            "it is excluded, so that a stored task has its default, which is another value; give it no default, or "
+            "make it from the other fields in a property"
+        )
+    came = f"a stored task has {now!r:.60} where this has {was!r:.60}"
+    if isinstance(was, bytes):
+        return (
+            f"{came}; write `model_config = pydantic.ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')` in "
+            "the class"
+        )
+    return f"{came}; give it a type that says what is in it, such as set[str] in place of Any, or {EXCLUDE}"
+
+
+_Difference: TypeAlias = tuple[list[str], Any, Any]
+"""Where two values differ, and what the one and the other has there."""
+
+
+def _difference(one: Any, other: Any) -> _Difference | None:
+    """Return the first place in which two values differ, in what they are or in their kind; None for equal ones."""
+    if type(one) is type(other) and isinstance(one, BaseModel):
+        return _first({n: (getattr(one, n), getattr(other, n)) for n in type(one).model_fields})
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
+        return _first({str(key): (one[key], other[key]) for key in one})
+    if type(one) is type(other) and isinstance(one, list | tuple) and len(one) == len(other):
+        return _first({str(place): pair for place, pair in enumerate(zip(one, other, strict=True))})
+    return None if _is_equal(one, other) else ([], one, other)
+
+
+def _first(pairs: Mapping[str, tuple[Any, Any]]) -> _Difference | None:
+    for name, (one, other) in pairs.items():
+        if (found := _difference(one, other)) is not None:
+            return [name, *found[0]], found[1], found[2]
+    return None
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
+    try:
+        return bool(one == other) or bool(one != one and other != other)  # what is no number
+    except Exception:  # it cannot be compared
+        return False

@@ -1,0 +1,185 @@
+"""One form in JSON for each value of Python: what tools answer, and what tasks are known by."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, Set, ValuesView
+from enum import Enum
+from functools import partial
+from inspect import isroutine
+from typing import Any, TypeAlias
+
+import numpy as np
+from pydantic import BaseModel, RootModel, Secret, SecretBytes, SecretStr
+from pydantic_core import to_jsonable_python
+
+Raw: TypeAlias = Callable[[Any], Any]
+"""What stands for bytes and for a secret of pydantic's, of which JSON says nothing; it raises for those it refuses."""
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+_TABLES = ("iloc", "to_dicts", "to_pylist", "to_list", "num_rows")
+"""What a table of pandas, polars, Arrow or `datasets` has one of."""
+
+
+class NotPlainError(TypeError):
+    """A value, or one inside it, has no form in JSON; `where` are the keys and places that lead to it."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        self.where: list[Any] = []
+
+
+def plain(value: Any, raw: Raw) -> Any:
+    """Return the value in JSON's types: equal values give equal ones, in every process.
+
+    A set becomes a list in order, an Enum its value, what numpy holds numbers and lists, a dataclass, a NamedTuple and
+    a pydantic model an object of its fields, a date, a Decimal, a UUID or a path the text that pydantic writes for it.
+    Another object becomes its text.
+
+    :raises NotPlainError: for a function, an object whose text is its address in memory, a table whose text leaves
+        rows out, a key that is no text, and what `raw` refuses.
+    """
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is list or kind is tuple:
+        return list(value) if _SCALARS.issuperset(map(type, value)) else _items(value, raw)
+    return _object(value, raw) if isinstance(value, Mapping) else _other(value, raw)
+
+
+def model_fields_of(model: BaseModel, raw: Raw, *, again: bool = False) -> Any:
+    """Return a model as pydantic writes it in JSON, with sets in order and numbers that are not finite.
+
+    With `again` it is what the model can be made of again: computed fields are left out.
+
+    :raises NotPlainError: as `plain`, and for bytes and secrets that its own serializers do not write, as `raw` says.
+    """
+    try:
+        dumped = model.model_dump(
+            mode="json", round_trip=again, warnings=False, fallback=lambda value: plain(value, raw)
+        )
+    except Exception:  # pydantic hides whose value it was: ask for them one at a time
+        named = {**type(model).model_fields}
+        kept = {name: getattr(model, name) for name, field in named.items() if not field.exclude}
+        return _object(kept | (model.model_extra or {}), raw)
+    return _mended(model, dumped, raw)
+
+
+def _items(values: Iterable[Any], raw: Raw) -> list[Any]:
+    return [_under(place, value, raw) for place, value in enumerate(values)]
+
+
+def _object(value: Mapping[Any, Any], raw: Raw) -> dict[str, Any]:
+    return {_key(key, raw): _under(key, inner, raw) for key, inner in value.items()}
+
+
+def _under(key: Any, value: Any, raw: Raw) -> Any:
+    if type(value) in _SCALARS:
+        return value
+    try:
+        return plain(value, raw)
+    except NotPlainError as error:
+        error.where.insert(0, key)
+        raise
+
+
+def _key(key: Any, raw: Raw) -> str:
+    """Return a key as JSON has it, as Python's own json writes numbers."""
+    if isinstance(made := key if type(key) is str else plain(key, raw), str):
+        return made
+    if made is None or isinstance(made, bool | int | float):
+        return json.dumps(made)
+    raise NotPlainError(f"a {type(key).__name__} as a key of an object")
+
+
+def _other(value: Any, raw: Raw) -> Any:
+    if isinstance(value, Enum):
+        return plain(value.value, raw)
+    if isinstance(value, np.generic | np.ndarray):
+        return _array(value, raw)
+    for kind in (str, int, float):  # a subclass of it
+        if isinstance(value, kind):
+            return kind.__str__(value) if kind is str else kind(value)
+    if isinstance(value, bytes | bytearray | memoryview | SecretStr | SecretBytes | Secret):
+        return raw(value)
+    if isinstance(value, BaseModel):
+        return model_fields_of(value, raw)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _object({of.name: getattr(value, of.name) for of in dataclasses.fields(value)}, raw)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _object(value._asdict(), raw)
+    return _many_or_one(value, raw)
+
+
+def _many_or_one(value: Any, raw: Raw) -> Any:
+    if any(hasattr(value, name) for name in _TABLES) and not isinstance(value, type):
+        raise NotPlainError(f"a {type(value).__name__}, whose text leaves rows out; give its rows as a list of dicts")
+    if isinstance(value, Set) and not isinstance(value, KeysView | ItemsView):
+        return in_order(_items(value, raw))
+    if isinstance(value, Sequence | KeysView | ValuesView | ItemsView):
+        return _items(value, raw)
+    if hasattr(value, "tolist") and hasattr(value, "shape"):  # a tensor
+        return plain(value.tolist(), raw)
+    return _leaf(value)
+
+
+def _array(value: Any, raw: Raw) -> Any:
+    """Return numbers as they are, and moments as text: of nanoseconds numpy gives whole numbers."""
+    listed = (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
+    return listed if value.dtype.kind in "biufU" else plain(listed, raw)
+
+
+def _leaf(value: Any) -> Any:
+    if isroutine(value) or isinstance(value, partial):
+        raise NotPlainError("a function")
+    text = str(value)
+    if _ADDRESS.search(text):
+        saves = "; return ag.Image.from_pil(...) of it" if callable(getattr(value, "save", None)) else ""
+        raise NotPlainError(f"a {type(value).__name__}{saves}")
+    try:
+        return to_jsonable_python(value)
+    except ValueError:  # none that pydantic knows
+        return text
+
+
+def in_order(items: list[Any]) -> list[Any]:
+    """Return what was in a set in an order of its own: numbers or texts in theirs, all else in that of its JSON."""
+    kinds = set(map(type, items))
+    return sorted(items) if kinds in ({str}, {int}) else sorted(items, key=lambda one: json.dumps(one, sort_keys=True))
+
+
+def _mended(value: Any, dumped: Any, raw: Raw) -> Any:
+    """Return what pydantic wrote for the value, with what it loses of it."""
+    if type(value) in (str, int, bool, type(None)):
+        return dumped
+    if isinstance(value, float) and dumped is None:  # not finite
+        return float(value)
+    if isinstance(value, SecretStr | SecretBytes | Secret):
+        return dumped if str(dumped).strip("b'*") else raw(value)  # its own serializer may write it
+    if isinstance(value, RootModel):
+        return _mended(value.root, dumped, raw)
+    if isinstance(dumped, dict):
+        return _mended_object(value, dumped, raw)
+    if isinstance(dumped, list) and isinstance(value, Set | Sequence) and len(value) == len(dumped):
+        items = [_mended_under(place, *pair, raw) for place, pair in enumerate(zip(value, dumped, strict=True))]
+        return in_order(items) if isinstance(value, Set) else items
+    return dumped
+
+
+def _mended_object(value: Any, dumped: dict[str, Any], raw: Raw) -> dict[str, Any]:
+    if isinstance(value, Mapping) and len(value) == len(dumped):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
+        inner = [getattr(value, name, written) for name, written in dumped.items()]
+    else:
+        return dumped
+    pairs = zip(dumped.items(), inner, strict=True)
+    return {name: _mended_under(name, of, written, raw) for (name, written), of in pairs}
+
+
+def _mended_under(key: Any, value: Any, dumped: Any, raw: Raw) -> Any:
+    try:
+        return _mended(value, dumped, raw)
+    except NotPlainError as error:
+        error.where.insert(0, key)
+        raise

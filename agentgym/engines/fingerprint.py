@@ -1,0 +1,115 @@
+"""What the answers of a model depend on beside its name: its weights, its adapter, its chat template."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentgym.adapter import Adapter, ModelWeights
+from agentgym.models import find_model
+
+KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".pt")
+"""The endings of a model's files."""
+WHOLE = 1 << 26
+"""Bytes of a file that is read whole; of a larger one its size, its begin and PIECES parts of it are."""
+BEGIN, PIECES, PIECE = 1 << 16, 64, 1 << 12
+VALUES = 1 << 14
+"""Numbers of a weight that are read, evenly spaced."""
+
+
+def model_files(model: str | Path) -> str:
+    """Return a digest of the files of a model or an adapter; "" for a name of the hub that is not in its cache.
+
+    It reads, and is called in a thread.
+    """
+    folder = _folder(find_model(model))
+    if folder is None:
+        return ""
+    found = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in KINDS and path.is_file():
+            found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            for part in _parts(path):
+                found.update(part)
+    return found.hexdigest()[:16]
+
+
+def _folder(model: str | Path) -> Path | None:
+    """Return the folder of a model, that in the hub's cache for a name of the hub."""
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(str(model), "config.json")
+    except (ImportError, ValueError):  # the hub's error for what can be no name is a ValueError
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            while part := file.read(1 << 20):
+                yield part
+            return
+        yield file.read(BEGIN)
+        for number in range(PIECES):
+            file.seek((size - PIECE) * (number + 1) // PIECES)
+            yield file.read(PIECE)
+
+
+def digest_of(given: Adapter | ModelWeights | None) -> str:
+    """Return a digest of an adapter or weights that an engine is given; "" for none. It reads some of each tensor."""
+    if given is None:
+        return ""
+    found = hashlib.sha256()
+    if isinstance(given, Adapter):
+        found.update(json.dumps(dict(given.config), sort_keys=True, default=str).encode())
+    _add(found, given.tensors)
+    return found.hexdigest()[:16]
+
+
+def weights_digest(model: Any) -> str:
+    """Return a digest of the weights of a model of torch's, as they are loaded."""
+    found = hashlib.sha256()
+    _add(found, dict(model.named_parameters()))
+    return found.hexdigest()[:16]
+
+
+def _add(found: "hashlib._Hash", tensors: Mapping[str, Any]) -> None:
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name} {tuple(np.shape(tensor))} {getattr(tensor, 'dtype', None)}\0".encode())
+        flat = tensor.detach().reshape(-1) if hasattr(tensor, "detach") else np.asarray(tensor).reshape(-1)
+        some = flat[:: max(len(flat) // VALUES, 1)]
+        # As float32, which numpy has and which each smaller type of number is exactly in.
+        found.update((some.float().cpu().numpy() if hasattr(some, "float") else some).tobytes())
+
+
+def chat_digest(tokenizer: Any) -> str:
+    """Return a digest of how a tokenizer writes chats: its template with its variables; else the name of its class."""
+    own = getattr(tokenizer, "tokenizer", None)
+    written = [getattr(own, "chat_template", None), getattr(tokenizer, "variables", {})]
+    shown = json.dumps([type(tokenizer).__name__, *written], sort_keys=True, default=str)
+    return hashlib.sha256(shown.encode()).hexdigest()[:16]
+
+
+async def fingerprint(engine: Any) -> dict[str, str]:
+    """Return what the answers of an open engine depend on, by part; without the parts that it does not tell.
+
+    An engine of the user's own may have an async method `fingerprint` that returns such a dict. Without it the version
+    of its policy counts.
+    """
+    if callable(own := getattr(engine, "fingerprint", None)):
+        return dict(await own())
+    if callable(policy := getattr(engine, "current_policy", None)):  # on servers
+        weights = await asyncio.to_thread(model_files, engine.model_name)
+        known = {"weights": weights} if weights else {}
+        return known | {"adapter": policy().digest, "chat": chat_digest(engine.tokenizer)}
+    return {"version": str(engine.version)} if hasattr(engine, "version") else {}

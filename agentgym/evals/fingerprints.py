@@ -1,0 +1,76 @@
+"""What the models of an evaluation are, beside their names: a resumed one must be of the same."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from agentgym.engines.fingerprint import fingerprint, model_files
+from agentgym.evals.opening import Model, adapter_folder, base_of, is_url
+from agentgym.evals.playing import OwnPlaying, Playing
+from agentgym.folders.disk import write_whole
+from agentgym.foreign_files.content import read_object
+from agentgym.run.settings import SETTINGS
+from agentgym.tools.tool_threads import in_own_thread
+
+Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
+"""What each model's answers depend on, by part; "" is the one that is evaluated."""
+KEPT = "fingerprints"
+"""Their place in the settings of an evaluation."""
+PARTS = {
+    "weights": "what is in the model's files or weights",
+    "adapter": "the adapter, or the weights that the engine was given,",
+    "chat": "the chat template",
+    "context_tokens": "the engine's context_tokens",
+    "served": "the model that the endpoint serves",
+    "version": "the version of the engine's policy",
+}
+"""What a part of a fingerprint is."""
+
+
+async def fingerprints(models: Mapping[str, Model]) -> Fingerprints:
+    """Return what is known of the models before those that are given by name are opened."""
+    return {name: await _fingerprint_of(model) for name, model in models.items()}
+
+
+async def fingerprints_now(models: Mapping[str, Model], playing: Playing) -> Fingerprints:
+    """Return what is known of models that were opened by name: the model of an endpoint, files that were fetched."""
+    found = {name: await _fingerprint_of(model) for name, model in models.items() if isinstance(model, str | Path)}
+    if isinstance(playing, OwnPlaying):
+        opened = {"": playing.engine, **playing.models}
+        found |= {name: await fingerprint(opened[name]) for name, of in models.items() if is_url(str(of))}
+    return found
+
+
+async def _fingerprint_of(model: Model) -> dict[str, str]:
+    if not isinstance(model, str | Path):
+        return await fingerprint(model)
+    if is_url(model):
+        return {}
+    adapter = adapter_folder(Path(model))
+    files: dict[str, str | Path] = {"weights": model} if adapter is None else {"weights": base_of(adapter)}
+    files |= {} if adapter is None else {"adapter": adapter}
+    found = {part: await in_own_thread(partial(model_files, of), name="agentgym-digest") for part, of in files.items()}
+    return {part: digest for part, digest in found.items() if digest}
+
+
+def hold_models(folder: Path, found: Fingerprints) -> None:
+    """Keep in the folder of an evaluation what is not kept there yet.
+
+    :raises ValueError: for a model of which a part is not what was kept; it names the part.
+    """
+    path = folder / SETTINGS
+    begun = read_object(path, within=folder)
+    kept: dict[str, dict[str, str]] = begun.setdefault(KEPT, {})
+    before = json.dumps(kept)
+    for name, parts in found.items():
+        for part, now in parts.items():
+            if (was := kept.setdefault(name, {}).setdefault(part, now)) != now:
+                raise ValueError(
+                    f"{f'models[{name!r}]' if name else 'model'}: {PARTS.get(part, part)} is not what it was when "
+                    f"{folder} was begun ({was or 'none'} then, {now or 'none'} now); give the same, or name another "
+                    "folder"
+                )
+    if json.dumps(kept) != before:
+        write_whole(path, json.dumps(begun, indent=2) + "\n")

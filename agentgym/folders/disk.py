@@ -1,0 +1,100 @@
+"""What happens if a disk does not take what is written: it is counted and said, and work goes on."""
+
+import errno
+import os
+import re
+import sqlite3
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+CODES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE))
+"""The system's errors of a disk that is full, broken, or cannot be written to."""
+_OF_SQLITE = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY))
+SAID_AGAIN_S = 60.0
+"""Seconds in which one kind of trouble is said once."""
+_IN_TEXT = re.compile(r"\[Errno (\d+)\]|os error (\d+)")  # of Python, and of what is written in Rust
+
+
+def disk_trouble(error: BaseException) -> str | None:
+    """Return why a disk did not take what was written, such as "No space left on device"; None for any other error.
+
+    The causes of the error are looked at too, and what torch and safetensors make of the system's error.
+    """
+    for each in _with_causes(error, set()):
+        if getattr(each, "sqlite_errorcode", 0) & 0xFF in _OF_SQLITE:
+            return str(each)
+        code = each.errno if isinstance(each, OSError) else None
+        if code is None and (found := _IN_TEXT.search(str(each))):
+            code = int(found[1] or found[2])
+        if code in CODES:
+            return os.strerror(code)
+    return None
+
+
+def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
+    """Yield an error, its causes, and those that are inside it."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    yield error
+    inside = list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []
+    for each in (error.__cause__, error.__context__, *inside):
+        yield from _with_causes(each, seen)
+
+
+class Refusals:
+    """Writes files whose loss need not end the work, and counts what the disk did not take."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.counts: Counter[str] = Counter()
+        """How often something could not be written, by what it was."""
+        self._say = say
+        self._said: dict[str, float] = {}
+
+    def attempt(self, what: str, write: Callable[[], object], *, then: str) -> bool:
+        """Write something, and return whether the disk took it; every other error is raised.
+
+        What it did not take is said, with what happens `then`, once a minute at most.
+        """
+        try:
+            write()
+        except Exception as error:
+            if (why := disk_trouble(error)) is None:
+                raise
+            self.refused(what, why, then=then)
+            return False
+        return True
+
+    def refused(self, what: str, why: str, *, then: str) -> None:
+        """Count something that could not be written, and say it unless it was said in the last minute."""
+        self.counts[what] += 1
+        now = time.monotonic()
+        if now - self._said.get(what, -SAID_AGAIN_S) >= SAID_AGAIN_S:
+            self._said[what] = now
+            self._say(f"{what} could not be written ({why}); {then}.")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that is never half written: it is there with all of its content, or as it was before.
+
+    Raises an OSError that names the file.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    fresh: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        fresh = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+        fresh.replace(path)
+    except OSError as error:
+        if fresh is not None:
+            with suppress(OSError):
+                fresh.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -1,0 +1,54 @@
+"""What a file system can do: whether it is shared by machines, and whether it has locks."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+NO_LOCKS = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP))
+"""The system's errors of a file system without locks."""
+SHARED: Mapping[int, str] = {
+    0x6969: "NFS",
+    0x0BD00BD0: "Lustre",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB",
+    0x517B: "SMB",
+    0x01021997: "9p",
+    0x65735546: "FUSE",
+    0x00C36400: "Ceph",
+    0x47504653: "GPFS",
+    0x19830326: "BeeGFS",
+    0x5346414F: "AFS",
+    0x01161970: "GFS2",
+    0x7461636F: "OCFS2",
+}
+"""Names of file systems that other machines may write to, or whose memory maps may not be shared, by Linux's magic."""
+
+
+def shared_kind(folder: Path) -> str | None:
+    """Name the kind of file system that a folder is on if other machines may use it, such as NFS; None for others."""
+    try:
+        statfs = ctypes.CDLL(None, use_errno=True).statfs
+    except AttributeError:  # no Linux
+        return None
+    found = ctypes.create_string_buffer(512)
+    if statfs(os.fsencode(folder), found) != 0:
+        return None
+    return SHARED.get(ctypes.c_long.from_buffer(found).value & 0xFFFFFFFF)
+
+
+def has_locks(folder: Path, lock: Callable[[IO[bytes], int], object]) -> bool:
+    """Return whether files in a folder can be locked by `fcntl.flock`, or `fcntl.lockf` as SQLite does it.
+
+    True if no file can be made there to find out.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in NO_LOCKS
+    return True

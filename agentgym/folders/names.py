@@ -1,0 +1,102 @@
+"""Paths and names of the folders that runs, evaluations and exports write."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+
+def whole_path(path: str | Path) -> Path:
+    """Return the path from the root on: a later change of the working folder does not move it.
+
+    Raises ValueError for a relative path if the working folder no longer exists.
+    """
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError:
+        raise ValueError(
+            f"out, resume: {path} is relative to the working folder, which was removed; change to a folder that exists"
+        ) from None
+
+
+def free_name(path: Path) -> Path:
+    """Return the path if nothing is there, or else the first of PATH-2, PATH-3 and so on at which nothing is."""
+    return next(name for name in _names(path) if not os.path.lexists(name))
+
+
+def new_folder(within: Path, prefix: str = "") -> Path:
+    """Make a new folder, named by the time, in another one, and return its whole path.
+
+    No other process gets the same one: if several ask within a second, the later ones get a number behind the time,
+    such as 20260801-101500-2. Raises ValueError if it cannot be made.
+    """
+    within = whole_path(within)
+    for folder in _names(within / f"{prefix}{datetime.now().strftime('%Y%m%d-%H%M%S')}"):
+        with suppress(FileExistsError):
+            make_parents(folder)
+            return folder
+    raise AssertionError("the names never end")
+
+
+def make_parents(folder: Path) -> None:
+    """Make a folder and those above it; FileExistsError if it is there, ValueError if it cannot be made."""
+    while True:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_be_made(folder, error) from None
+        try:
+            folder.mkdir()
+            return
+        except FileExistsError:
+            raise
+        except FileNotFoundError:
+            continue  # another process has just removed the folder above, which was empty
+        except OSError as error:
+            raise cannot_be_made(folder, error) from None
+
+
+def cannot_be_made(folder: Path, error: OSError) -> ValueError:
+    """Return the error that says why a run's folder cannot be made."""
+    what = "a file is in its way" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+    return ValueError(f"out: {folder} cannot be made ({what}); name another folder")
+
+
+def drop_unused(folder: Path) -> None:
+    """Remove a folder that `new_folder` made and nothing was written to, and the empty ones that it was made in."""
+    with suppress(OSError):
+        for empty in (folder, *list(folder.parents)[:2]):
+            empty.rmdir()
+
+
+def command(*words: str | Path) -> str:
+    """Return a command line of agentgym that works when it is typed: each word is quoted for the shell if need be."""
+    return shlex.join([*_program(), *(shown(word) if isinstance(word, Path) else word for word in words)])
+
+
+@cache
+def _program() -> list[str]:
+    """The words that start agentgym in the shell that this process came from."""
+    if shutil.which("agentgym") is not None:
+        return ["agentgym"]
+    typed = Path(sys.argv[0])
+    return [str(typed)] if typed.name == "agentgym" and typed.is_file() else [sys.executable, "-m", "agentgym"]
+
+
+def shown(path: Path) -> str:
+    """Return a path as it can be typed in the shell that started this process: relative if it is below its folder."""
+    with suppress(OSError, ValueError):
+        here = Path(os.environ["PWD"]) if "PWD" in os.environ else Path.cwd()
+        if here.samefile(Path.cwd()):  # else the process has gone to another folder, or PWD is of another process
+            return str(path.relative_to(here))
+    return str(path)
+
+
+def _names(path: Path) -> Iterable[Path]:
+    return (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in count(1))

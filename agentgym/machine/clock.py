@@ -1,0 +1,277 @@
+"""A clock for event loops that stands still while the process does, and a watch on what holds a loop up.
+
+A process stands still when it is stopped (SIGSTOP, `scontrol suspend`), when its container is paused, and when its
+machine is. A thread that wakes up four times a second notices: it knows the time that it slept, waited for a processor
+and waited for the interpreter's lock, and what is left of the time that passed is a standstill. So neither a loaded
+machine nor code that holds the lock is taken for one.
+"""
+
+import asyncio
+import logging
+import os
+import resource
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NamedTuple
+from weakref import WeakSet, ref
+
+from agentgym.failures import holder_of, place_of_frame
+
+log = logging.getLogger(__name__)
+
+NAP_S = 0.25
+"""Seconds between two beats."""
+LEAST_S = 1.0
+"""Seconds that a standstill takes at least; a shorter gap counts against the limits."""
+HELD_S = 2.0
+"""Seconds without a turn of an event loop after which the code that holds it is named, again at each doubling."""
+PATIENCE_S = 2.0
+"""Most seconds that a loop waits for a beat that is late."""
+THREAD = "agentgym-clock"
+"""The name of the thread."""
+_OWN_USAGE: int | None = getattr(resource, "RUSAGE_THREAD", None)
+"""What asks for the usage of one thread; None where the system is not Linux: a standstill counts as any time there."""
+
+
+class Standstills(NamedTuple):
+    """The standstills of this process so far."""
+
+    times: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the clocks of this machine and the scheduler say of the thread that takes it, in seconds."""
+
+    monotonic: float
+    with_suspension: float
+    """The same clock, but for the time that the machine was suspended, which it counts too."""
+    waited: float
+    """The time that the thread was ready to run, and had no processor."""
+    switches: int
+    """How often the thread has waited for anything."""
+
+    @classmethod
+    def now(cls) -> "Reading":
+        """Read the clocks, again where something came in between: they must tell of one moment."""
+        assert _OWN_USAGE is not None
+        while True:
+            read = cls(
+                time.monotonic(),
+                time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)),
+                _waited_for_a_processor(),
+                resource.getrusage(_OWN_USAGE).ru_nvcsw,
+            )
+            if time.monotonic() - read.monotonic < NAP_S:
+                return read
+
+    def still_since(self, before: "Reading", slept: float) -> tuple[float, float]:
+        """The seconds of a standstill since `before` on the monotonic clock, and those of a suspension beside them.
+
+        A thread that waits for the interpreter's lock wakes up once in each switch interval.
+        """
+        passed = self.monotonic - before.monotonic
+        waited = (self.waited - before.waited) + (self.switches - before.switches) * sys.getswitchinterval()
+        return passed - slept - waited, (self.with_suspension - before.with_suspension) - passed
+
+
+def _waited_for_a_processor() -> float:
+    """The seconds that this thread has waited for a processor; 0.0 on a kernel that does not say."""
+    try:
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0.0
+    try:
+        return int(os.read(file, 100).split()[1]) / 1e9
+    finally:
+        os.close(file)
+
+
+class _Beat(NamedTuple):
+    at: float
+    """When it was, on the monotonic clock."""
+    still: float
+    """The seconds of all standstills until then."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A function that does not let a loop go on."""
+
+    holder: str = ""
+    since: float = 0.0
+    said: float = 0.0
+    """The seconds of it when that was last said."""
+
+
+class LoopClock:
+    """The `time` of one event loop, without the standstills."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, heart: "Heart") -> None:
+        self._loop, self.thread = ref(loop), threading.get_ident()
+        self._heart, self._base = heart, heart.beat.still
+        self.turned = time.monotonic()
+        """When the loop last asked for the time: it does so in each turn."""
+        self.held = Held()
+
+    def __call__(self) -> float:
+        """Return the time; a late beat is waited for, which says whether the process stood still."""
+        heart = self._heart
+        while True:
+            beat = heart.beat  # Before the time is read: a standstill between the two makes the beat late.
+            now = time.monotonic()
+            if now - beat.at < NAP_S + LEAST_S or not heart.comes_after(beat):
+                self.turned = now
+                return now - beat.still + self._base
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the loop may still run."""
+        loop = self._loop()
+        return loop is not None and not loop.is_closed()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the loop runs now."""
+        loop = self._loop()
+        return loop is not None and loop.is_running()
+
+
+class Heart:
+    """The thread that notices standstills, and the clocks that follow it."""
+
+    def __init__(self) -> None:
+        self.clocks: WeakSet[LoopClock] = WeakSet()
+        self.beat = _Beat(time.monotonic(), 0.0)
+        self.standstills = Standstills(0, 0.0)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._missed: _Beat | None = None
+        """The beat after which none came, so that nobody waits for it again."""
+
+    def keep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the loop a clock, and run the thread; nothing where no thread can be started."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                begun = threading.Event()
+                thread = threading.Thread(target=self._run, args=(begun,), name=THREAD, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return
+                self._thread = thread
+                begun.wait()
+            clock = LoopClock(loop, self)
+            loop.time = clock  # type: ignore[method-assign]
+            self.clocks.add(clock)
+
+    def comes_after(self, beat: _Beat) -> bool:
+        """Wait for the beat after this one, for `PATIENCE_S` seconds at most; whether it came."""
+        until = time.monotonic() + PATIENCE_S
+        while self.beat is beat and beat is not self._missed and self._is_alive() and time.monotonic() < until:
+            time.sleep(0.001)
+        if self.beat is beat:
+            self._missed = beat
+        return self.beat is not beat
+
+    def _is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self, begun: threading.Event) -> None:
+        before = Reading.now()
+        self.beat = self.beat._replace(at=before.monotonic)
+        begun.set()
+        while self._has_work():
+            time.sleep(NAP_S)
+            now = Reading.now()
+            self.note(*now.still_since(before, NAP_S), now.monotonic)
+            before = now
+            for clock in list(self.clocks):
+                if clock.is_running:
+                    _look_at(clock, now.monotonic)
+
+    def _has_work(self) -> bool:
+        """Whether any loop is open; where none is, the next one starts another thread."""
+        with self._lock:
+            if any(clock.is_open for clock in list(self.clocks)):
+                return True
+            self._thread = None
+            return False
+
+    def note(self, still: float, suspended: float, at: float) -> None:
+        """Take what passed since the last beat in; a suspension is only counted: the loops' clocks do not have it."""
+        off = still if still >= LEAST_S else 0.0
+        seconds = off + (suspended if suspended >= LEAST_S else 0.0)
+        self.beat = _Beat(at, self.beat.still + off)
+        if seconds:
+            self.standstills = Standstills(self.standstills.times + 1, self.standstills.seconds + seconds)
+            log.warning(
+                "the process stood still for %.1f s: it was stopped, or its container or machine was paused; no time "
+                "limit counts that",
+                seconds,
+            )
+
+
+_heart = Heart()
+
+
+def keep_time(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the clock of this loop, which runs in this thread, stand still while the process does.
+
+    Every timer and time limit of the loop follows it. A loop with a clock of its own, such as uvloop's, keeps that.
+    """
+    if type(loop.time) is not LoopClock and type(loop).time is asyncio.BaseEventLoop.time and _OWN_USAGE is not None:
+        _heart.keep(loop)
+
+
+def standstills() -> Standstills:
+    """Return how often this process stood still so far, and for how many seconds."""
+    return _heart.standstills
+
+
+def _look_at(clock: LoopClock, now: float) -> None:
+    """Name the code that holds a loop up, in the log, where looks one after the other find the same function."""
+    frames = _running_in_loop(sys._current_frames().get(clock.thread)) if now - clock.turned > NAP_S else None
+    if not frames:
+        clock.held = Held()
+        return
+    holder = holder_of(frames)
+    if holder != clock.held.holder:
+        clock.held = Held(holder, now)
+        return
+    if (seconds := now - clock.held.since) >= max(HELD_S, 2 * clock.held.said):
+        clock.held.said = seconds
+        log.warning(
+            "%s has held the event loop for %.1f s, at %s: no other rollout goes on meanwhile, and no time limit can "
+            "end it; await something in it, or make it a plain `def`, which runs in a thread of its own",
+            holder,
+            seconds,
+            place_of_frame(frames[0]),
+        )
+
+
+def _running_in_loop(frame: FrameType | None) -> list[FrameType]:
+    """The frames, the innermost first, that a turn of the loop has called; none where the loop waits or has ended."""
+    found: list[FrameType] = []
+    while frame is not None:
+        if frame.f_code is _RUN_ONCE:
+            waits = found and found[-1].f_code.co_name == "select"
+            return [] if waits else found
+        found.append(frame)
+        frame = frame.f_back
+    return []
+
+
+_RUN_ONCE: Any = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
+
+
+def _forget() -> None:
+    """Begin anew in a process that was forked, which has no thread."""
+    _heart.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,121 @@
+"""What a store is asked to write, and the statements that write it."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agentgym.store.rows import ROLLOUT_COLUMNS, SEGMENT_COLUMNS, rollout_row, segment_row, stored_text
+from agentgym.store.suspicious import signs_of_group
+from agentgym.store.tool_counts import call_counts
+from agentgym.store.training_step import Trained
+from agentgym.types import Group, Rollout
+
+_INSERT_ROLLOUT = (
+    f"INSERT INTO rollouts ({ROLLOUT_COLUMNS}, suspicious, tool_calls, tool_errors) VALUES ({', '.join('?' * 14)})"
+)
+_INSERT_SEGMENT = f"INSERT INTO segments (rollout, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsJob:
+    """Rollouts of a phase and a step, by task."""
+
+    groups: Sequence[Group]
+    phase: str
+    step: int
+    whole: bool = True
+    """Whether no other rollouts of these groups are written apart from them, so that they can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignsJob:
+    """The signs of a group's rollouts, which were written before."""
+
+    group: Group
+    phase: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepJob:
+    """What the training of a step computed."""
+
+    trained: Iterable[Trained]
+    phase: str
+    step: int
+
+
+def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
+    """Return a job for each group, or for each rollout of the only group, so that one refused takes no other along.
+
+    The signs of a group's rollouts come from all of them, and are written after them.
+    """
+    if len(job.groups) > 1:
+        return [replace(job, groups=[group]) for group in job.groups]
+    (group,) = job.groups
+    alone = [Group(group_id=group.group_id, rollouts=(rollout,), task=group.task) for rollout in group.rollouts]
+    signs = [SignsJob(group, job.phase, job.step)] if job.whole and len(alone) > 1 else []
+    return [*(replace(job, groups=[part], whole=False) for part in alone), *signs]
+
+
+def rollouts_in(job: GroupsJob | SignsJob | StepJob) -> int:
+    """Count the rollouts of a job."""
+    return sum(len(group.rollouts) for group in job.groups) if isinstance(job, GroupsJob) else 0
+
+
+def in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object]) -> None:
+    """Do the work whole or not at all; if another process writes, wait for it first."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        work(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: GroupsJob, signs: Sequence[str]) -> None:
+    """Write a rollout with its segments; `signs` are the names of what is odd about it."""
+    row = rollout_row(rollout, phase=job.phase, step=job.step)
+    columns = (*row, " ".join(signs) or None, *call_counts(rollout))
+    number = connection.execute(_INSERT_ROLLOUT, columns).lastrowid
+    connection.executemany(_INSERT_SEGMENT, [(number, *segment_row(segment)) for segment in rollout.segments])
+
+
+def write_signs(connection: sqlite3.Connection, job: SignsJob) -> None:
+    """Write the signs that a group's rollouts have among all of them."""
+    signs = signs_of_group(job.group)
+    connection.executemany(
+        "UPDATE rollouts SET suspicious = ? WHERE rollout_id = ? AND phase = ? AND step = ?",
+        [
+            (" ".join(signs.get(name, ())) or None, stored_text(name), stored_text(job.phase), job.step)
+            for name in (rollout.rollout_id for rollout in job.group.rollouts)
+        ],
+    )
+
+
+def write_step(connection: sqlite3.Connection, job: StepJob) -> None:
+    """Write what training computed beside the segments that it is of."""
+    ids = connection.execute(
+        "SELECT rollout_id, number FROM rollouts WHERE phase = ? AND step = ?", (stored_text(job.phase), job.step)
+    )
+    numbers = dict(ids.fetchall())
+    gaps: dict[int, float] = {}
+    for made in job.trained:
+        if (number := numbers.get(stored_text(made.rollout_id))) is None:
+            continue  # it is counted as lost already
+        logprobs = None if made.logprobs is None else np.asarray(made.logprobs, "<f4").tobytes()
+        advantages = json.dumps([round(float(value), 6) for value in made.advantages])
+        connection.execute(
+            "UPDATE segments SET trained = ?, advantages = ? WHERE rollout = ? AND place = ?",
+            (logprobs, advantages, number, made.segment),
+        )
+        if made.gap is not None:
+            gaps[number] = max(made.gap, gaps.get(number, 0.0))
+    connection.executemany(
+        "UPDATE rollouts SET logprob_gap = ? WHERE number = ?", [(gap, number) for number, gap in gaps.items()]
+    )

@@ -1,0 +1,219 @@
+"""Pydantic models of tools' arguments: made from a signature, and once for functions that have the same one."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from types import CodeType, NoneType, SimpleNamespace
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.errors import PydanticUserError
+
+from agentgym.failures import describe
+
+KEPT = 8
+"""Signatures of one piece of code that are kept: a function that is made anew for each task may differ in its types."""
+
+
+class UnknownType(ValueError):
+    """A type of a tool's parameter names what is not defined, at least not yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a tool, with the type that its annotation stands for."""
+
+    name: str
+    kind: Any
+    hint: Any
+    default: Any
+
+    def is_as(self, other: "Parameter") -> bool:
+        """Whether a model of one serves for the other: types that are equal but written in another order differ."""
+        return (
+            self.name == other.name
+            and self.kind is other.kind
+            and _are_one(self.hint, other.hint)
+            and (self.default is other.default or (_is_value(self.default) and _are_one(self.default, other.default)))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What stands for a tool's arguments."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    model: type[BaseModel]
+    """Validates them."""
+    schema: dict[str, Any]
+    """The JSON schema that the model is shown, without what only costs tokens."""
+
+    def are_of(self, name: str, parameters: Sequence[Parameter]) -> bool:
+        """Whether they are those of a tool of this name and these parameters."""
+        return (
+            self.name == name
+            and len(self.parameters) == len(parameters)
+            and all(one.is_as(other) for one, other in zip(self.parameters, parameters, strict=True))
+        )
+
+
+_made: "WeakKeyDictionary[CodeType, list[Arguments]]" = WeakKeyDictionary()
+
+
+def arguments_of(
+    function: Callable[..., Any], name: str, where: str, parameters: Sequence[inspect.Parameter]
+) -> tuple[type[BaseModel], dict[str, Any]]:
+    """Return the pydantic model of these parameters of a function, each under its own name, and its JSON schema.
+
+    :raises UnknownType: where a type names what is not defined; it says which one of `where`.
+    :raises ValueError: where pydantic cannot read a type; it says which one.
+    """
+    found = read_parameters(function, where, parameters)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    kept = [] if code is None else _made.setdefault(code, [])
+    for made in kept:
+        if made.are_of(name, found):
+            return made.model, deepcopy(made.schema)
+    model = _model_of(name, where, found)
+    made = Arguments(name, tuple(found), model, _schema_of(model))
+    kept[:] = [*kept[1 - KEPT :], made]
+    return model, deepcopy(made.schema)
+
+
+def check_types(function: Callable[..., Any], where: str, parameters: Sequence[inspect.Parameter]) -> None:
+    """Raise ValueError where pydantic cannot read the type of a parameter; a type that is not defined yet passes."""
+    for parameter in parameters:
+        try:
+            (found,) = read_parameters(function, where, [parameter])
+            if not _is_plain(found.hint):
+                _model_of("checked", where, [found])
+        except UnknownType:
+            continue
+
+
+def read_parameters(
+    function: Callable[..., Any], where: str, parameters: Sequence[inspect.Parameter]
+) -> list[Parameter]:
+    """Return the parameters with their types; UnknownType for an annotation that names what is not defined."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception:  # Of another parameter or of what is returned, it may be.
+        hints = {parameter.name: _hint(function, where, parameter) for parameter in parameters}
+    return [Parameter(each.name, each.kind, hints[each.name], each.default) for each in parameters]
+
+
+def _hint(function: Callable[..., Any], where: str, parameter: inspect.Parameter) -> Any:
+    inner: Any = inspect.unwrap(function)
+    alone = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return get_type_hints(alone, getattr(inner, "__globals__", {}), include_extras=True)[parameter.name]
+    except Exception as error:
+        raise UnknownType(
+            f"{where}: parameter {parameter.name!r}: its type {parameter.annotation!r} cannot be looked up "
+            f"({describe(error)}): import what it names at the top of the module, and not under TYPE_CHECKING"
+        ) from error
+
+
+def _model_of(name: str, where: str, parameters: Sequence[Parameter]) -> type[BaseModel]:
+    """Make the model; the first parameter that pydantic cannot read is named."""
+    try:
+        return _created(name, where, parameters)
+    except (UnknownType, OSError, MemoryError):  # The latter are of the machine.
+        raise
+    except Exception as error:
+        wrong = _first_wrong(where, parameters) or f"{where}: {_first_line(error)}"
+    raise ValueError(wrong)
+
+
+def _first_wrong(where: str, parameters: Sequence[Parameter]) -> str | None:
+    for parameter in parameters:
+        try:
+            _created("checked", where, [parameter])
+        except Exception as error:
+            return (
+                f"{where}: parameter {parameter.name!r}: pydantic cannot read the type {_shown(parameter.hint)}: "
+                f"{_first_line(error)}; take text, a number, a list of them or a pydantic model"
+            )
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return describe(error).partition("\n")[0].partition(". Set `arbitrary")[0].rstrip(".")
+
+
+def _created(name: str, where: str, parameters: Sequence[Parameter]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        # Under an alias: a parameter may be called like a method of BaseModel, or begin with "_".
+        fields[f"p_{parameter.name}"] = (Annotated[parameter.hint, Field(alias=parameter.name)], default)
+    model: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    try:
+        model.model_rebuild()
+        model.model_json_schema()
+    except (NameError, PydanticUserError) as error:
+        if isinstance(error, NameError) or error.code in ("class-not-fully-defined", "undefined-annotation"):
+            raise UnknownType(f"{where}: a type of its parameters is not defined: {describe(error)}") from error
+        raise
+    return model
+
+
+_PLAIN = (str, int, float, bool, NoneType, list, dict)
+
+
+def _is_plain(hint: Any) -> bool:
+    """Whether it is one of the types that need no look: nearly all are, and a look takes a millisecond."""
+    return hint in _PLAIN or (get_origin(hint) in _PLAIN and all(_is_plain(inner) for inner in get_args(hint)))
+
+
+def _is_value(default: Any) -> bool:
+    return default is None or type(default) in (str, int, float, bool)
+
+
+def _are_one(first: Any, second: Any) -> bool:
+    """Whether two types, or two things that stand in types, are one; a `Field(...)` is made anew with each reading."""
+    if first is second:
+        return True
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, type | TypeVar):
+        return False
+    inner, others = get_args(first), get_args(second)
+    if inner or others:
+        same = get_origin(first) is get_origin(second) and len(inner) == len(others)
+        return same and all(map(_are_one, inner, others))
+    return repr(first) == repr(second)
+
+
+def _shown(hint: Any) -> str:
+    return f"{hint.__module__}.{hint.__qualname__}" if isinstance(hint, type) else str(hint)
+
+
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    schema: dict[str, Any] = _without_titles(model.model_json_schema())
+    schema.pop("additionalProperties", None)
+    return schema
+
+
+_BY_NAME = ("properties", "$defs")
+"""Parts of a schema whose keys are the user's own names, which may be "title"."""
+_VALUES = ("default", "const", "enum", "examples")
+"""Parts of a schema that hold the user's own values."""
+
+
+def _without_titles(schema: Any) -> Any:
+    """Return the schema without the titles that pydantic generates: they only cost tokens."""
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _kept(key, inner) for key, inner in schema.items() if key != "title"}
+
+
+def _kept(key: str, inner: Any) -> Any:
+    if key in _BY_NAME:
+        return {name: _without_titles(value) for name, value in inner.items()}
+    return inner if key in _VALUES else _without_titles(inner)

@@ -1,0 +1,241 @@
+"""A resumed evaluation is of one model: another one, under the same name, is refused with what differs."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import agentgym as ag
+from agentgym.adapter import Adapter, ModelWeights
+from agentgym.engines.base import model_name
+from agentgym.engines.fingerprint import WHOLE, digest_of, fingerprint, model_files
+from agentgym.engines.scripted import Scripted, say
+from agentgym.engines.sglang.config import SGLangConfig
+from agentgym.engines.sglang.fleet import Fleet
+from agentgym.evals.opening import name_of
+from agentgym.models import find_model
+from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
+
+
+class Even(ag.ToolEnv[ag.Task]):
+    """Worth 1 for an answer of an even number of letters."""
+
+    limits = ag.Limits(turns=1, turn_tokens=4)
+
+    @classmethod
+    def tasks(cls, split: ag.Split) -> list[ag.Task]:
+        return [ag.Task(id=i, prompt=f"{i}?") for i in range(4)]
+
+    @ag.reward
+    def even(self) -> float:
+        return float(len(self.answer or "") % 2 == 0)
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an adapter of the tiny model, whose weights are those of the base."""
+
+    async def made(folder: Path) -> Path:
+        async with ag.Trainer("tiny", ag.TrainConfig()) as trainer:
+            trainer.save(folder)
+        return folder
+
+    return asyncio.run(made(tmp_path_factory.mktemp("made") / "adapter"))
+
+
+async def begun(model: Any, folder: Path, **settings: Any) -> ag.Evaluation:
+    return await ag.evaluate(Even, model, n=2, out=folder, **settings)
+
+
+async def resumed(model: Any, folder: Path, n: int = 2, **settings: Any) -> ag.Evaluation:
+    return await ag.evaluate(Even, model, n=n, out=folder, resume=True, **settings)
+
+
+async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Path, adapter: Path) -> None:
+    read = ag.read_adapter(adapter)
+    async with ag.LocalEngine("tiny") as engine:
+        await begun(engine, tmp_path)
+        await engine.load_adapter(read, version=7)
+        with pytest.raises(ValueError, match=r"^model: the adapter, .* is not what it was .*\(none then, \w+ now\)"):
+            await resumed(engine, tmp_path, n=4)
+        changed = {name: tensor + 1e-3 for name, tensor in read.tensors.items()}
+        await begun(engine, tmp_path / "adapted")
+        await engine.load_adapter(Adapter(config=read.config, tensors=changed), version=7)
+        with pytest.raises(ValueError, match=r"^model: the adapter, "):
+            await resumed(engine, tmp_path / "adapted")
+        await engine.load_adapter(None, version=8)
+        assert (await resumed(engine, tmp_path, n=4)).resumed == 2
+    async with ag.LocalEngine("tiny") as engine:  # in another process it is the same
+        await engine.load_adapter(ag.read_adapter(adapter), version=1)
+        assert (await resumed(engine, tmp_path / "adapted", n=4)).resumed == 2
+
+
+async def test_weights_of_a_whole_model_and_of_a_loaded_one_are_told_apart(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    async with ag.LocalEngine("tiny") as engine:
+        first = await fingerprint(engine)
+        loaded = AutoModelForCausalLM.from_pretrained(find_model("tiny"))
+        tensors = {name: weight.detach() * 1.01 for name, weight in loaded.named_parameters()}
+        await engine.load_weights(ModelWeights(tensors=tensors, files=tensors), version=1)
+        given = await fingerprint(engine)
+        tokenizer = engine.tokenizer
+    assert (given["weights"], given["adapter"] != first["adapter"]) == (first["weights"], True)
+    with torch.no_grad():
+        next(iter(loaded.parameters())).mul_(1.01)
+    async with ag.LocalEngine(loaded, tokenizer=tokenizer) as engine:
+        assert (await fingerprint(engine))["weights"] != first["weights"]
+    assert await fingerprint(engine) != {}
+    assert await fingerprint(ag.LocalEngine("tiny")) == {}
+
+
+async def test_another_chat_template_or_context_is_another_model(tmp_path: Path) -> None:
+    from agentgym.chat.tokenizer import chat_tokenizer
+
+    own = chat_tokenizer("tiny")
+    other = chat_tokenizer("tiny", template=f"{own.tokenizer.get_chat_template()} ")
+    async with ag.LocalEngine("tiny", tokenizer=own) as engine:
+        await begun(engine, tmp_path)
+    async with ag.LocalEngine("tiny", tokenizer=other) as engine:
+        with pytest.raises(ValueError, match=r"^model: the chat template is not what it was"):
+            await resumed(engine, tmp_path)
+    async with ag.LocalEngine("tiny", ag.LocalConfig(context_tokens=99)) as engine:
+        with pytest.raises(ValueError, match=r"^model: the engine's context_tokens .* 99 now"):
+            await resumed(engine, tmp_path)
+
+
+@pytest.mark.parametrize("run", [False, True])
+async def test_an_adapter_that_training_went_on_writing_is_refused_though_all_is_played(
+    run: bool, tmp_path: Path, adapter: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "run/adapter"
+    shutil.copytree(adapter, folder)
+    model = folder.parent if run else folder
+    await begun(model, tmp_path / "eval")
+    assert (await resumed(model, tmp_path / "eval")).resumed == 2
+    tensors = load_file(folder / "adapter_model.safetensors")
+    save_file({name: of + 1e-3 for name, of in tensors.items()}, folder / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"^model: the adapter, "):
+        await resumed(model, tmp_path / "eval")
+
+
+async def test_a_models_folder_whose_files_were_changed_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(find_model("tiny"), folder)
+    await begun(folder, tmp_path / "eval")
+    (folder / "README.md").write_text("What it is.")
+    assert (await resumed(folder, tmp_path / "eval")).resumed == 2
+    with (folder / "chat_template.jinja").open("a") as file:
+        file.write(" ")
+    with pytest.raises(ValueError, match=r"^model: what is in the model's files or weights is not what it was"):
+        await resumed(folder, tmp_path / "eval")
+
+
+def test_a_large_file_is_known_by_parts_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as made:
+        made.truncate(WHOLE + 5)
+    first = model_files(tmp_path)
+    with file.open("r+b") as made:
+        made.seek(-1, 2)
+        made.write(b"x")
+    assert model_files(tmp_path) not in ("", first)
+    assert model_files("nobody/nothing") == model_files("no name") == ""
+
+
+async def test_a_named_model_is_held_too(tmp_path: Path) -> None:
+    judge: Any = Scripted([say("1")], model_name="judge")
+    await begun(Scripted(lambda text: say("ab")), tmp_path, models={"judge": judge})
+    judge.version = 2
+    with pytest.raises(ValueError, match=r"^models\['judge'\]: the version of the engine's policy .*\(0 then, 2 now\)"):
+        await resumed(Scripted(lambda text: say("ab")), tmp_path, models={"judge": judge})
+
+
+async def test_an_engine_of_the_users_own_may_say_what_its_answers_depend_on(tmp_path: Path) -> None:
+    class Own(Scripted):
+        rules = "first"
+
+        async def fingerprint(self) -> Mapping[str, str]:
+            return {"rules": self.rules}
+
+    engine = Own(lambda text: say("ab"))
+    await begun(engine, tmp_path)
+    engine.rules = "second"
+    with pytest.raises(ValueError, match=r"^model: rules is not what it was .*\(first then, second now\)"):
+        await resumed(engine, tmp_path)
+
+
+async def test_a_folder_that_kept_no_fingerprint_is_resumed_and_keeps_one(tmp_path: Path) -> None:
+    await begun("tiny", tmp_path)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    kept = settings.pop("fingerprints")
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    await resumed("tiny", tmp_path)
+    assert (
+        json.loads((tmp_path / "settings.json").read_text())["fingerprints"]
+        == kept
+        == {"": {"weights": kept[""]["weights"]}}
+    )
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"tools": "prompt"},
+    {"extra_body": {"reasoning_effort": "high"}},
+    {"extra_body": {"reasoning_effort": "low"}},
+    {"extra_body": {"logit_bias": {str(i): i for i in range(99)}}},
+    {"send_reasoning": True},
+    {"leave_out": ("seed",)},
+    {"context_tokens": 4096},
+]
+
+
+def test_every_setting_of_an_endpoint_that_changes_answers_is_in_its_name_and_no_other() -> None:
+    def named(**settings: Any) -> str:
+        return name_of(ag.Endpoint("http://x/v1", model="m", **settings))
+
+    assert named() == named(concurrency=1, timeout_s=1.0, retries=0, prompt_price=1.0) == "http://x/v1 m"
+    names = [named(**settings) for settings in CHANGES]
+    assert len({*names, named()}) == len(CHANGES) + 1
+    assert max(map(len, names)) < 100
+    assert names[1] == 'http://x/v1 m extra_body={"reasoning_effort": "high"}'
+    judge = ag.Endpoint("http://x/v1", model="m", tools="prompt")
+    assert model_name(judge) == named(tools="prompt")  # the answers of a judge are kept under this name
+
+
+async def test_an_endpoint_of_other_settings_or_that_serves_another_model_now_is_refused(tmp_path: Path) -> None:
+    served = ["first"]
+
+    def answers(request: Request, number: int) -> Sent:
+        listed = {"object": "list", "data": [{"id": name, "object": "model"} for name in served]}
+        return said("ab") if request else Sent(listed)
+
+    async with chat_server(answers) as server:
+        await begun(server.url, tmp_path)
+        async with ag.Endpoint(server.url) as endpoint:
+            await begun(endpoint, tmp_path / "opened")
+        served[:] = ["second"]
+        with pytest.raises(
+            ValueError, match=r"^model: the model that the endpoint serves .*\(first then, second now\)"
+        ):
+            await resumed(server.url, tmp_path, n=4)
+        async with ag.Endpoint(server.url) as endpoint:
+            with pytest.raises(ValueError, match=r"^model: the model that the endpoint serves"):
+                await resumed(endpoint, tmp_path / "opened")
+        async with ag.Endpoint(server.url, extra_body={"top_k": 1}) as endpoint:
+            with pytest.raises(ValueError, match=r"^model: .* was begun with 'http.*', and this is .*extra_body={"):
+                await resumed(endpoint, tmp_path / "opened")
+
+
+async def test_what_servers_were_given_is_known_by_what_is_in_it(adapter: Path) -> None:
+    fleet = Fleet([], SGLangConfig(adapters="tensors"), Path())
+    read = ag.read_adapter(adapter)
+    policies = [(await fleet._packed(given, 1))[0] for given in (None, read, ag.read_adapter(adapter))]
+    assert [policy.digest for policy in policies] == ["", digest_of(read), digest_of(read)]
+    assert digest_of(Adapter(config={**read.config, "lora_alpha": 3}, tensors=read.tensors)) != digest_of(read)

@@ -1,0 +1,169 @@
+"""The folder of an evaluation: on a full disk, and moved, removed or taken while it is played."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agentgym as ag
+from agentgym.cli import main as cli
+from agentgym.cli.evals.outcome import INCOMPLETE, exit_status
+from agentgym.engines.scripted import Scripted, say
+from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.regrade import regrade
+from agentgym.run.folder_lock import LockedFolder
+from agentgym.scheduling.accounting import Groups
+from agentgym.store.reader import RolloutStore
+from tests.folders.limits import files_up_to
+from tests.store.test_store import group, rollout
+
+DEEDS: dict[int, Callable[[], object]] = {}
+"""What happens while a task is scored, by its number."""
+TASKS = 12
+
+
+class Deeds(ag.ToolEnv[ag.Task]):
+    """Does something while a task is scored, and is worth 1."""
+
+    @classmethod
+    def tasks(cls, split: str) -> list[ag.Task]:
+        return [ag.Task(id=str(number), prompt=f"{number} " * 2000) for number in range(TASKS)]
+
+    @ag.reward
+    async def one(self) -> float:
+        DEEDS.pop(int(self.task.id), lambda: None)()
+        return 1.0
+
+
+@pytest.fixture
+def disk() -> Iterator[ExitStack]:
+    """What makes the disk full, if it was entered, until the end of the test."""
+    with ExitStack() as stack:
+        yield stack
+    DEEDS.clear()
+
+
+async def played(out: Path | str, *, resume: bool = False) -> Evaluation:
+    return await ag.evaluate(Deeds, Scripted([say("x")]), concurrency=1, out=out, resume=resume)
+
+
+def stored(folder: Path) -> list[str]:
+    with RolloutStore(folder) as store:
+        return sorted(row.group_id for row in store.summaries())
+
+
+ALL = sorted(map(str, range(TASKS)))
+
+
+async def test_an_evaluation_on_a_full_disk_returns_its_result_and_resumes_what_was_not_kept(
+    tmp_path: Path, disk: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    DEEDS[4] = lambda: disk.enter_context(files_up_to(2_000))
+    found = await played(tmp_path / "eval")
+    disk.close()
+    assert (found.reward, len(found.rollouts)) == (1.0, TASKS)
+    kept = stored(tmp_path / "eval")
+    assert 0 < found.not_kept == TASKS - len(kept)
+    assert f"out: {found.not_kept} rollouts are not in {tmp_path}/eval; `resume` plays them again" in caplog.messages
+    again = await played(tmp_path / "eval", resume=True)
+    assert (again.resumed, again.not_kept, stored(tmp_path / "eval")) == (len(kept), 0, ALL)
+
+
+async def test_rollouts_that_did_not_fit_are_written_when_there_is_room(tmp_path: Path, disk: ExitStack) -> None:
+    DEEDS.update({4: lambda: disk.enter_context(files_up_to(2_000)), 8: disk.close})
+    found = await played(tmp_path / "eval")
+    assert (found.not_kept, stored(tmp_path / "eval")) == (0, ALL)
+    assert (tmp_path / "eval/summary.json").is_file()
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "taken"])
+async def test_an_evaluation_whose_folder_goes_away_keeps_all_that_was_played(
+    tmp_path: Path, disk: ExitStack, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take() -> None:
+        (tmp_path / "eval/.lock").unlink()
+        disk.callback(LockedFolder(tmp_path / "eval").close)
+
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    now = {"moved": tmp_path / "archive", "removed": tmp_path / "eval", "taken": tmp_path / "eval-2"}[how]
+    deeds = {
+        "moved": lambda: (tmp_path / "eval").rename(now),
+        "removed": lambda: shutil.rmtree(tmp_path / "eval"),
+        "taken": take,
+    }
+    DEEDS.update({2: lambda: os.chdir("other"), 4: deeds[how]})
+    found = await played("eval")
+    disk.close()
+    assert (found.reward, found.not_kept, stored(now)) == (1.0, 0, ALL)
+    assert (now / "summary.json").is_file()
+    assert (await played(now, resume=True)).resumed == TASKS
+    assert any("while it was written to" in message or "has taken the folder" in message for message in caplog.messages)
+
+
+async def test_a_regrade_on_a_full_disk_returns_its_result_and_leaves_nothing(tmp_path: Path, disk: ExitStack) -> None:
+    await played(tmp_path / "eval")
+    DEEDS[0] = lambda: disk.enter_context(files_up_to(2_000))
+    found = await regrade(tmp_path / "eval", Deeds, tmp_path / "again")
+    disk.close()
+    assert (len(found.reward.after), found.reward.changed, found.not_kept) == (TASKS, 0, TASKS)
+    assert os.listdir(tmp_path) == ["eval"]  # noqa: PTH208
+
+
+def evaluation(scored: int, failed: int, **more: Any) -> Evaluation:
+    one = [group(rollout(f"{number}/0", reward=None if number < failed else 1.0)) for number in range(scored + failed)]
+    return Evaluation(groups=Groups(one), k=1, **more)
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "said"),
+    [
+        (evaluation(9, 0), 0, ""),
+        (evaluation(9, 1), 0, "1 of 10 rollouts have no reward; this plays them again: "),
+        (evaluation(8, 2), INCOMPLETE, "--resume --retry-failed"),
+        (evaluation(9, 0, not_kept=1), INCOMPLETE, "1 of 9 rollouts are not in"),
+        (evaluation(9, 0, resumed=9), 0, "nothing was played: all 9 rollouts are in"),
+    ],
+)
+def test_a_script_can_tell_how_an_evaluation_went(
+    found: Evaluation, code: int, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert exit_status(found, tmp_path) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert bool(said) == bool(err)
+
+
+def test_evaluations_and_regrades_of_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "eval").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert asyncio.run(played("eval")).not_kept == 0
+    words = ["regrade", "eval", "--env", f"{__name__}:Deeds"]
+    assert [cli.main(words) for _ in range(3)] == [0, 0, 0]
+    folders = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("folder")]
+    assert len(set(folders)) == 3
+    assert all(Path(folder).is_dir() for folder in folders)
+    assert cli.main(["regrade", "eval", "--env", "nowhere:None"]) == 1
+    assert len(list((tmp_path / "eval").glob("regraded-*"))) == 3  # of one that was refused nothing is left
+
+
+async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_resumed(tmp_path: Path) -> None:
+    await played(tmp_path)
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"^out: .* holds rollouts, and its settings\.json is gone"):
+        await played(tmp_path, resume=True)
+
+
+async def test_whole_numbers_of_numpy_are_kept_as_whole_numbers(tmp_path: Path) -> None:
+    numbers: dict[str, Any] = {"n": np.int64(2), "k": np.int64(1), "seed": np.int64(3), "concurrency": np.int64(1)}
+    assert (await ag.evaluate(Deeds, Scripted([say("x")]), out=tmp_path, **numbers)).seed == 3
+    resumed = await ag.evaluate(Deeds, Scripted([say("x")]), n=2, seed=3, out=tmp_path, resume=True)
+    assert resumed.resumed == 2

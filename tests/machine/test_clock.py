@@ -1,0 +1,211 @@
+"""A process that stood still has lost no time of its limits; one that was busy, starved or held up has."""
+
+import asyncio
+import ctypes
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, call, say
+from agentgym.machine import clock
+from agentgym.machine.clock import LEAST_S, NAP_S, THREAD, Heart, LoopClock, Reading, keep_time, standstills
+from agentgym.time_limits import TimeLimit
+
+TASK = ag.Task(id="t", prompt="Go.")
+LIMIT_S = 4.0
+CHILD = f"""
+import asyncio, sys, time
+from agentgym.machine.clock import standstills
+from agentgym.time_limits import TimeLimit
+
+async def main():
+    loop, limit, began = asyncio.get_running_loop(), TimeLimit({LIMIT_S}), time.monotonic()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async def heard():
+        print("playing", flush=True)
+        return await reader.readline()
+    try:
+        async with asyncio.timeout(None) as other:
+            other.reschedule(loop.time() + {LIMIT_S})
+            print((await limit.bound(heard())).decode().strip(), standstills().times, time.monotonic() - began)
+    except TimeoutError:
+        print("out of time", standstills().times, time.monotonic() - began)
+
+asyncio.run(main())
+"""
+
+
+def reading(at: float, *, suspended: float = 0.0, waited: float = 0.0, switches: int = 0) -> Reading:
+    return Reading(at, at + suspended, waited, switches)
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_limits_goes_on_with_the_time_it_had_and_says_so_once() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "playing\n"
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(LIMIT_S + 1)
+    child.send_signal(signal.SIGCONT)
+    said, errors = child.communicate("heard\n")
+    word, times, seconds = said.split()
+    assert (word, times) == ("heard", "1"), errors
+    assert float(seconds) > LIMIT_S
+    assert errors.count("the process stood still for ") == 1
+
+
+async def test_code_that_holds_the_interpreter_without_using_a_processor_spends_the_time_of_its_limits() -> None:
+    before, hold = standstills(), ctypes.PyDLL(None).usleep
+
+    async def held() -> None:
+        await asyncio.sleep(0)
+        hold(int((LEAST_S + 2 * NAP_S) * 1e6))
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await TimeLimit(0.5).bound(held())
+    assert standstills() == before
+
+
+def test_what_the_thread_slept_waited_for_a_processor_and_for_the_lock_is_no_standstill() -> None:
+    interval, start = sys.getswitchinterval(), reading(100.0)
+    assert reading(100.25).still_since(start, NAP_S) == pytest.approx((0, 0))
+    assert reading(106.25).still_since(start, NAP_S)[0] == pytest.approx(6)
+    assert reading(106.25, waited=5.5).still_since(start, NAP_S)[0] < LEAST_S
+    assert reading(106.25, switches=round(5.5 / interval)).still_since(start, NAP_S)[0] < LEAST_S
+    assert reading(100.25, suspended=3600.0).still_since(start, NAP_S) == pytest.approx((0, 3600))
+
+
+def test_a_suspension_is_counted_and_taken_off_no_clock_since_they_stood_still_with_it() -> None:
+    heart = Heart()
+    heart.note(0.01, 3600.0, at=heart.beat.at + 1)
+    assert (heart.beat.still, heart.standstills) == (0.0, (1, 3600.0))
+    heart.note(LEAST_S / 2, 0.0, at=heart.beat.at + 1)
+    assert heart.standstills.times == 1
+    heart.note(3.0, 0.0, at=heart.beat.at + 1)
+    assert (heart.beat.still, heart.standstills) == (3.0, (2, 3603.0))
+
+
+async def test_a_loops_clock_never_goes_back_while_standstills_are_taken_off_it() -> None:
+    heart, loop = Heart(), asyncio.get_running_loop()
+    keep_time(loop)
+    assert loop.time() <= loop.time()
+    heart.beat = heart.beat._replace(at=time.monotonic())
+    of_loop = LoopClock(loop, heart)
+    first = of_loop()
+    heart.note(0.0, 0.0, at=time.monotonic())
+    assert first <= of_loop() <= first + 60
+
+
+async def test_a_loop_with_a_clock_of_its_own_keeps_it() -> None:
+    class Virtual(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return 7.0
+
+    loop = Virtual()
+    keep_time(loop)
+    assert loop.time() == 7.0
+    loop.close()
+
+
+class Holding(ag.ToolEnv[ag.Task]):
+    """Spins in one of its methods until that is said on the log."""
+
+    context = ag.Compact(turns=1, keep=lambda first, since, summary: [*first, *spin("keep")])
+
+    async def setup(self) -> None:
+        spin("setup")
+
+    @ag.tool
+    async def busy(self) -> str:
+        """Never await anything."""
+        spin("busy")
+        return "done"
+
+    @ag.reward
+    async def right(self) -> float:
+        spin("right")
+        return 1.0
+
+
+where: list[str] = []
+named = threading.Event()
+
+
+def spin(method: str) -> list[ag.Message]:
+    while method in where and not named.is_set():
+        time.sleep(0.01)
+    return []
+
+
+class Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        named.set()
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the clock logs; it looks often, and names soon."""
+    monkeypatch.setattr(clock, "NAP_S", 0.02)
+    monkeypatch.setattr(clock, "HELD_S", 0.1)
+    handler = Said()
+    clock.log.addHandler(handler)
+    named.clear()
+    yield handler.lines
+    clock.log.removeHandler(handler)
+    where.clear()
+
+
+@pytest.mark.parametrize(
+    ("method", "holder"),
+    [
+        ("setup", "Holding.setup"),
+        ("busy", "Holding.busy"),
+        ("right", "Holding.right"),
+        ("keep", "Holding.<lambda>"),
+        ("told", "told"),
+    ],
+)
+async def test_code_of_an_env_that_holds_the_loop_is_named_with_its_file_and_line(
+    method: str, holder: str, said: list[str]
+) -> None:
+    def told(rollout: ag.Rollout) -> None:
+        spin("told")
+
+    where.append(method)
+    await ag.run_groups(Holding, [TASK], Scripted([call("busy"), say("sum"), say("done")]), n=1, on_rollout=told)
+    assert said[0].startswith(f"{holder} has held the event loop for ")
+    assert f"at {Path(__file__).name}:" in said[0]
+    assert "in spin" in said[0]
+
+
+async def test_a_loop_that_waits_is_held_by_nobody(said: list[str]) -> None:
+    keep_time(asyncio.get_running_loop())
+    await asyncio.sleep(0.5)
+    assert not said
+
+
+def test_the_thread_ends_with_the_last_loop() -> None:
+    script = (
+        "import asyncio, threading\nfrom agentgym.time_limits import TimeLimit\n"
+        "async def main():\n    await TimeLimit(5).bound(asyncio.sleep(0.01))\n"
+        f"    return next(t for t in threading.enumerate() if t.name == {THREAD!r})\n"
+        "first = asyncio.run(main())\nfirst.join()\nassert asyncio.run(main()) is not first\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

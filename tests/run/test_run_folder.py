@@ -1,0 +1,170 @@
+"""The folder of a run: on a full disk, and moved, removed or taken while the run goes on."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.environments.env import Split
+from agentgym.errors import AgentGymError
+from agentgym.run.folder_lock import FolderInUse, LockedFolder
+from agentgym.run.loop import train_policy
+from agentgym.store.reader import RolloutStore
+from agentgym.train.checkpoint import last_checkpoint
+from tests.folders.limits import files_up_to
+
+MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
+ELSEWHERE: list[Path] = []
+"""Where the env goes at each reset."""
+
+
+@ag.register("wanders")
+class Wanders(ag.ToolEnv[ag.Task]):
+    """Goes to another working folder, as some libraries do."""
+
+    limits = ag.Limits(turns=1)
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[ag.Task]:
+        return ag.Procedural(lambda number: ag.Task(id=f"t{number}", prompt=f"Say {number}."), range(10, 99))
+
+    async def setup(self) -> None:
+        for folder in ELSEWHERE:
+            os.chdir(folder)
+
+    @ag.reward
+    def short(self) -> float:
+        return -float(len(self.answer or ""))
+
+
+SETTINGS = ag.RunConfig(
+    recipe="wanders",
+    env="wanders",
+    model=MODEL,
+    train=ag.TrainConfig(temperature=0.7, device="cpu"),
+    steps=5,
+    prompts=1,
+    group_size=2,
+    max_tokens=6,
+    eval_tasks=0,
+    save_every=2,
+)
+FULL = 10_000
+"""Bytes that no file may grow beyond: more than a line of figures, and less than a checkpoint and than the store."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ag.RunConfig:
+    return replace(SETTINGS, out=tmp_path / "run")
+
+
+@pytest.fixture
+def disk() -> Iterator[ExitStack]:
+    """What makes the disk full, if it was entered, until the end of the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def played(run: ag.RunConfig, deeds: dict[int, Callable[[], object]]) -> dict[str, Any]:
+    """Do the run, and after some steps something else."""
+    done = lambda step, groups, figures: deeds.get(step, lambda: None)()  # noqa: E731
+    summary = asyncio.run(train_policy(run, on_step=done))
+    assert summary["outlet_errors"] == {}
+    return summary
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def stored(folder: Path) -> list[int]:
+    with RolloutStore(folder) as store:
+        return sorted({row.step for row in store.summaries()})
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def assert_whole(folder: Path, steps: int) -> None:
+    """The folder holds all that a run of so many steps has."""
+    assert steps_in(folder) == stored(folder) == list(range(steps))
+    assert last_checkpoint(folder / "checkpoints").step == steps
+    assert json.loads((folder / "summary.json").read_text())["steps"] == steps
+    files = ("settings.json", "environment.json", "adapter/adapter_model.safetensors")
+    assert all((folder / name).is_file() for name in files)
+    assert not (folder / ".lock").exists()
+
+
+def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there_is_room(
+    run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
+    summary = played(run, {0: fill, 3: disk.close})
+    assert_whole(tmp_path / "run", 5)
+    assert kept(tmp_path / "run") == ["step-000004", "step-000005"] or kept(tmp_path / "run")[-1] == "step-000005"
+    assert summary["rollouts_not_stored"] == 0
+    assert summary["not_written"]["a checkpoint"] == 3  # after steps 2, 3 and 4: it is tried again after each
+    said = capfd.readouterr().err
+    assert said.count("a checkpoint could not be written (File too large); there is none yet, it is tried again") == 1
+
+
+def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_there(
+    run: ag.RunConfig, disk: ExitStack, tmp_path: Path
+) -> None:
+    fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
+    with pytest.raises(AgentGymError, match=r"adapter could not be written.* 3 steps .* the checkpoint of step 2"):
+        played(replace(run, steps=3), {1: fill})
+    disk.close()
+    assert last_checkpoint(tmp_path / "run/checkpoints").step == 2
+    played(replace(run, out=None, resume=tmp_path / "run", steps=3), {})
+    assert_whole(tmp_path / "run", 3)
+
+
+def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"{__name__}.ELSEWHERE", [tmp_path / "other"])
+    run = replace(SETTINGS, out=Path("run"), model=os.path.relpath(MODEL, tmp_path))
+    summary = played(run, {1: lambda: (tmp_path / "run").rename(tmp_path / "archive")})
+    assert_whole(tmp_path / "archive", 5)
+    assert summary["out"] == str(tmp_path / "archive")
+    assert list((tmp_path / "other").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "other"]
+    assert f"was moved to {tmp_path}/archive while it was written to" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
+    run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    played(replace(run, save_every=4), {1: lambda: shutil.rmtree(tmp_path / "run")})
+    assert_whole(tmp_path / "run", 5)
+    assert kept(tmp_path / "run") == ["step-000004", "step-000005"]
+    assert "was removed while it was written to" in capfd.readouterr().err
+
+
+def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained_beside_it(
+    run: ag.RunConfig, disk: ExitStack, tmp_path: Path
+) -> None:
+    def take() -> None:
+        (tmp_path / "run/.lock").unlink()
+        disk.callback(LockedFolder(tmp_path / "run").close)
+
+    with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this one ends here"):
+        played(run, {1: take})
+    beside = tmp_path / "run-2"
+    assert steps_in(beside) == [0, 1, 2]
+    assert last_checkpoint(beside / "checkpoints").step == 3
+    assert (beside / "settings.json").is_file()
+    assert (beside / "adapter/adapter_model.safetensors").is_file()
+    assert kept(tmp_path / "run") == ["step-000002"]

@@ -1,0 +1,169 @@
+"""Calls that meet spoiled content: each raises BoxContentError, at once, whatever code in the box has left there."""
+
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.boxes import Box
+from agentgym.errors import SandboxError, WireError
+from agentgym.sandboxes.refusals import MACHINE, raise_refusal
+from agentgym.sandboxes.remote import files
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SPOIL = """
+mkdir folder; mkfifo pipe; ln -s /dev/zero zero; ln -s nowhere dangling; ln -s loop loop; ln -s /etc/passwd out
+truncate -s 1T sparse 2>/dev/null || truncate -s 3M sparse; echo x > closed; chmod 000 closed; printf '\\377' > latin
+python3 -c "import socket; socket.socket(socket.AF_UNIX).bind('socket')"
+"""
+NO_FILES = ["folder", "pipe", "zero", "dangling", "loop", "out", "socket", "none", "none/x", "folder/x", "latin/x", "."]
+NO_PATHS = ["../x", "/etc/passwd", "n" * 300, "d/" * 3000, "a\0b", "\ud800", "\x00"]
+
+
+CAN_BE_WRITTEN = ["none", "none/x", "folder/x", "sparse"]
+
+
+def content_of(path: str, box: Box, here: Path) -> dict[str, Any]:
+    """The calls that take a file out of the box."""
+    return {
+        "read": lambda: box.read(path),
+        "read_text": lambda: box.read_text(path),
+        "get": lambda: box.get(path, here / "got", limit=1 << 20),
+        "archive": lambda: box.archive(path, limit=1 << 20),
+    }
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted((path.name for path in folder.iterdir()), key=ascii)
+
+
+async def is_refused(call: Any) -> bool:
+    """Whether a call raises BoxContentError."""
+    try:
+        await call
+    except ag.BoxContentError:
+        return True
+    return False
+
+
+async def test_whatever_code_leaves_in_a_box_is_one_error(box: Box, tmp_path: Path) -> None:
+    await box.exec(SPOIL)
+    taken = []
+    for path in [*NO_FILES, *NO_PATHS, "sparse"]:
+        is_folder = path in ("folder", ".")
+        calls = content_of(path, box, tmp_path)
+        if not is_folder:
+            calls["list"] = lambda path=path: box.list(path)
+        if path not in CAN_BE_WRITTEN:
+            calls["write"] = lambda path=path: box.write({path: "x"})
+        for name, call in calls.items():
+            if not (is_folder and name in ("get", "archive")) and not await is_refused(call()):
+                taken.append((name, path[:20]))
+    assert taken == []
+    with pytest.raises(ag.BoxContentError, match="not UTF-8"):
+        await box.read_text("latin")
+    assert await box.read("latin") == b"\xff"
+    if (await box.exec("cat closed")).exit_code:  # Root may read it.
+        assert all([await is_refused(call()) for call in content_of("closed", box, tmp_path).values()])
+    assert (await box.exec("echo goes on")).stdout == "goes on\n"
+
+
+async def test_the_text_of_a_model_that_no_program_can_be_given_is_one_error(box: Box) -> None:
+    taken = []
+    for number, work in enumerate(
+        [
+            box.exec(["echo", "x" * (2 << 20)]),
+            box.exec("x" * (2 << 20)),
+            box.python("x" * (2 << 20)),
+            box.exec("true", env={"ANSWER": "a\0b"}),
+            box.verify(command="./solve 'unclosed"),
+            box.verify(command="./solve a\0b"),
+            box.verify(code="def test_(): \ud800"),
+            box.verify(code="this is no Python"),
+            box.verify(code="pass", expect={"f" * (2 << 20): 1}),
+        ]
+    ):
+        if not await is_refused(work):
+            taken.append(number)
+    assert taken == []
+    assert not (await box.exec(["echo", "a\0b"])).ok
+
+
+async def test_an_empty_folder_comes_out_as_one(box: Box, tmp_path: Path) -> None:
+    await box.exec("mkdir -p empty links/inner tree/none; ln -s /etc/passwd links/out; echo x > tree/f")
+    assert await box.get("empty", tmp_path / "empty") == []
+    assert names_in(tmp_path / "empty") == []
+    assert await box.get("links", tmp_path / "links") == ["out"]
+    assert names_in(tmp_path / "links") == ["inner"]
+    await box.get("tree", tmp_path / "tree")
+    assert names_in(tmp_path / "tree") == ["f", "none"]
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="in the way"):
+        await box.get("empty", tmp_path / "file")
+
+
+async def test_a_tree_that_no_host_could_remove_stays_in_the_box(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shutil.rmtree` calls itself for each folder below a folder."""
+    await box.exec("mkdir -p " + "d/" * 400)
+    with pytest.raises(ag.BoxContentError, match="folders deep"):
+        await box.get(".", tmp_path / "deep")
+    await box.exec("rm -r d; mkdir many; cd many; seq 101 | xargs mkdir")
+    monkeypatch.setattr(files, "MAX_FILES", 100)
+    with pytest.raises(ag.BoxContentError, match="over 100 files and folders"):
+        await box.get("many", tmp_path / "many")
+    assert names_in(tmp_path) == []
+
+
+async def test_a_name_of_any_bytes_that_list_gave_is_taken_by_every_call(box: Box, tmp_path: Path) -> None:
+    await box.exec(
+        "printf one > \"$(printf 'a\\377b')\"; printf two > \"$(printf 'a\\nb')\"; mkdir \"$(printf 'd\\200')\""
+    )
+    names = await box.list()
+    assert names == ["a\nb", "a\udcffb", "d\udc80/"]
+    assert [await box.read(name) for name in names[:2]] == [b"two", b"one"]
+    assert await box.list(names[2]) == []
+    await box.write({f"{names[2]}f": "in it", names[1]: "again"})
+    assert (await box.exec(["cat", names[1], f"{names[2]}f"])).stdout == "againin it"
+    await box.get(names[1], tmp_path / "got")
+    assert (tmp_path / "got").read_text() == "again"
+    await box.get(".", tmp_path / "all")
+    assert names_in(tmp_path / "all") == ["a\nb", "a\udcffb", "d\udc80"]
+    (tmp_path / "t.tar").write_bytes(await box.archive(names[1]))
+    with tarfile.open(tmp_path / "t.tar") as packed:
+        assert packed.getnames() == [names[1]]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": ""},
+        {"error": 5},
+        {"error": ["x"]},
+        {"errno": 2},
+        {"error": "x", "errno": "2"},
+        {"error": None, "errno": True},
+    ],
+)
+async def test_an_answer_of_wrong_types_is_the_fault_of_the_box_and_of_no_argument(answer: dict[str, Any]) -> None:
+    with pytest.raises(WireError, match="makes no sense"):
+        raise_refusal(answer, {})
+
+
+@pytest.mark.parametrize("number", MACHINE)
+async def test_what_only_the_machine_can_lack_is_no_content(number: int) -> None:
+    with pytest.raises(SandboxError):
+        raise_refusal({"error": "x", "errno": number}, {})
+
+
+async def test_a_box_that_answers_in_wrong_types_is_cut(box: Box) -> None:
+    link = getattr(box, "link")  # noqa: B009  # Of this kind of box alone.
+    frame = SimpleNamespace(envelope={"id": 1, "error": ""}, body=b"")
+    with pytest.raises(SandboxError, match="sandbox_lost: the box gave an answer that makes no sense"):
+        link._check_refusal(frame, {})
+    assert link.broken

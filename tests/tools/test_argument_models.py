@@ -1,0 +1,175 @@
+"""Types of tools' parameters: what pydantic cannot read is named, and a signature is read into a model once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+
+import numpy as np
+import pydantic
+import pytest
+from pydantic import BaseModel, Field
+
+import agentgym as ag
+from agentgym.testing import Scripted, say
+from agentgym.tools import argument_models
+from agentgym.tools.tool import WrongArguments, class_tools
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+TASK = ag.Task(id="t", prompt="Go.")
+
+
+class Pair(TypedDict):
+    a: int
+
+
+def numbers(self: Any, count: int, values: np.ndarray) -> str:
+    """Take numbers."""
+    return ""
+
+
+def nested(self: Any, values: list[np.ndarray] | None = None) -> str:
+    """Take numbers."""
+    return ""
+
+
+def pair(self: Any, both: Pair) -> str:
+    """Take two."""
+    return ""
+
+
+def tool_env(function: Callable[..., Any]) -> type[ag.ToolEnv[ag.Task]]:
+    return type("E", (ag.ToolEnv,), {"my_tool": ag.tool(function), "r": ag.reward(lambda self: 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (numbers, "parameter 'values': pydantic cannot read the type numpy.ndarray: "),
+        (nested, "parameter 'values': pydantic cannot read the type list"),
+        pytest.param(
+            pair, "parameter 'both': pydantic cannot ", marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="")
+        ),
+    ],
+)
+def test_a_type_that_pydantic_cannot_read_is_refused_with_its_tool_and_parameter_when_the_class_is_made(
+    function: Callable[..., Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^tool 'my_tool' of E: {named}"):
+        tool_env(function)
+    with pytest.raises(ValueError, match=f"^tool '{function.__name__}' of App: {named}"):
+        ag.tools_of(bound(function))
+
+
+def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = function.__get__(App("a"))
+    return made
+
+
+class Later(ag.ToolEnv[ag.Task]):
+    @ag.tool
+    async def keep(self, note: Note, price: int = 0) -> Decimal:
+        """Keep a note whose class is defined below this one; what it returns is nobody's type."""
+        raise NotImplementedError
+
+    @ag.reward
+    async def right(self) -> float:
+        return 1.0
+
+
+class Note(BaseModel):
+    text: str
+
+
+class Absent(Later):
+    @ag.tool
+    async def pay(self, amount: int, price: Decimal) -> str:
+        """Pay."""
+        return ""
+
+
+async def test_a_type_that_is_defined_later_is_read_when_it_is_needed() -> None:
+    assert (await ag.rollout(Later, TASK, Scripted([say("done")]))).reward == 1
+    assert class_tools(Later)["keep"].bind({"note": {"text": "a"}})["note"] == Note(text="a")
+
+
+async def test_a_type_that_is_never_defined_fails_the_rollout_with_its_tool_and_parameter() -> None:
+    played = await ag.rollout(Absent, TASK, Scripted([say("done")]))
+    assert played.error is not None
+    assert "tool 'pay' of Absent: parameter 'price': its type 'Decimal' cannot be looked up (NameError" in played.error
+    assert "extra_tools" not in played.error
+
+
+class App:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def look(self, at: list[str], times: Annotated[int, Field(ge=1)] = 1) -> str:
+        """Look."""
+        return f"{self.name}: {at} {times}"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the models that are made from now on."""
+    names: list[str] = []
+    create: Callable[..., Any] = pydantic.create_model
+
+    def counted(name: str, **given: Any) -> Any:
+        names.append(name)
+        return create(name, **given)
+
+    monkeypatch.setattr(argument_models, "create_model", counted)
+    return names
+
+
+def test_the_methods_of_many_objects_share_the_models_and_each_is_called_on_its_own(made: list[str]) -> None:
+    tools = [ag.tools_of(App(name))[0] for name in "abc"]
+    assert len(made) <= 1
+    assert [tool.call(**tool.bind({"at": ["x"]})) for tool in tools] == [f"{name}: ['x'] 1" for name in "abc"]
+    with pytest.raises(WrongArguments, match=r"times: Input should be greater"):
+        tools[2].bind({"at": [], "times": 0})
+    tools[0].parameters["properties"].clear()
+    assert ag.tools_of(App("d"))[0].parameters["properties"].keys() == {"at", "times"}
+
+
+def choosing(hint: Any, default: Any = None) -> Callable[..., Any]:
+    """A function that is made anew for each task, with other types."""
+
+    def choose(what: Any = default) -> str:
+        """Choose."""
+        return str(what)
+
+    choose.__annotations__["what"] = hint
+    return choose
+
+
+def test_functions_of_one_code_that_differ_in_a_type_or_a_default_have_models_of_their_own(made: list[str]) -> None:
+    kinds = [
+        (Literal["a", "b"], "a"),
+        (Literal["c"], "c"),
+        (int | str, 1),
+        (str | int, 1),
+        (int, 1),
+        (bool, True),
+        (int, True),
+        (list[str], None),
+    ]
+    once = [ag.tools_of(choosing(*kind))[0].parameters for kind in kinds]
+    assert len(made) == len(kinds)
+    assert [ag.tools_of(choosing(*kind))[0].parameters for kind in kinds] == once
+    assert len(made) == len(kinds)
+    assert len({str(parameters) for parameters in once}) == len(kinds)
+    assert len({id(tool) for tool in (ag.tools_of(choosing(int), prefix=name)[0] for name in "xy")}) == 2
+
+
+def test_types_that_are_changed_on_the_function_itself_are_read_again() -> None:
+    function = choosing(Literal["a"], "a")
+    before = ag.tools_of(function)[0]
+    function.__annotations__["what"] = Literal["b"]
+    assert (before.bind({"what": "a"}), ag.tools_of(function)[0].bind({"what": "b"})) == ({"what": "a"}, {"what": "b"})
+    with pytest.raises(WrongArguments):
+        ag.tools_of(function)[0].bind({"what": "a"})
