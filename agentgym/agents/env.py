@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -131,7 +130,8 @@ class AgentRun:
     """One agent that runs: it is given its prompt, and what it writes is read."""
 
     def __init__(self, process: BoxProcess, prompt: str) -> None:
-        self._process, self._start = process, time.perf_counter()
+        self._process, self._loop = process, asyncio.get_running_loop()
+        self._start = self._loop.time()
         self._out, self._err = bytearray(), bytearray()
         self._cut = False
         self._tasks = [
@@ -167,7 +167,7 @@ class AgentRun:
             stdout=self._out.decode("utf-8", "replace"),
             stderr=self._err.decode("utf-8", "replace"),
             truncated=self._cut,
-            seconds=time.perf_counter() - self._start,
+            seconds=self._loop.time() - self._start,
         )
 
     async def _give(self, prompt: str) -> None:
