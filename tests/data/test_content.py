@@ -62,7 +62,7 @@ def test_a_task_has_one_content_in_every_process() -> None:
         (np.datetime64("2024-01-01T00:00:00", "ns"), "2024-01-01T00:00:00.000000000"),
         (Point(1, 2), [1, 2]),
         (b"text", "text"),
-        (b"\xff", "/w=="),
+        (b"\xff", {"base64": "/w=="}),
         (datetime(2024, 1, 1, tzinfo=UTC), "2024-01-01T00:00:00Z"),
         (float("inf"), float("inf")),
         ({"a": 1}.keys(), ["a"]),
@@ -73,6 +73,31 @@ def test_what_json_does_not_know_is_written_by_its_value(value: Any, written: An
     held = made()
     object.__setattr__(held, "value", value)
     assert task_fields(held)["value"] == written
+
+
+class Blob(ag.Task):
+    data: bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        (Blob, {"data": b"\xff"}, {"data": b"/w=="}),
+        (Holder, {"value": [b"\xff"]}, {"value": [b"/w=="]}),
+        (Holder, {"value": np.array([np.nan])}, {"value": np.array([np.inf])}),
+        (Holder, {"value": {"deep": [np.float32("inf")]}}, {"value": {"deep": [np.float32("-inf")]}}),
+        (Holder, {"value": np.array([[1.0, np.nan]])}, {"value": np.array([[1.0, None]])}),
+        (Holder, {"value": {"a": float("nan")}.values()}, {"value": {"a": float("inf")}.values()}),
+    ],
+)
+def test_different_fields_are_different_content(kind: type[ag.Task], one: Any, other: Any) -> None:
+    assert content(made(kind, **one)) == content(made(kind, **one))
+    assert content(made(kind, **one)) != content(made(kind, **other))
+
+
+def test_bytes_that_are_no_text_are_told_how_to_be_stored() -> None:
+    with pytest.raises(ValueError, match=r"^Blob\.data: .* write `model_config = pydantic\.ConfigDict\(ser_json_bytes"):
+        refuse_unkept([made(Blob, data=b"\xff")])
 
 
 def later(text: str) -> bool:
