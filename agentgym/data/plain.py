@@ -21,7 +21,7 @@ _TABLES = ("iloc", "to_dicts", "to_pylist", "to_list", "num_rows")
 """What a table of pandas, polars, Arrow or `datasets` has one of."""
 
 
-_Listed: TypeAlias = np.generic | np.ndarray | KeysView | ItemsView | ValuesView
+_LISTED = (np.generic, np.ndarray, KeysView, ItemsView, ValuesView)
 """What pydantic cannot write, and `plain` writes as numbers and lists."""
 
 
@@ -167,7 +167,7 @@ def _mended(value: Any, dumped: Any, raw: Raw) -> Any:
         return dumped if str(dumped).strip("b'*") else raw(value)  # its own serializer may write it
     if isinstance(value, RootModel):
         return _mended(value.root, dumped, raw)
-    if isinstance(value, _Listed) or _is_tensor(value):  # pydantic asked `plain` for it
+    if isinstance(value, _LISTED) or _is_tensor(value):  # pydantic asked `plain` for it
         return _mended(plain(value, raw), dumped, raw)
     if isinstance(dumped, dict):
         return _mended_object(value, dumped, raw)

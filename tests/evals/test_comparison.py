@@ -112,7 +112,7 @@ def evaluation(rewards: dict[str, list[float | None]], k: int) -> ag.Evaluation:
 
     def rollout(name: str, number: int, reward: float | None) -> Rollout:
         lost = {"failure": failure, "stop_reason": "error"} if reward is None else {"stop_reason": "answer"}
-        return Rollout(rollout_id=f"{name}/{number}", group_id=name, segments=(), reward=reward, **lost)  # type: ignore[arg-type]
+        return Rollout(rollout_id=f"{name}/{number}", group_id=name, segments=(), reward=reward, **lost)
 
     groups = [
         Group(group_id=name, rollouts=tuple(rollout(name, number, reward) for number, reward in enumerate(of)))

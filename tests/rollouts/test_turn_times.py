@@ -81,13 +81,13 @@ class SlowLook(Look):
     """Takes seconds for its tool, and asks a judge."""
 
     @ag.tool
-    async def look(self) -> str:
+    async def look(self) -> str:  # type: ignore[override]  # a tool may be either
         """Look."""
         await asyncio.sleep(20.0)
         return "seen"
 
     @ag.reward
-    async def right(self) -> float:
+    async def right(self) -> float:  # type: ignore[override]
         await self.model("judge").ask("Well?")
         return 1.0
 
