@@ -89,14 +89,14 @@ def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
-    """Return the task that has these fields in JSON's types, as a store keeps them.
+    """Return the task that has these fields in JSON's types, as a store keeps them: by their names, not their aliases.
 
     :raises ValidationError: for fields that the task type refuses.
     """
     try:
-        return kind.model_validate_json(json.dumps(fields))
+        return kind.model_validate_json(json.dumps(fields), by_alias=True, by_name=True)
     except ValidationError:  # half a character, and types that are validated as Python's own values alone
-        return kind.model_validate(dict(fields))
+        return kind.model_validate(dict(fields), by_alias=True, by_name=True)
 
 
 def refuse_unkept(tasks: Iterable[Task]) -> None:

@@ -115,6 +115,16 @@ def begun_model(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def begun_seed(folder: Path) -> int:
+    """Return the seed of the run or the evaluation in `folder`; 0 if nothing says it."""
+    try:
+        kept = _kept(folder)
+        found = (kept.get("settings") or kept).get("seed")
+    except (OSError, ValueError, AttributeError):
+        return 0
+    return found if isinstance(found, int) else 0
+
+
 def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
     """Return the env of the run or the evaluation in `folder`, or the members of its mixture, and its parameters.
 

@@ -75,6 +75,21 @@ def test_what_json_does_not_know_is_written_by_its_value(value: Any, written: An
     assert task_fields(held)["value"] == written
 
 
+def test_a_task_whose_fields_have_aliases_is_given_back() -> None:
+    class Deep(BaseModel):
+        size: int = Field(alias="Size")
+
+    class Aliased(ag.Task):
+        x: int = Field(alias="X")
+        y: int = Field(validation_alias="Y", serialization_alias="why")
+        deep: Deep
+
+    task = made(Aliased, X=1, Y=2, deep={"Size": 3})
+    refuse_unkept([task])
+    assert task_of(Aliased, task_fields(task)) == task
+    assert content(task) != content(made(Aliased, X=1, Y=2, deep={"Size": 4}))
+
+
 class Blob(ag.Task):
     data: bytes
 
