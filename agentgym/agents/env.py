@@ -41,6 +41,8 @@ class AgentEnv(ToolEnv[TaskT]):
     grace_s: ClassVar[float] = 10.0
     """Seconds in which the agent may end by itself after it was told that `turns` or `tokens` are used up."""
 
+    _counts = ("agent_requests", "agent_requests_refused")
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         name = cls.__name__
@@ -58,7 +60,6 @@ class AgentEnv(ToolEnv[TaskT]):
 
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
-        self.metrics = {"agent_requests": 0.0, "agent_requests_refused": 0.0}
         self.result: ExecResult | None = None
         """How the agent ended, and the last 64 KiB of each of its outputs; None until then."""
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Coroutine, Iterator, MutableMapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.rewards import counted_content, reward_value, rewards_of, role_totals
@@ -18,15 +18,15 @@ from agentgym.types import StepResult, StopReason
 
 log = logging.getLogger(__name__)
 
-_COUNTS = ("tool_calls", "tool_errors", "malformed_calls")
-"""The metrics that every rollout has."""
-
 
 class ToolEnv(Env[TaskT]):
     """An env whose `@ag.tool` methods are the model's tools and whose `@ag.reward` methods score the rollout.
 
     It ends when the model answers without a tool call (`self.answer` is the text) or when a tool returns `ag.Stop`.
     """
+
+    _counts: ClassVar[tuple[str, ...]] = ("tool_calls", "tool_errors", "malformed_calls")
+    """The metrics that every rollout has, 0 if nothing is counted in them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         made: type = cls
@@ -46,7 +46,7 @@ class ToolEnv(Env[TaskT]):
         _warn_of_no_reward(cls)
         self.answer: str | None = None
         self._extra_tools: dict[str, DynamicTool] = {}
-        self.metrics |= dict.fromkeys(_COUNTS, 0.0)
+        self.metrics |= dict.fromkeys(self._counts, 0.0)
 
     async def setup(self) -> None:
         """Prepare the box and the env's own state; called once, before the first prompt is shown."""
@@ -81,7 +81,7 @@ class ToolEnv(Env[TaskT]):
             metrics: object = self.metrics
         if not isinstance(metrics, MutableMapping):
             raise EnvError(f"{where}: must be a dict of numbers by name, got {type(metrics).__name__}")
-        for name in _COUNTS:
+        for name in self._counts:
             metrics.setdefault(name, 0.0)
 
     async def step(self, action: Message) -> StepResult:

@@ -5,7 +5,7 @@ from agentgym.environments.env import Split
 from tests.env_checks.looking import TASK, Looking, LookTask
 
 FOUND = (
-    r"tasks: the first 128 tasks of train and test are the same but for their ids \('train-0' and 'test-0'\): no held"
+    r"tasks: the first 64 tasks of train and test are the same but for their ids \('train-0' and 'test-0'\): no held"
 )
 
 
