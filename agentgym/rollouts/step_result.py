@@ -17,11 +17,15 @@ _MAPPING, _SEQUENCE = (dict, Mapping), (list, Sequence)
 OWN_COUNTERS = frozenset(
     (
         *("retries", "rerenders", "realigned", "answers_carried", "compactions", "slides", "forks", "subagents"),
-        *("box_killed", "failed_cases", "untrained_tokens", "held_seconds"),
+        *("failed_cases", "untrained_tokens", "held_seconds"),
         *("branches", "branches_failed", "branch_tokens", "branch_seconds"),
     )
 )
 """What a rollout counts itself, beside its env's metrics; a rollout without one has 0."""
+ENV_COUNTERS = frozenset(
+    ("tool_calls", "tool_errors", "malformed_calls", "user_turns", "box_killed", "box_content", "model_limit")
+)
+"""What the classes of envs count in the env's metrics; a rollout without one has 0."""
 OWN_COUNTED = "usage/|model_[a-z_]+/"
 """A pattern for the beginnings of the names of further ones."""
 _OWN = re.compile(OWN_COUNTED)

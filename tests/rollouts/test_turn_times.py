@@ -114,15 +114,6 @@ def test_the_seconds_of_rollouts_turns_tools_and_models_are_those_of_the_loops_c
     assert played.metrics["model_seconds/judge"] == 10.0
 
 
-def test_the_seconds_that_a_rollout_waits_for_its_branches_are_those_of_the_loops_clock() -> None:
-    async def play() -> ag.Rollout:
-        engine = SlowScripted([say("done")] * 3)
-        return await ag.rollout(Look, TASK, engine, branching=ag.Branching(per_state=2))
-
-    played = run_in_virtual_time(play())
-    assert (played.metrics["branch_seconds"], played.metrics["seconds"]) == (10.0, 10.0)
-
-
 async def test_a_wait_at_the_gate_follows_a_clock_that_its_loop_got_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Standstill()
     with monkeypatch.context() as other:
