@@ -53,7 +53,7 @@ def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
 
     The signs of a group's rollouts come from all of them, and are written after them.
     """
-    if len(job.groups) > 1:
+    if len(job.groups) != 1:
         return [replace(job, groups=[group]) for group in job.groups]
     (group,) = job.groups
     alone = [Group(group_id=group.group_id, rollouts=(rollout,), task=group.task) for rollout in group.rollouts]
