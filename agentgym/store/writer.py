@@ -23,16 +23,19 @@ from agentgym.store.statements import (
     GroupsJob,
     SignsJob,
     StepJob,
+    close,
     in_transaction,
     parts_of,
     rollouts_in,
+    rollouts_of,
+    said_of,
+    waits,
     write_rollout,
     write_signs,
     write_step,
 )
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.training_step import Trained
-from agentgym.store.trouble import close, rollouts_of, said_of, waits
 from agentgym.store.vocabulary import TokenBytes, VocabularyWriter
 from agentgym.types import Group, Task
 
@@ -310,13 +313,12 @@ class RolloutWriter:
         try:
             in_transaction(connection, self._cut)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
             log.warning(
                 "%s: rollouts that an earlier run wrote for step %d and later could not be removed, and stay "
                 "beside those of this run: %s",
                 self.path,
                 self._done,
-                said,
+                said_of(error),
             )
 
     def _cut(self, connection: sqlite3.Connection) -> None:
@@ -343,6 +345,6 @@ class RolloutWriter:
             if not connection.in_transaction:  # SQLite has taken back the whole transaction, such as on a full disk
                 raise
             if not self._task_refused:
-                said = f"{type(error).__name__}: {error}"
-                log.warning("%s: task %r is not written, and its rollouts are: %s", self.path, group_id, said)
+                said = "%s: task %r is not written, and its rollouts are: %s"
+                log.warning(said, self.path, group_id, said_of(error))
             self._task_refused = True
