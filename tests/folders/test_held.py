@@ -137,7 +137,7 @@ def test_of_threads_that_follow_a_removed_folder_at_once_one_makes_it(path: Path
             shutil.rmtree(held.path)
             changes = [made.result() for made in [threads.submit(held.follow) for _ in range(8)]]
             assert [change.path for change in changes if change is not None] == [path]
-    assert open_handles() == before
+    assert open_handles() <= before  # what earlier tests left may be closed meanwhile
     assert not path.with_name("run-2").exists()
 
 
