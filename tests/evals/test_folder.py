@@ -16,6 +16,7 @@ from agentgym.cli import main as cli
 from agentgym.cli.evals.outcome import INCOMPLETE, exit_status
 from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.kept import kept_in
 from agentgym.evals.regrade import regrade
 from agentgym.run.folder_lock import LockedFolder
 from agentgym.scheduling.accounting import Groups
@@ -167,3 +168,41 @@ async def test_whole_numbers_of_numpy_are_kept_as_whole_numbers(tmp_path: Path) 
     assert (await ag.evaluate(Deeds, Scripted([say("x")]), out=tmp_path, **numbers)).seed == 3
     resumed = await ag.evaluate(Deeds, Scripted([say("x")]), n=2, seed=3, out=tmp_path, resume=True)
     assert resumed.resumed == 2
+
+
+async def test_an_evaluation_whose_folder_cannot_be_made_again_has_its_result_and_says_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def in_the_way() -> None:
+        shutil.rmtree(tmp_path / "above")
+        (tmp_path / "above").write_text("a file")
+
+    DEEDS[4] = in_the_way
+    found = await played(tmp_path / "above/eval")
+    assert (found.reward, found.not_kept) == (1.0, TASKS)
+    assert f"{tmp_path}/above/eval could not be written" in caplog.text
+
+
+async def test_an_evaluation_whose_folder_can_be_made_again_later_keeps_all_that_was_played(tmp_path: Path) -> None:
+    def in_the_way() -> None:
+        shutil.rmtree(tmp_path / "above")
+        (tmp_path / "above").write_text("a file")
+
+    DEEDS.update({4: in_the_way, 8: (tmp_path / "above").unlink})
+    found = await played(tmp_path / "above/eval")
+    assert (found.not_kept, stored(tmp_path / "above/eval")) == (0, ALL)
+    assert (await played(tmp_path / "above/eval", resume=True)).resumed == TASKS
+
+
+def test_the_models_of_a_lost_folder_on_a_full_disk_are_left_out_until_there_is_room(
+    tmp_path: Path, disk: ExitStack
+) -> None:
+    settings = {"seed": 0, "more": "x" * 2000}
+    with kept_in(tmp_path / "eval", settings, {}, [], {}, k=1, resume=False, retry_failed=False) as kept:
+        shutil.rmtree(tmp_path / "eval")
+        disk.enter_context(files_up_to(500))
+        kept.hold_models({"": {"weights": "a"}})
+        disk.close()
+        assert not (tmp_path / "eval/settings.json").exists()
+        kept.hold_models({"": {"weights": "a"}})
+    assert '"a"' in (tmp_path / "eval/settings.json").read_text()
