@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from agentgym.pytest_plugin import SHOWN_OF_CHECK
+
 ROOT = Path(__file__).parents[1]
 ENV = '''
 import agentgym as ag
@@ -71,7 +73,6 @@ def test_a_failing_fixture_shows_the_rollouts_once(tmp_path: Path) -> None:
     tests = """
 import pytest
 
-from agentgym.pytest_plugin import SHOWN_OF_CHECK
 
 @pytest.fixture
 async def played():

@@ -48,7 +48,7 @@ def outcomes(bug: Bug, cases: list[str]) -> list[Any]:
 
     def outcome(case: str) -> Any:
         try:
-            return json.loads(json.dumps(names["outcomes"](type("Module", (), broken), [case])))[0]
+            return json.loads(json.dumps(names["outcomes"](type("Module", (), broken), [case])[0]))
         except Exception as error:
             return error
 
