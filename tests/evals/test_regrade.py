@@ -242,9 +242,9 @@ async def test_the_draws_of_a_regrade_are_of_the_seed_that_was_played_with(tmp_p
     class Noted(Scripted):
         def __init__(self) -> None:
             super().__init__(lambda text: say("1"))
-            self.seeds: list[int | None] = []
+            self.seeds: list[int] = []
 
-        async def generate(self, token_ids: Sequence[int], *, seed: int | None = None, **given: Any) -> Completion:
+        async def generate(self, token_ids: Sequence[int], *, seed: int = 0, **given: Any) -> Completion:
             self.seeds.append(seed)
             return await super().generate(token_ids, seed=seed, **given)
 
