@@ -38,6 +38,12 @@ def _named(value: Any) -> Any:
     return value
 
 
+def _no_option(value: str) -> str:
+    if value.lstrip().startswith("-"):
+        raise ValueError("must not begin with '-', which would make an option of it")
+    return value
+
+
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 """A whole number of at least 0."""
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
@@ -56,6 +62,10 @@ Name: TypeAlias = Annotated[str, BeforeValidator(_named)]
 """Text with more in it than blanks, and without a NUL."""
 Names: TypeAlias = Annotated[tuple[Name, ...], Field(strict=False)]
 """Texts as `Name` has them; a list or another row of them becomes a tuple."""
+Word: TypeAlias = Annotated[Name, AfterValidator(_no_option)]
+"""A name that a program gets as a word of its command line: it does not begin with "-"."""
+Words: TypeAlias = Annotated[tuple[Word, ...], Field(strict=False)]
+"""Texts as `Word` has them; a list or another row of them becomes a tuple."""
 Texts: TypeAlias = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], Field(strict=False)]
 """Texts without a NUL, none of them empty; a list of them becomes a tuple."""
 MAX_STOPS = 16

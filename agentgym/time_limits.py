@@ -7,8 +7,7 @@ With them, task groups that give their own cancellation back: without it no limi
 
 import asyncio
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from types import TracebackType, coroutine
@@ -158,17 +157,18 @@ class HeldTime:
 
 
 class Standstill:
-    """Counts the seconds in which one of its blocks is open, or several at once; `clock` says the time."""
+    """Counts the seconds in which one of its blocks is open, or several at once, by the clock of its loop."""
 
-    __slots__ = ("_clock", "_ended", "_open", "_since")
+    __slots__ = ("_ended", "_loop", "_open", "_since")
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._ended, self._open, self._since = clock, 0.0, 0, 0.0
+    def __init__(self) -> None:
+        # The loop, and not its `time`: that is another one when `keep_time` has been called.
+        self._loop, self._ended, self._open, self._since = asyncio.get_running_loop(), 0.0, 0, 0.0
 
     @property
     def seconds(self) -> float:
         """The seconds so far, those of a block that is open included."""
-        return self.until(self._clock())
+        return self.until(self._loop.time())
 
     def until(self, moment: float) -> float:
         """Return the seconds up to a moment that is not before the last change."""
@@ -178,14 +178,14 @@ class Standstill:
     def block(self) -> Iterator[None]:
         """Stand still for this block."""
         if not self._open:
-            self._since = self._clock()
+            self._since = self._loop.time()
         self._open += 1
         try:
             yield
         finally:
             self._open -= 1
             if not self._open:
-                self._ended += self._clock() - self._since
+                self._ended += self._loop.time() - self._since
 
 
 at_the_gate: ContextVar[Standstill | None] = ContextVar("at_the_gate", default=None)
@@ -221,14 +221,14 @@ def off_the_clock() -> Iterator[None]:
     """
     loop = asyncio.get_running_loop()
     held = [limit for limit in _limits.get() if limit.of(loop)]
-    counted, began = _counted.get(), time.perf_counter()
+    counted, began = _counted.get(), loop.time()
     for limit in held:
         limit.pause()
     try:
         yield
     finally:
         if counted is not None:
-            counted.seconds += time.perf_counter() - began
+            counted.seconds += loop.time() - began
         for limit in held:
             limit.resume()
 

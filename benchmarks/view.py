@@ -42,7 +42,8 @@ STEPS, FIGURES = 5_000, 95
 A_STEP, GROUP = 256, 8
 """Rollouts of a step and of a group."""
 VOCABULARY = 151_936
-SERVE = "from agentgym.cli.main import main; main(['view', '{folder}', '--no-browser', '--no-token'])"
+SERVE = """import os; os.environ["XDG_CACHE_HOME"] = "{folder}/.cache"
+from agentgym.cli.main import main; main(["view", "{folder}", "--no-browser", "--no-token"])"""
 PAGES = {
     "first_page": "rollouts?limit=200",
     "last_page": "rollouts?limit=200&offset={last}",
@@ -234,7 +235,8 @@ def index_all(folder: Path) -> float:
     from agentgym.view.runs import run_of
     from agentgym.view.search.index import SearchIndex
 
-    index = SearchIndex(run_of(folder.resolve()), folder)
+    (cache := folder / ".cache/agentgym/search").mkdir(parents=True, mode=0o700)
+    index = SearchIndex(run_of(folder.resolve()), cache)
     began = time.process_time()
     while index.advance():
         pass
@@ -317,7 +319,7 @@ def main() -> None:
         folder = Path(name)
         long = fill(folder, args.rollouts, args.seed)
         figures["index_cpu_ms"] = index_all(folder) * 1e3 / long
-        figures["index_share_of_store"] = _size(folder, "search") / _size(folder, "rollouts")
+        figures["index_share_of_store"] = _size(folder, ".cache/agentgym/search/") / _size(folder, "rollouts")
         figures |= page_figures(folder, args.rollouts, long)
         seen = seen_in_browser(folder, long)
         reference: dict[str, float | str] = {"plain_query_s": plain_query_s(folder)}

@@ -1,9 +1,12 @@
 """The pytest plugin in a project of its own: a failing env test shows what was said."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from agentgym.pytest_plugin import SHOWN_OF_CHECK
 
 ROOT = Path(__file__).parents[1]
 ENV = '''
@@ -70,6 +73,7 @@ def test_a_failing_fixture_shows_the_rollouts_once(tmp_path: Path) -> None:
     tests = """
 import pytest
 
+
 @pytest.fixture
 async def played():
     yield await play("t")
@@ -97,10 +101,8 @@ async def test_it():
     printed = run(tmp_path, tests)
     titles = [line.strip("- ") for line in printed.splitlines() if line.startswith("---") and " rollout " in line]
     assert titles[:3] == ["rollout a/0", "rollout b/0", "rollout c/0"]
-    assert titles[3:] == [
-        f"rollout t/check_env-{name}, played by check_env itself"
-        for name in ("oracle", "oracle-again", "no-op", "malformed-call")
-    ]
+    of_check = re.compile(r"rollout t/check_env-[\w-]+, played by check_env itself")
+    assert [bool(of_check.fullmatch(title)) for title in titles[3:]] == [True] * SHOWN_OF_CHECK
 
 
 def test_the_transcript_comes_through_the_workers_of_xdist(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -42,6 +41,8 @@ class AgentEnv(ToolEnv[TaskT]):
     grace_s: ClassVar[float] = 10.0
     """Seconds in which the agent may end by itself after it was told that `turns` or `tokens` are used up."""
 
+    _counts = ("agent_requests", "agent_requests_refused")
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         name = cls.__name__
@@ -59,7 +60,6 @@ class AgentEnv(ToolEnv[TaskT]):
 
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
-        self.metrics = {"agent_requests": 0.0, "agent_requests_refused": 0.0}
         self.result: ExecResult | None = None
         """How the agent ended, and the last 64 KiB of each of its outputs; None until then."""
 
@@ -131,7 +131,8 @@ class AgentRun:
     """One agent that runs: it is given its prompt, and what it writes is read."""
 
     def __init__(self, process: BoxProcess, prompt: str) -> None:
-        self._process, self._start = process, time.perf_counter()
+        self._process, self._loop = process, asyncio.get_running_loop()
+        self._start = self._loop.time()
         self._out, self._err = bytearray(), bytearray()
         self._cut = False
         self._tasks = [
@@ -167,7 +168,7 @@ class AgentRun:
             stdout=self._out.decode("utf-8", "replace"),
             stderr=self._err.decode("utf-8", "replace"),
             truncated=self._cut,
-            seconds=time.perf_counter() - self._start,
+            seconds=self._loop.time() - self._start,
         )
 
     async def _give(self, prompt: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, overload
@@ -222,7 +221,8 @@ class AskedModel:
     ) -> tuple[str, Any]:
         said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-        limit, start = TimeLimit(timeout_s), time.perf_counter()
+        limit, loop = TimeLimit(timeout_s), asyncio.get_running_loop()
+        start = loop.time()
         with off_the_clock():
             try:
                 return await limit.bound(self._answered(said, response, sampling, retries))
@@ -231,7 +231,7 @@ class AskedModel:
                     raise
                 raise EngineError(f"model {self.name!r}: no answer within {timeout_s:g} s, its timeout_s") from error
             finally:
-                self.count("seconds", time.perf_counter() - start)
+                self.count("seconds", loop.time() - start)
 
     async def _answered(
         self, messages: list[Message], response: type[BaseModel] | None, sampling: Sampling, retries: int

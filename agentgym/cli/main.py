@@ -53,6 +53,8 @@ Each command says more, with examples, in its --help, such as `agentgym show --h
 """
 BROKEN_PIPE = 141
 """The exit code where whoever reads stdout stops reading, as of a program that SIGPIPE ends."""
+LONGEST = 8000
+"""The most characters that are printed of an error."""
 ASKING = ("agentgym eval", "agentgym regrade")
 """The commands that take named models."""
 PLAYING = ("agentgym check", "agentgym eval", "agentgym play", "agentgym serve")
@@ -98,11 +100,17 @@ def main(args: Sequence[str] | None = None) -> int:
         forget_stdout()
         return BROKEN_PIPE
     except RefusedWords as error:
-        sys.stderr.write(f"agentgym: {printable(str(error))}\n")
+        sys.stderr.write(f"agentgym: {_sentence(error)}\n")
         return 2
     except AgentGymError as error:
-        sys.stderr.write(f"agentgym: {printable(str(error))}\n")
+        sys.stderr.write(f"agentgym: {_sentence(error)}\n")
         return 1
+
+
+def _sentence(error: AgentGymError) -> str:
+    """Return what an error says, cut where a name or a value of a file makes it endless."""
+    said = printable(str(error))
+    return said if len(said) <= LONGEST else f"{said[: LONGEST - 1000]} ... {said[-1000:]}"
 
 
 def _read(args: Sequence[str]) -> Callable[[], int]:

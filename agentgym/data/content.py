@@ -14,6 +14,8 @@ from agentgym.types import Task
 TaskT = TypeVar("TaskT", bound=Task)
 EXCLUDE = "write `Field(exclude=True)`, which leaves it out of the task's content and of what is stored"
 
+BASE64 = "write `model_config = pydantic.ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')` in the class"
+
 
 def task_fields(task: Task) -> dict[str, Any]:
     """Return the fields of a task in JSON's types, equal for equal tasks in every process (`plain`).
@@ -31,13 +33,14 @@ def task_fields(task: Task) -> dict[str, Any]:
     return fields
 
 
-def _raw(value: Any) -> str:
+def _raw(value: Any) -> str | dict[str, str]:
+    """Return bytes as the text that they are, else as an object, which no text equals."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise NotPlainError(f"a {type(value).__name__}")
     try:
         return bytes(value).decode()
     except UnicodeDecodeError:
-        return base64.b64encode(value).decode()
+        return {"base64": base64.b64encode(value).decode()}
 
 
 def _instead(what: str, where: list[Any]) -> str:
@@ -86,14 +89,14 @@ def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
-    """Return the task that has these fields in JSON's types, as a store keeps them.
+    """Return the task that has these fields in JSON's types, as a store keeps them: by their names, not their aliases.
 
     :raises ValidationError: for fields that the task type refuses.
     """
     try:
-        return kind.model_validate_json(json.dumps(fields))
+        return kind.model_validate_json(json.dumps(fields), by_alias=True, by_name=True)
     except ValidationError:  # half a character, and types that are validated as Python's own values alone
-        return kind.model_validate(dict(fields))
+        return kind.model_validate(dict(fields), by_alias=True, by_name=True)
 
 
 def refuse_unkept(tasks: Iterable[Task]) -> None:
@@ -115,9 +118,10 @@ def _refuse_unkept(task: Task) -> None:
         if not wrong:
             return
         loc = ".".join(map(str, wrong[0]["loc"]))
+        readable = f"give it a type that pydantic reads from what it writes in JSON, or {EXCLUDE}"
         raise ValueError(
             f"{kind.__name__}.{loc}: a task that was stored could not be made again: {wrong[0]['msg']}, got "
-            f"{wrong[0]['input']!r:.60}; give it a type that pydantic reads from what it writes in JSON, or {EXCLUDE}"
+            f"{wrong[0]['input']!r:.60}; {BASE64 if wrong[0]['type'] == 'bytes_type' else readable}"
         ) from error
     for name, field in kind.model_fields.items():
         if (found := _difference(getattr(task, name), getattr(back, name))) is not None:
@@ -140,10 +144,7 @@ def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
         )
     came = f"a stored task has {now!r:.60} where this has {was!r:.60}"
     if isinstance(was, bytes):
-        return (
-            f"{came}; write `model_config = pydantic.ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')` in "
-            "the class"
-        )
+        return f"{came}; {BASE64}"
     return f"{came}; give it a type that says what is in it, such as set[str] in place of Any, or {EXCLUDE}"
 
 

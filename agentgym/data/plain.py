@@ -21,6 +21,10 @@ _TABLES = ("iloc", "to_dicts", "to_pylist", "to_list", "num_rows")
 """What a table of pandas, polars, Arrow or `datasets` has one of."""
 
 
+_LISTED = (np.generic, np.ndarray, KeysView, ItemsView, ValuesView)
+"""What pydantic cannot write, and `plain` writes as numbers and lists."""
+
+
 class NotPlainError(TypeError):
     """A value, or one inside it, has no form in JSON; `where` are the keys and places that lead to it."""
 
@@ -118,9 +122,14 @@ def _many_or_one(value: Any, raw: Raw) -> Any:
         return in_order(_items(value, raw))
     if isinstance(value, Sequence | KeysView | ValuesView | ItemsView):
         return _items(value, raw)
-    if hasattr(value, "tolist") and hasattr(value, "shape"):  # a tensor
+    if _is_tensor(value):
         return plain(value.tolist(), raw)
     return _leaf(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    is_table = any(hasattr(value, name) for name in _TABLES)
+    return hasattr(value, "tolist") and hasattr(value, "shape") and not is_table and not isinstance(value, type)
 
 
 def _array(value: Any, raw: Raw) -> Any:
@@ -158,6 +167,8 @@ def _mended(value: Any, dumped: Any, raw: Raw) -> Any:
         return dumped if str(dumped).strip("b'*") else raw(value)  # its own serializer may write it
     if isinstance(value, RootModel):
         return _mended(value.root, dumped, raw)
+    if isinstance(value, _LISTED) or _is_tensor(value):  # pydantic asked `plain` for it
+        return _mended(plain(value, raw), dumped, raw)
     if isinstance(dumped, dict):
         return _mended_object(value, dumped, raw)
     if isinstance(dumped, list) and isinstance(value, Set | Sequence) and len(value) == len(dumped):

@@ -109,7 +109,7 @@ async def fingerprint(engine: Any) -> dict[str, str]:
     if callable(own := getattr(engine, "fingerprint", None)):
         return dict(await own())
     if callable(policy := getattr(engine, "current_policy", None)):  # on servers
-        weights = await asyncio.to_thread(model_files, engine.model_name)
-        known = {"weights": weights} if weights else {}
+        files = await asyncio.to_thread(model_files, engine.model_name)
+        known = {"files": files} if files else {}
         return known | {"adapter": policy().digest, "chat": chat_digest(engine.tokenizer)}
     return {"version": str(engine.version)} if hasattr(engine, "version") else {}

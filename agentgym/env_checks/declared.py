@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentgym.data.content import content
+from agentgym.data.content import content, refuse_unkept
 from agentgym.env_checks.findings import Finding
 from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.rewards import rewards_of
@@ -56,7 +56,7 @@ def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
         listed = all(map(is_data, given))
         if wrong := shared_ids(train, test, listed=listed):
             return [Finding("tasks", wrong, "no held-out task may be trained on")]
-        return _check_contents(train, test, listed=listed)
+        return _check_kept([*train, *test]) or _check_contents(train, test, listed=listed)
     except NotImplementedError:
         return []
     except Exception as error:
@@ -67,6 +67,15 @@ def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
                 "tasks(split) must give the tasks of both splits",
             )
         ]
+
+
+def _check_kept(tasks: Sequence[Task]) -> list[Finding]:
+    """Return a finding for a task whose fields cannot be kept."""
+    try:
+        refuse_unkept(tasks)
+    except ValueError as error:
+        return [Finding("tasks", str(error), "a run, and an evaluation that is kept, refuse it when they begin")]
+    return []
 
 
 _SPLITS: tuple[Split, Split] = ("train", "test")

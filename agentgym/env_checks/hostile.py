@@ -12,7 +12,7 @@ from agentgym.env_checks.plays import Repeating, Stage
 from agentgym.env_checks.spoiled import TEXTS, Hostile, hostile_calls, wrong_types
 from agentgym.environments.env import has_group_reward
 from agentgym.environments.tool_env import ToolEnv
-from agentgym.errors import EngineError, SandboxError
+from agentgym.errors import EngineError, MachineError, SandboxError
 from agentgym.failures import describe, place_of
 from agentgym.messages import ToolCall, text_of
 from agentgym.scheduling.group_rewards import GroupRewards
@@ -22,7 +22,7 @@ CHANGE = (
     "what the policy left behind is scored: return 0.0 for it; an exception leaves the rollout without a reward, "
     "and a policy learns to bring it about"
 )
-NOT_OF_THE_ENV = (SandboxError.__name__, EngineError.__name__)
+NOT_OF_THE_ENV = tuple(kind.__name__ for kind in (SandboxError, EngineError, MachineError))
 
 
 class Raised:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentgym.boxes import Box, ExecResult, Verdict
 from agentgym.boxes.content import NotAFile, TextFiles, WrongContent, of_number
-from agentgym.errors import BoxContentError, EngineError, EnvError, SandboxError
+from agentgym.errors import BoxContentError, EngineError, EnvError, MachineError, SandboxError
 from agentgym.messages import Message, ToolCall
 
 MB = 1 << 20
@@ -126,7 +126,7 @@ async def _scored(hostile: Hostile, what: str, score: Score) -> None:
         wrong = {name: value for name, value in (await score()).items() if not math.isfinite(value)}
         if wrong:
             raise EnvError(f"its score is {wrong}, which is not finite")
-    except (SandboxError, EngineError):
+    except (SandboxError, EngineError, MachineError):
         pass
     except Exception as error:
         hostile.raised.append((what, error))

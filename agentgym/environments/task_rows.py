@@ -130,7 +130,8 @@ def compared(train: Any, test: Any) -> tuple[list[Any], list[Any]]:
     """
     found = first_tasks(train, _looked_at(train)), first_tasks(test, _looked_at(test))
     if isinstance(train, Procedural) and isinstance(test, Procedural):
-        for place in _in_both(train.indices, test.indices):
+        seen = {*train.indices[:COMPARED]} & {*test.indices[:COMPARED]}
+        for place in (place for place in _in_both(train.indices, test.indices) if place not in seen):
             found[0].append(train.make(place))
             found[1].append(test.make(place))
     return found
@@ -153,5 +154,6 @@ def _in_both(one: range, other: range) -> list[int]:
     """Return some numbers that are in both ranges, the first ones."""
     if not (one and other):
         return []
-    first, last = max(min(one), min(other)), min(max(one), max(other))
+    ends = [sorted((each[0], each[-1])) for each in (one, other)]
+    first, last = max(low for low, _ in ends), min(high for _, high in ends)
     return [place for place in range(first, last + 1)[:SEARCHED] if place in one and place in other][:COMPARED]

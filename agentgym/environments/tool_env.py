@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Coroutine, Iterator, MutableMapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.rewards import counted_content, reward_value, rewards_of, role_totals
@@ -18,15 +18,15 @@ from agentgym.types import StepResult, StopReason
 
 log = logging.getLogger(__name__)
 
-_COUNTS = ("tool_calls", "tool_errors", "malformed_calls")
-"""The metrics that every rollout has."""
-
 
 class ToolEnv(Env[TaskT]):
     """An env whose `@ag.tool` methods are the model's tools and whose `@ag.reward` methods score the rollout.
 
     It ends when the model answers without a tool call (`self.answer` is the text) or when a tool returns `ag.Stop`.
     """
+
+    _counts: ClassVar[tuple[str, ...]] = ("tool_calls", "tool_errors", "malformed_calls")
+    """The metrics that every rollout has, 0 if nothing is counted in them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         made: type = cls
@@ -46,7 +46,7 @@ class ToolEnv(Env[TaskT]):
         _warn_of_no_reward(cls)
         self.answer: str | None = None
         self._extra_tools: dict[str, DynamicTool] = {}
-        self.metrics |= dict.fromkeys(_COUNTS, 0.0)
+        self.metrics |= dict.fromkeys(self._counts, 0.0)
 
     async def setup(self) -> None:
         """Prepare the box and the env's own state; called once, before the first prompt is shown."""
@@ -74,16 +74,15 @@ class ToolEnv(Env[TaskT]):
 
     def _begin_play(self, returned: object) -> None:
         """Read what `setup` left behind: nothing to return, and metrics that the calls of tools can be counted in."""
-        where = f"{type(self).__name__}.setup"
         if returned is not None:
-            raise EnvError(
-                f"{where}: returned {returned!r:.80}, and must return None: a rollout begins with a turn of the model, "
-                "and ends in `step` or in a tool; leave a task that is over before it out of the data set"
-            )
-        if not isinstance(self.metrics, MutableMapping):
-            raise EnvError(f"{where}: self.metrics must be a dict of numbers by name, got {self.metrics!r:.80}")
-        for name in _COUNTS:
-            self.metrics.setdefault(name, 0.0)
+            said = "a rollout begins with a turn of the model: leave a task that is over before it out of the data set"
+            raise EnvError(f"{type(self).__name__}.setup: returned {returned!r:.80}, and must return None: {said}")
+        with boundary(EnvError, where := f"{type(self).__name__}.metrics"):
+            metrics: object = self.metrics
+        if not isinstance(metrics, MutableMapping):
+            raise EnvError(f"{where}: must be a dict of numbers by name, got {type(metrics).__name__}")
+        for name in self._counts:
+            metrics.setdefault(name, 0.0)
 
     async def step(self, action: Message) -> StepResult:
         calls = action.get("tool_calls")

@@ -1,19 +1,20 @@
 """`ag.compare`: two evaluations beside each other, task by task."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agentgym.data.content import same_fields
+from agentgym.data.content import same_fields, task_fields
 from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import PHASE
 from agentgym.evals.statistics import Interval, interval_over_tasks, least_p, sign_flip_p
 from agentgym.run.settings import begun_eval_seed
 from agentgym.store.reader import RolloutStore
+from agentgym.types import Task
 
 BEFORE, AFTER = "before", "after"
 """The evaluations before and after the training of a run."""
@@ -29,6 +30,8 @@ class Comparison:
     """The mean reward of each task in the one and in the other, by its id."""
     left_out: int = 0
     """Tasks that have a scored rollout in one of the two alone."""
+    attempts_left_out: int = 0
+    """Scored attempts beyond those that the other side has at their task."""
     seeds: tuple[int | None, int | None] = (None, None)
     """The seeds of the one and of the other; None where it is not known."""
     sides: tuple[str, str] = ("", "")
@@ -105,7 +108,7 @@ def compare(
     first, second = _Side.of(one, phases[0]), _Side.of(other, phases[-1])
     if not common:
         _refuse_other_tasks(first, second)
-    both = [name for name in first.rewards if name in second.rewards]
+    both = [name for name in first.attempts if name in second.attempts]
     if not both:
         raise ValueError("other: no task has a scored rollout in both evaluations")
     changed = [name for name in both if first.differs(second, name)]
@@ -113,14 +116,29 @@ def compare(
         raise ValueError(f"other: task {changed[0]!r} is another one than in the first evaluation; play the same tasks")
     left_out = len(first.played ^ second.played) if common else 0
     left_out += len((first.played & second.played) - set(both))
-    rewards = {name: (first.rewards[name], second.rewards[name]) for name in both}
+    paired = {name: _as_many(first.attempts[name], second.attempts[name]) for name in both}
+    rewards = {name: (float(np.mean(one)), float(np.mean(other))) for name, (one, other) in paired.items()}
+    scored = sum(len(side.attempts[name]) for side in (first, second) for name in both)
     return Comparison(
         rewards=rewards,
         left_out=left_out,
+        attempts_left_out=scored - sum(2 * len(one) for one, _ in paired.values()),
         seeds=(first.seed, second.seed),
         sides=(first.what, second.what),
         bounds=(min(first.bounds[0], second.bounds[0]), max(first.bounds[1], second.bounds[1])),
     )
+
+
+def _as_many(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """Return the rewards of as many attempts at a task from each side; those with a number that both have come first.
+
+    A mean over more attempts varies less. With unequal numbers the differences of two equal models would not be
+    symmetric around 0, as the sign-flip test has it.
+    """
+    shared = [number for number in one if number in other]
+    many = min(len(one), len(other))
+    numbers = [[*shared, *(number for number in side if number not in shared)][:many] for side in (one, other)]
+    return [one[number] for number in numbers[0]], [other[number] for number in numbers[1]]
 
 
 def _refuse_other_tasks(first: "_Side", second: "_Side") -> None:
@@ -138,9 +156,10 @@ def _refuse_other_tasks(first: "_Side", second: "_Side") -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of two evaluations: the mean reward of each task, and the tasks' fields if they are known."""
+    """One of two evaluations: the rewards of each task, and the tasks' fields if they are known."""
 
-    rewards: Mapping[str, float]
+    attempts: Mapping[str, Mapping[int, float]]
+    """The rewards of the scored attempts at each task that has one, by the attempt's number."""
     played: Set[str]
     """The tasks that were played, those without a scored rollout too."""
     bounds: tuple[float, float]
@@ -151,15 +170,18 @@ class _Side:
     @classmethod
     def of(cls, given: Evaluation | str | Path, phase: str) -> "_Side":
         if isinstance(given, Evaluation):
-            return cls.holding(given.rewards, seed=given.seed)
+            tasks = {group.group_id: _fields(group.task) for group in given.groups if group.task is not None}
+            numbered = {name: dict(enumerate(of)) for name, of in given.rewards.items()}
+            return cls.holding(numbered, tasks=tasks, seed=given.seed)
         return _read(Path(given), phase)
 
     @classmethod
-    def holding(cls, found: Mapping[str, Iterable[float | None]], **known: Any) -> "_Side":
-        scored = {name: [r for r in of if r is not None] for name, of in found.items()}
-        rewards = [reward for of in scored.values() for reward in of]
-        means = {name: float(np.mean(of)) for name, of in scored.items() if of}
-        return cls(means, set(found), (min([0.0, *rewards]), max([1.0, *rewards])), **known)
+    def holding(cls, found: Mapping[str, Mapping[int, float | None]], **known: Any) -> "_Side":
+        """Return a side by the reward of each attempt, None for one that failed."""
+        scored = {name: {n: r for n, r in sorted(of.items()) if r is not None} for name, of in found.items()}
+        rewards = [reward for of in scored.values() for reward in of.values()]
+        attempts = {name: of for name, of in scored.items() if of}
+        return cls(attempts, set(found), (min([0.0, *rewards]), max([1.0, *rewards])), **known)
 
     def differs(self, other: "_Side", name: str) -> bool:
         """Whether both know the task, and not as the same."""
@@ -167,18 +189,32 @@ class _Side:
         return one is not None and two is not None and not same_fields(one, two)
 
 
+def _fields(task: Task) -> Mapping[str, Any] | None:
+    """Return the fields of a task; None for a task that has no form by which it is known."""
+    try:
+        return task_fields(task)
+    except ValueError:
+        return None
+
+
 def _read(folder: Path, phase: str) -> _Side:
     try:
         with RolloutStore(folder) as store:
             of_phase, step, what = _chosen(folder, store.query(_EVALUATIONS), phase, trained="train" in store.phases())
-            found: dict[str, dict[str, float | None]] = {}
+            found: dict[str, dict[int, float | None]] = {}
             for row in store.summaries(phase=of_phase, step=step, order="written"):
-                found.setdefault(row.group_id, {})[row.rollout_id] = row.reward  # of two with one id the later
+                of = found.setdefault(row.group_id, {})
+                of[_number(row.rollout_id, len(of))] = row.reward  # of two with one number the later
             tasks = {name: task for name in found if (task := store.task(name)) is not None}
     except (FileNotFoundError, ValueError) as error:
         raise AgentGymError(f"run: {error}") from error
-    rewards = {name: of.values() for name, of in found.items()}
-    return _Side.holding(rewards, tasks=tasks, seed=begun_eval_seed(folder), what=what)
+    return _Side.holding(found, tasks=tasks, seed=begun_eval_seed(folder), what=what)
+
+
+def _number(rollout_id: str, otherwise: int) -> int:
+    """Return the number of an attempt, the last part of its rollout's id; `otherwise` for an id of another form."""
+    last = rollout_id.rpartition("/")[2]
+    return int(last) if last.isdecimal() else otherwise
 
 
 def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:

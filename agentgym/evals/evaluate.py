@@ -75,6 +75,7 @@ async def evaluate(
     TypeError for an argument of another type, AgentGymError where all rollouts failed.
     """
     _check_types(n=n, k=k, seed=seed, concurrency=concurrency, tasks=tasks, sampling=sampling)
+    k, seed, concurrency = int(k), int(seed), int(concurrency)  # NumPy's whole numbers are no JSON
     if k < 1 or (n is not None and n < 1):
         raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
     if not isinstance(solved, int | float) or not math.isfinite(solved):

@@ -19,7 +19,9 @@ Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
 KEPT = "fingerprints"
 """Their place in the settings of an evaluation."""
 PARTS = {
-    "weights": "what is in the model's files or weights",
+    "files": "what is in the model's files",
+    "weights": "what is in the engine's weights",
+    "adapter_files": "the adapter, what is in its files,",
     "adapter": "the adapter, or the weights that the engine was given,",
     "chat": "the chat template",
     "context_tokens": "the engine's context_tokens",
@@ -27,6 +29,8 @@ PARTS = {
     "version": "the version of the engine's policy",
 }
 """What a part of a fingerprint is."""
+_OPENED = ("weights", "adapter")
+"""What an open engine tells of a model that was given by name: an open engine may play the rest."""
 
 
 async def fingerprints(models: Mapping[str, Model]) -> Fingerprints:
@@ -36,10 +40,13 @@ async def fingerprints(models: Mapping[str, Model]) -> Fingerprints:
 
 async def fingerprints_now(models: Mapping[str, Model], playing: Playing) -> Fingerprints:
     """Return what is known of models that were opened by name: the model of an endpoint, files that were fetched."""
-    found = {name: await _fingerprint_of(model) for name, model in models.items() if isinstance(model, str | Path)}
+    named = {name: model for name, model in models.items() if isinstance(model, str | Path)}
+    found = {name: await _fingerprint_of(model) for name, model in named.items()}
     if isinstance(playing, OwnPlaying):
         opened = {"": playing.engine, **playing.models}
-        found |= {name: await fingerprint(opened[name]) for name, of in models.items() if is_url(str(of))}
+        for name, of in named.items():
+            parts = await fingerprint(opened[name])
+            found[name] |= parts if is_url(of) else {part: parts[part] for part in _OPENED if part in parts}
     return found
 
 
@@ -49,8 +56,8 @@ async def _fingerprint_of(model: Model) -> dict[str, str]:
     if is_url(model):
         return {}
     adapter = adapter_folder(Path(model))
-    files: dict[str, str | Path] = {"weights": model} if adapter is None else {"weights": base_of(adapter)}
-    files |= {} if adapter is None else {"adapter": adapter}
+    files: dict[str, str | Path] = {"files": model} if adapter is None else {"files": base_of(adapter)}
+    files |= {} if adapter is None else {"adapter_files": adapter}
     found = {part: await in_own_thread(partial(model_files, of), name="agentgym-digest") for part, of in files.items()}
     return {part: digest for part, digest in found.items() if digest}
 
@@ -65,6 +72,7 @@ def hold_models(folder: Path, found: Fingerprints) -> None:
     kept: dict[str, dict[str, str]] = begun.setdefault(KEPT, {})
     before = json.dumps(kept)
     for name, parts in found.items():
+        _refuse_unknown(folder, name, kept.get(name, {}), parts)
         for part, now in parts.items():
             if (was := kept.setdefault(name, {}).setdefault(part, now)) != now:
                 raise ValueError(
@@ -74,3 +82,13 @@ def hold_models(folder: Path, found: Fingerprints) -> None:
                 )
     if json.dumps(kept) != before:
         write_whole(path, json.dumps(begun, indent=2) + "\n")
+
+
+def _refuse_unknown(folder: Path, name: str, kept: Mapping[str, str], parts: Mapping[str, str]) -> None:
+    """Raise ValueError for a model of which no part is known both from before and now."""
+    if kept and parts and not kept.keys() & parts.keys():
+        raise ValueError(
+            f"{f'models[{name!r}]' if name else 'model'}: nothing tells whether it is what it was when {folder} was "
+            f"begun: {', '.join(kept)} known then, {', '.join(parts)} now; give it as it was given then, by name or as "
+            "an engine, or name another folder"
+        )

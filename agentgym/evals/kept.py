@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from agentgym.environments.mixture import parameter_values
 from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.evals.fingerprints import Fingerprints, hold_models
 from agentgym.folders.disk import Refusals, write_whole
+from agentgym.folders.held import Change
 from agentgym.foreign_files.content import read_object
 from agentgym.foreign_files.opening import read_bytes
 from agentgym.run.folder_lock import FolderInUse, LockedFolder, hold_folder, make_folder
@@ -70,12 +72,17 @@ class KeptRollouts:
         self._held, self._store = held, store
         self._settings = read_bytes(held.path / SETTINGS, within=held.path)
         self._disk = Refusals(_LOG.warning)
+        self._turn = threading.Lock()
+        self._gone = False
+        """Whether the folder was removed and could not be made again: the store is no file any more."""
+        self._given = len(played)
         self.played = played
         """Rollouts that an earlier process played, by their ids."""
 
     def hold_models(self, found: Fingerprints) -> None:
         """Keep what is known of the models by now; ValueError for one that is not what the folder was begun with."""
-        self._follow()
+        if not self._follow() or not self._has_settings():
+            return
         write = partial(hold_models, self._held.path, found)
         self._disk.attempt(SETTINGS, write, then="a resumed evaluation does not know the models by them")
         self._settings = read_bytes(self._held.path / SETTINGS, within=self._held.path)
@@ -90,6 +97,7 @@ class KeptRollouts:
         What the disk does not take is held in memory, and tried again with the next ones.
         """
         self._follow()
+        self._given += len(rollouts)
         group = Group(group_id=task.id, rollouts=tuple(rollouts), task=task)
         self._store.add([group], phase=PHASE, step=0, whole=False)
         self._store.flush()
@@ -100,7 +108,8 @@ class KeptRollouts:
 
     def finish(self, evaluation: Evaluation) -> None:
         """Write the summary; what the disk does not take is said, and the evaluation has its result all the same."""
-        self._follow()
+        if not self._follow():
+            return
         text = json.dumps(_finite(summary_of(evaluation)), allow_nan=False, indent=2) + "\n"
         path = self._held.path / SUMMARY
         self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is returned all the same")
@@ -108,21 +117,41 @@ class KeptRollouts:
     @property
     def lost(self) -> int:
         """How many rollouts could not be kept; it is known when the folder is closed."""
-        return self._store.lost
+        return self._given if self._gone else self._store.lost
 
-    def _follow(self) -> None:
-        """Go on where the folder is now, or in a new one if it was removed or another process has taken it."""
+    def _follow(self) -> bool:
+        """Go on where the folder is now, or in a new one if it was removed or another process has taken it.
+
+        Return whether there is one; if it cannot be made now, that is said, and the next call tries again.
+        """
+        with self._turn:
+            try:
+                change = self._followed()
+            except OSError as error:
+                said = "it is tried again with the next rollout, and the evaluation goes on"
+                self._disk.refused(str(self._held.path), str(error), then=said)
+                return False
+            if change is not None:
+                _LOG.warning("%s", change.said)
+                self._store.follow(change.path, lost=change.lost)
+            self._has_settings()
+            return True
+
+    def _followed(self) -> Change | None:
+        self._gone = True
         try:
             change = self._held.follow()
         except FolderInUse:
-            change = self._held.leave()
-        if change is None:
-            return
-        _LOG.warning("%s", change.said)
-        self._store.follow(change.path, lost=change.lost)
-        if change.lost:
-            write = partial(write_whole, change.path / SETTINGS, self._settings)
-            self._disk.attempt(SETTINGS, write, then="it cannot be resumed without it")
+            self._gone = False
+            return self._held.leave()
+        self._gone = False
+        return change
+
+    def _has_settings(self) -> bool:
+        """Whether the folder has its settings; if not, they are written, or the disk's refusal is said."""
+        path = self._held.path / SETTINGS
+        write = partial(write_whole, path, self._settings)
+        return path.is_file() or self._disk.attempt(SETTINGS, write, then="it cannot be resumed without it")
 
 
 @contextmanager
@@ -154,6 +183,11 @@ def kept_in(
             _check_settings(folder, settings)
             refuse_other_derivation(folder)
             warn_of_other_envs(begun_envs(folder), envs)
+        elif (folder / FILE).is_file():
+            raise ValueError(
+                f"out: {folder} holds rollouts, and its {SETTINGS} is gone: nothing says what they were played with; "
+                "name another folder"
+            )
         else:
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
             content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}

@@ -61,11 +61,9 @@ def _is_asked(engine: Engine) -> bool:
 
 def name_of(model: Model) -> str:
     """Name a model as its evaluation keeps it."""
-    if isinstance(model, str | Path):
-        return str(model)
     if isinstance(model, Endpoint):
         return model.name_as_given
-    return model_name(model)
+    return _whole(model if isinstance(model, str | Path) else model_name(model))
 
 
 def opened_name(model: Model) -> str:
@@ -73,7 +71,13 @@ def opened_name(model: Model) -> str:
     if not isinstance(model, str | Path) or is_url(model):
         return name_of(model)
     adapter = adapter_folder(Path(model))
-    return str(find_model(model)) if adapter is None else f"{find_model(base_of(adapter))} with {adapter}"
+    opened = find_model(model if adapter is None else base_of(adapter))
+    return _whole(opened) if adapter is None else f"{_whole(opened)} with {_whole(adapter)}"
+
+
+def _whole(name: str | Path) -> str:
+    """Return the whole path of a folder, which is the same from every working folder, and any other name as it is."""
+    return str(Path(name).resolve() if Path(name).is_dir() else name)
 
 
 def is_url(model: str | Path) -> bool:

@@ -27,7 +27,7 @@ from agentgym.folders.disk import Refusals, write_whole
 from agentgym.folders.names import whole_path
 from agentgym.foreign_files.content import read_object
 from agentgym.rollouts.step_result import read_rewards
-from agentgym.run.settings import SETTINGS, versions
+from agentgym.run.settings import SETTINGS, begun_seed, versions
 from agentgym.run.tasks.content import as_json, env_versions
 from agentgym.scheduling.group_rewards import NAME, GroupRewards
 from agentgym.seeds import seed_for
@@ -126,6 +126,7 @@ async def _write(
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
             raise ValueError("run: it has no rollout as is asked for")
+        seed = begun_seed(run)
         async with open_resources(env) as resources:
             scorer = _Scorer(env, models, resources, asyncio.Semaphore(concurrency))
             known = partial(_bytes_kept_in, run)
@@ -133,7 +134,7 @@ async def _write(
                 for of_phase, of_step in batches:
                     found = {s.rollout.rollout_id: s.rollout for s in store.find(phase=of_phase, step=of_step)}
                     groups = await _regraded(
-                        store, scorer, list(found.values()), done, seed_for("regrade", of_phase, of_step)
+                        store, scorer, list(found.values()), done, seed_for("regrade", seed, of_phase, of_step)
                     )
                     writer.add(groups, phase=of_phase, step=of_step)
     if done.failures and not done.reward.after:

@@ -77,6 +77,8 @@ def comparison_lines(found: Comparison, limit: int) -> Iterator[str]:
             yield f"{name:<12}{what}"
     left_out = f", {found.left_out} left out, which one side did not play or score" if found.left_out else ""
     yield f"{'tasks':<12}{len(found.rewards)} in both{left_out}"
+    if found.attempts_left_out:
+        yield f"{'attempts':<12}{found.attempts_left_out} left out, so that each task has as many on both sides"
     yield f"{'reward':<12}{one:.3f} and {other:.3f}"
     yield f"{'difference':<12}{found.difference:+.3f}  {found.interval}"
     yield f"{'p':<12}{found.p:.4f}, paired sign-flip test, two-sided"

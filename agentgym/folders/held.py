@@ -1,6 +1,7 @@
 """The folder that a process writes to, found again when it was moved, and made again when it was removed."""
 
 import os
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,33 +25,34 @@ class Change:
 
 
 class HeldFolder:
-    """Knows where a folder is, also after it was moved; Linux finds it by an open handle."""
+    """Knows where a folder is, also after it was moved; Linux finds it by an open handle. Any thread may ask."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._turn = threading.RLock()
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
         """Forget the folder."""
-        os.close(self._handle)
+        with self._turn:
+            os.close(self._handle)
 
     def follow(self) -> Change | None:
         """Return what has happened to the folder since the last call, and stand at its new place; None for nothing.
 
         A folder that was removed, or is out of reach, is made anew: at its old place, or beside what is there now.
+        Raises OSError if it cannot be made now; the next call tries again.
         """
-        if self._is_at(self.path):
-            return None
+        with self._turn:
+            return None if self._is_at(self.path) else self._gone_after()
+
+    def _gone_after(self) -> Change:
         before = self.path
         if (now := self._moved_to()) is not None:
             self._stand_at(now)
             said = f"The folder {before} was moved to {now} while it was written to; what follows is written there."
             return Change(now, lost=False, said=said)
-        os.close(self._handle)
-        now = free_name(before)
-        now.mkdir(parents=True)
-        self._handle = os.open(now, os.O_RDONLY | os.O_DIRECTORY)
-        self._stand_at(now)
+        now = self._made_anew()
         beside = "" if now == before else f", and another one is in its place: {now} was made beside it"
         return Change(
             now,
@@ -62,15 +64,28 @@ class HeldFolder:
         )
 
     def leave(self) -> Change:
-        """Make a new folder beside this one, which another process has taken, and stand there from now on."""
-        before = self.path
-        os.close(self._handle)
-        now = free_name(before)
-        now.mkdir(parents=True)
-        self._handle = os.open(now, os.O_RDONLY | os.O_DIRECTORY)
-        self._stand_at(now)
+        """Make a new folder beside this one, which another process has taken, and stand there from now on.
+
+        Raises OSError if it cannot be made.
+        """
+        with self._turn:
+            before, now = self.path, self._made_anew()
         said = f"Another process has taken the folder {before}: what was trained is written to {now}."
         return Change(now, lost=True, said=said)
+
+    def _made_anew(self) -> Path:
+        """Make a folder where none is, and hold it in place of this one, which stays held if it cannot be made."""
+        now = free_name(self.path)
+        now.mkdir(parents=True)
+        try:
+            fresh = os.open(now, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            now.rmdir()
+            raise
+        os.close(self._handle)
+        self._handle = fresh
+        self._stand_at(now)
+        return now
 
     def _stand_at(self, path: Path) -> None:
         for old, place in list(_MOVED.items()):
@@ -91,7 +106,7 @@ class HeldFolder:
     def _moved_to(self) -> Path | None:
         with suppress(OSError):
             found = Path(f"/proc/self/fd/{self._handle}").readlink()
-            if os.path.samestat(os.fstat(self._handle), found.stat()):
+            if found.is_dir() and os.path.samestat(os.fstat(self._handle), found.stat()):
                 return found
         return None
 

@@ -2,13 +2,15 @@
 
 import fcntl
 import json
+import os
 import sqlite3
 import stat
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from sys import getsizeof
+from typing import Any, ClassVar
 
 from agentgym.folders.file_systems import has_locks, shared_kind
 from agentgym.foreign_files.opening import MOST_BYTES, UnreadableFileError, regular_file
@@ -23,6 +25,9 @@ FREE_ROWS, BYTES_A_ROW = 1000, 32
 """Rows that every statement may give, and the fewest bytes of the file that each further one stands for."""
 FREE_BYTES = 1 << 20
 """Bytes that one value may have beyond those of the file."""
+MEMORY_A_BYTE = 16
+"""Bytes of memory that all rows may take for each byte of the file: the smallest number of a byte takes 28."""
+MOST_SCHEMAS = 100
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """What a rollback journal ends with where it names a file for SQLite to delete."""
 
@@ -39,11 +44,15 @@ class ForeignDatabase:
         sqlite3.Error: It is no database, or another process holds it.
     """
 
+    _sound: ClassVar[set[tuple[object, ...]]] = set()
+    """Schemas that were looked at and hold what was wanted: most stores have the same."""
+
     def __init__(self, path: Path, *, within: Path | None) -> None:
         self.path = regular_file(path, within=within)
         check_beside(self.path)
         self.connection = _connected(self.path)
-        self._left = 0
+        self._left, self._size = 0, -1
+        self._measure()
         self.connection.set_progress_handler(self._is_over, LOOK_EACH)
 
     def close(self) -> None:
@@ -57,17 +66,23 @@ class ForeignDatabase:
             UnreadableFileError: It takes more time, or gives more, than a database of this size has reason to.
             sqlite3.Error: The database is damaged.
         """
-        size = self._size()
-        most_rows, most_bytes = FREE_ROWS + size // BYTES_A_ROW, MOST_BYTES + size
-        self._left = (FREE_STEPS + STEPS_A_BYTE * size) // LOOK_EACH
-        self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(MOST_BYTES, size + FREE_BYTES))
+        try:
+            return self._rows(sql, tuple(values))
+        except (UnreadableFileError, sqlite3.DataError):
+            if not self._measure():
+                raise
+        return self._rows(sql, tuple(values))  # a run has written more since it was opened
+
+    def _rows(self, sql: str, values: tuple[object, ...]) -> tuple[list[str], list[Any]]:
+        most_rows, most_bytes = FREE_ROWS + self._size // BYTES_A_ROW, MOST_BYTES + MEMORY_A_BYTE * self._size
+        self._left = (FREE_STEPS + STEPS_A_BYTE * self._size) // LOOK_EACH
         found: list[Any] = []
         try:
-            cursor = self.connection.execute(sql, tuple(values))
+            cursor = self.connection.execute(sql, values)
             names = [name for name, *_ in cursor.description or ()]
             for row in cursor:
                 found.append(row)
-                most_bytes -= _bytes(row)
+                most_bytes -= sum(map(getsizeof, row))
                 if len(found) > most_rows or most_bytes < 0:
                     cursor.close()
                     raise UnreadableFileError(f"{self.path}: a table of it gives more than a file of its size can hold")
@@ -85,6 +100,15 @@ class ForeignDatabase:
         Args:
             wanted: The names of columns by those of tables.
         """
+        _, rows = self.rows("SELECT type, name, rootpage, sql FROM sqlite_master")
+        schema = (tuple(wanted), *((kind, name, bool(page), sql) for kind, name, page, sql in rows))
+        if schema not in self._sound:
+            self._check_tables(wanted)
+            if len(self._sound) >= MOST_SCHEMAS:
+                self._sound.clear()
+            self._sound.add(schema)
+
+    def _check_tables(self, wanted: Mapping[str, Collection[str]]) -> None:
         sql = """SELECT t.name, c.name, c.hidden FROM sqlite_master AS t JOIN pragma_table_xinfo(t.name) AS c
                  WHERE t.type = 'table' AND t.rootpage > 0 AND t.name IN (SELECT value FROM json_each(?))"""
         _, rows = self.rows(sql, (json.dumps(list(wanted)),))
@@ -101,14 +125,15 @@ class ForeignDatabase:
         self._left -= 1
         return self._left < 0
 
-    def _size(self) -> int:
-        """The bytes on the disk of the database and of its write-ahead log; holes in a file are none."""
-        size = 0
-        for name in (self.path.name, f"{self.path.name}-wal"):
+    def _measure(self) -> bool:
+        """Measure the database and its write-ahead log on the disk, without holes; whether they have grown."""
+        before, self._size = self._size, 0
+        for path in (self.path, f"{self.path}-wal"):
             with suppress(OSError):
-                found = self.path.with_name(name).stat()
-                size += min(found.st_size, 512 * found.st_blocks + FREE_BYTES)
-        return size
+                found = os.stat(path)  # noqa: PTH116
+                self._size += min(found.st_size, 512 * found.st_blocks + FREE_BYTES)
+        self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(MOST_BYTES, self._size + FREE_BYTES))
+        return self._size > before
 
 
 def check_beside(path: Path) -> None:
@@ -117,9 +142,9 @@ def check_beside(path: Path) -> None:
     It follows links, writes into its shared memory, and deletes the file that a rollback journal names.
     """
     for end in ("-journal", "-wal", "-shm"):
-        beside = path.with_name(f"{path.name}{end}")
+        beside = f"{path}{end}"
         try:
-            found = beside.lstat()
+            found = os.lstat(beside)
         except OSError:
             continue
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
@@ -186,11 +211,3 @@ def _opened(address: str) -> sqlite3.Connection:
     for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "mmap_size = 0"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
-
-
-def _bytes(row: tuple[Any, ...]) -> int:
-    size = 0
-    for value in row:
-        if type(value) is str or type(value) is bytes:
-            size += len(value)
-    return size

@@ -84,16 +84,19 @@ def regular_file(path: Path, *, within: Path | None) -> Path:
         UnreadableFileError: As of `opened`.
     """
     os.close(_descriptor(path, within))
-    return Path(os.path.realpath(path))
+    return Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
 
 
 def _descriptor(path: Path, within: Path | None) -> int:
-    """Open the file; what is behind a link is looked at first."""
+    """Open the file; where a link leads is looked at first."""
     try:
-        real = Path(os.path.realpath(path))
-        if within is not None and not real.is_relative_to(os.path.realpath(within)):
-            raise UnreadableFileError(f"{path}: it is a link that leads out of {within}, to {real}")
-        file = os.open(real, _READ | os.O_NOFOLLOW)
+        if within is not None and (path.parent != within or path.is_symlink()):
+            real = Path(os.path.realpath(path))
+            if not real.is_relative_to(os.path.realpath(within)):
+                raise UnreadableFileError(f"{path}: it is a link that leads out of {within}, to {real}")
+        else:
+            real = path
+        file = os.open(real, _READ | (os.O_NOFOLLOW if within is not None else 0))
     except (OSError, ValueError) as error:
         raise _refusal(path, error) from error
     kind = stat.S_IFMT(os.fstat(file).st_mode)

@@ -13,6 +13,8 @@ import resource
 import sys
 import threading
 import time
+import traceback
+from collections import deque
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
@@ -31,7 +33,9 @@ HELD_S = 2.0
 PATIENCE_S = 2.0
 """Most seconds that a loop waits for a beat that is late."""
 THREAD = "agentgym-clock"
-"""The name of the thread."""
+"""The name of the thread, and of the one that logs what it notices."""
+WAKE_S = 0.0005
+"""Most seconds that a look at the interpreter's lock takes beside the switch interval: timer slack, a sleeping core."""
 _OWN_USAGE: int | None = getattr(resource, "RUSAGE_THREAD", None)
 """What asks for the usage of one thread; None where the system is not Linux: a standstill counts as any time there."""
 
@@ -54,6 +58,8 @@ class Reading:
     """The time that the thread was ready to run, and had no processor."""
     switches: int
     """How often the thread has waited for anything."""
+    interval: float = 0.005
+    """The seconds between two looks of a thread at the interpreter's lock (`sys.setswitchinterval`)."""
 
     @classmethod
     def now(cls) -> "Reading":
@@ -65,6 +71,7 @@ class Reading:
                 time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)),
                 _waited_for_a_processor(),
                 resource.getrusage(_OWN_USAGE).ru_nvcsw,
+                sys.getswitchinterval(),
             )
             if time.monotonic() - read.monotonic < NAP_S:
                 return read
@@ -72,10 +79,13 @@ class Reading:
     def still_since(self, before: "Reading", slept: float) -> tuple[float, float]:
         """The seconds of a standstill since `before` on the monotonic clock, and those of a suspension beside them.
 
-        A thread that waits for the interpreter's lock wakes up once in each switch interval.
+        A thread that waits for the interpreter's lock wakes up once in each switch interval, and takes some time for
+        it: at short intervals that is most of its wait. It is counted at its most, so that no held lock is taken for a
+        standstill.
         """
         passed = self.monotonic - before.monotonic
-        waited = (self.waited - before.waited) + (self.switches - before.switches) * sys.getswitchinterval()
+        each = max(self.interval, before.interval) + WAKE_S
+        waited = (self.waited - before.waited) + (self.switches - before.switches) * each
         return passed - slept - waited, (self.with_suspension - before.with_suspension) - passed
 
 
@@ -188,11 +198,11 @@ class Heart:
         while self._has_work():
             time.sleep(NAP_S)
             now = Reading.now()
-            self.note(*now.still_since(before, NAP_S), now.monotonic)
-            before = now
+            said = self.note(*now.still_since(before, NAP_S), now.monotonic)
             for clock in list(self.clocks):
                 if clock.is_running:
-                    _look_at(clock, now.monotonic)
+                    said |= _look_at(clock, now.monotonic)
+            before = Reading.now() if said else now  # What it takes to say something is no standstill.
 
     def _has_work(self) -> bool:
         """Whether any loop is open; where none is, the next one starts another thread."""
@@ -202,21 +212,61 @@ class Heart:
             self._thread = None
             return False
 
-    def note(self, still: float, suspended: float, at: float) -> None:
-        """Take what passed since the last beat in; a suspension is only counted: the loops' clocks do not have it."""
+    def note(self, still: float, suspended: float, at: float) -> bool:
+        """Take what passed since the last beat in, and return whether that was a standstill.
+
+        A suspension is only counted: the loops' clocks do not have it.
+        """
         off = still if still >= LEAST_S else 0.0
         seconds = off + (suspended if suspended >= LEAST_S else 0.0)
         self.beat = _Beat(at, self.beat.still + off)
         if seconds:
             self.standstills = Standstills(self.standstills.times + 1, self.standstills.seconds + seconds)
-            log.warning(
+            _aside.warn(
                 "the process stood still for %.1f s: it was stopped, or its container or machine was paused; no time "
-                "limit counts that",
+                "limit of this process counts that, but those that a box keeps inside do if it was stopped, too",
                 seconds,
             )
+        return bool(seconds)
+
+
+class _Aside:
+    """Logs in a thread of its own, which ends when all is said: a slow handler must not make the beats late."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Any, ...]] = deque()
+        self._speaks = False
+
+    def warn(self, text: str, *values: object) -> None:
+        """Log the warning after those that wait, without waiting for it."""
+        with self._lock:
+            self._waiting.append((text, *values))
+            if self._speaks:
+                return
+            self._speaks = True
+        thread = threading.Thread(target=self._say_all, name=THREAD)  # No daemon: what it logs is not lost at the end.
+        try:
+            thread.start()
+        except RuntimeError:  # There can be no more threads.
+            self._say_all()
+
+    def _say_all(self) -> None:
+        while (line := self._next()) is not None:
+            try:
+                log.warning(*line)
+            except Exception:  # A handler may raise what it likes; the next lines are said all the same.
+                traceback.print_exc()
+
+    def _next(self) -> tuple[Any, ...] | None:
+        """The next line; None where there is none, and this thread ends."""
+        with self._lock:
+            self._speaks = bool(self._waiting)
+            return self._waiting.popleft() if self._waiting else None
 
 
 _heart = Heart()
+_aside = _Aside()
 
 
 def keep_time(loop: asyncio.AbstractEventLoop) -> None:
@@ -233,37 +283,50 @@ def standstills() -> Standstills:
     return _heart.standstills
 
 
-def _look_at(clock: LoopClock, now: float) -> None:
-    """Name the code that holds a loop up, in the log, where looks one after the other find the same function."""
+def _look_at(clock: LoopClock, now: float) -> bool:
+    """Name the code that holds a loop up, in the log, where looks one after the other find the same function.
+
+    Return whether it was named.
+    """
     frames = _running_in_loop(sys._current_frames().get(clock.thread)) if now - clock.turned > NAP_S else None
     if not frames:
         clock.held = Held()
-        return
+        return False
     holder = holder_of(frames)
     if holder != clock.held.holder:
         clock.held = Held(holder, now)
-        return
-    if (seconds := now - clock.held.since) >= max(HELD_S, 2 * clock.held.said):
-        clock.held.said = seconds
-        log.warning(
-            "%s has held the event loop for %.1f s, at %s: no other rollout goes on meanwhile, and no time limit can "
-            "end it; await something in it, or make it a plain `def`, which runs in a thread of its own",
-            holder,
-            seconds,
-            place_of_frame(frames[0]),
-        )
+        return False
+    seconds = now - clock.held.since
+    if seconds < max(HELD_S, 2 * clock.held.said):
+        return False
+    clock.held.said = seconds
+    _aside.warn(
+        "%s has held the event loop for %.1f s, at %s: no other rollout goes on meanwhile, and no time limit can "
+        "end it; await something in it, or make it a plain `def`, which runs in a thread of its own",
+        holder,
+        seconds,
+        place_of_frame(frames[0]),
+    )
+    return True
 
 
 def _running_in_loop(frame: FrameType | None) -> list[FrameType]:
-    """The frames, the innermost first, that a turn of the loop has called; none where the loop waits or has ended."""
+    """The frames, the innermost first, that a turn of the loop has called; none if the loop waits or has ended.
+
+    A loop that waits for the verdict on a late beat is in this file, and held up by nobody.
+    """
     found: list[FrameType] = []
     while frame is not None:
         if frame.f_code is _RUN_ONCE:
-            waits = found and found[-1].f_code.co_name == "select"
+            waits = found and (found[-1].f_code.co_name == "select" or any(_is_ours(of) for of in found))
             return [] if waits else found
         found.append(frame)
         frame = frame.f_back
     return []
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == __file__
 
 
 _RUN_ONCE: Any = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
@@ -272,6 +335,7 @@ _RUN_ONCE: Any = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-d
 def _forget() -> None:
     """Begin anew in a process that was forked, which has no thread."""
     _heart.__init__()  # type: ignore[misc]
+    _aside.__init__()  # type: ignore[misc]
 
 
 os.register_at_fork(after_in_child=_forget)

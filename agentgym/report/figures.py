@@ -25,7 +25,7 @@ def unlearned_rows(lines: Sequence[Line]) -> list[list[str]]:
 def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
     """Return the table of how rollouts of trainings ended, its heading first; empty where nothing says it."""
     reasons = sorted({name for line in lines for run in line.runs for row in run.steps for name in row if _stop(name)})
-    figures = {name.removeprefix("stop/"): _mean(name) for name in reasons}
+    figures = {name.removeprefix("stop/"): _share(name) for name in reasons}
     return _table(figures, [line for line in lines if line.is_training]) if figures else []
 
 
@@ -73,9 +73,15 @@ def _total(figure: str) -> Figure:
     return of
 
 
-def _mean(figure: str) -> Figure:
+def _share(figure: str) -> Figure:
+    """Return the share of a run's rollouts with a reward: a step counts by how many of them it has."""
+
     def of(run: KeptRun) -> float | None:
-        return fmean(measured(row.get(figure)) or 0.0 for row in run.steps) if run.steps else None
+        weights = [measured(row.get("rollouts/finished")) or 0.0 for row in run.steps]
+        if not (finished := sum(weights)):
+            return None
+        shares = [measured(row.get(figure)) or 0.0 for row in run.steps]
+        return sum(share * weight for share, weight in zip(shares, weights, strict=True)) / finished
 
     return of
 

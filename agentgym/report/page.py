@@ -94,7 +94,7 @@ def _section(title: str, rows: Sequence[Sequence[str]], *, said: str) -> Iterato
 def _unlearned(lines: Sequence[Line]) -> Iterator[str]:
     yield from _section("What was not learned from", unlearned_rows(lines), said="Totals of all steps.")
     if rows := stop_rows(lines):
-        yield '<p class="said">How rollouts ended, as shares of those with a reward, mean over the steps.</p>'
+        yield '<p class="said">How rollouts ended, as shares of those with a reward, of all steps together.</p>'
         yield _table(rows)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +24,7 @@ from agentgym.errors import (
     SandboxError,
     boundary,
 )
+from agentgym.machine.clock import keep_time
 from agentgym.messages import Message
 from agentgym.rollouts.at_exit import at_exit, leased
 from agentgym.rollouts.conversation import Conversation, open_root
@@ -103,7 +103,9 @@ class Attempt:
 
     async def run(self, boxes: Boxes | None) -> None:
         """Play the whole attempt, from the lease of its box to its return; a failure is kept, and not raised."""
-        start = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        keep_time(loop)
+        start = loop.time()
         self.state.began = self.state.began or start  # a branch has that of its rollout
         running = asyncio.current_task()
         assert running is not None
@@ -124,7 +126,7 @@ class Attempt:
         if self.failed_cases:
             self.state.metrics["failed_cases"] = len(self.failed_cases)
         warn_of_cases_without_an_outcome(self.name, self.failed_cases)
-        self.state.metrics["seconds"] = max(0.0, time.perf_counter() - start - held.seconds)
+        self.state.metrics["seconds"] = max(0.0, loop.time() - start - held.seconds)
         if held.seconds:
             self.state.metrics["held_seconds"] = held.seconds
         self.state.metrics["turns"] = self.state.turns

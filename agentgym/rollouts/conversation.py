@@ -3,7 +3,7 @@
 The root is a conversation, and so is every fork and sub-agent; those of one rollout share a RolloutState.
 """
 
-import time
+import asyncio
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -75,6 +75,7 @@ class Conversation:
             prompt_messages=messages,
             tools=self.chat.tools,
             speaker=self.speaker,
+            clock=asyncio.get_running_loop().time,
         )
         self.opened += 1
         self.forks = 0
@@ -97,7 +98,8 @@ class Conversation:
         if out is not None:
             return out
         self._count(counts)
-        start, sampled = time.perf_counter(), False
+        loop, sampled = asyncio.get_running_loop(), False
+        start = loop.time()
         try:
             budget = state.budget(room if max_tokens is None else min(room, max_tokens))
             if state.limits.tokens is not None:
@@ -116,7 +118,7 @@ class Conversation:
             completion,
             ids,
             message,
-            seconds=time.perf_counter() - start,
+            seconds=loop.time() - start,
             number=state.answers,
             waited=held.seconds,
             asked_at=start - state.began,

@@ -39,7 +39,7 @@ class RolloutState:
     asked: int = 0
     """Ids of `limits.tokens` that the turns in flight may still sample."""
     began: float = 0.0
-    """When the rollout began, by `time.perf_counter`; 0 before."""
+    """When the rollout began, by the clock of its event loop; 0 before."""
     metrics: dict[str, float] = field(default_factory=dict)
     models: NamedModels = field(init=False)
     """What the env asks by name."""

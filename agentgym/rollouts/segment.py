@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -87,7 +87,9 @@ class OpenSegment:
     scores: list[bytes] = field(default_factory=list)
     """The log-probabilities of the ids of each turn, four bytes each: copies, for an engine may reuse its own."""
     sampled_at: float = 0.0
-    """When the last turn was appended, by `time.perf_counter`."""
+    """When the last turn was appended, by `clock`."""
+    clock: Callable[[], float] = time.monotonic
+    """The clock of the event loop that plays it."""
     speaker: Speaker = POLICY
     turns_before: int = 0
     """The turns of the segment that a branch goes on from, which count for the context policy."""
@@ -145,7 +147,7 @@ class OpenSegment:
         turn = OpenTurn(*span, completion.finish_reason, versions, message, seconds, waited, asked_at, number)
         self.turns.append(turn)
         self.scores.append(completion.logprobs.tobytes())
-        self.sampled_at = time.perf_counter()
+        self.sampled_at = self.clock()
 
     def answer(self, messages: Sequence[Message], *, reward: float = 0.0) -> None:
         """Note what answered the last turn, how long that took, and what the env gave for the turn.
@@ -154,7 +156,7 @@ class OpenSegment:
         """
         last = self.turns[-1]
         last.env_messages = [*last.env_messages, *messages]
-        last.env_seconds = time.perf_counter() - self.sampled_at
+        last.env_seconds = self.clock() - self.sampled_at
         last.reward += reward
 
     def set_answer(self, turn: int, messages: Sequence[Message]) -> None:

@@ -1,6 +1,7 @@
 """Checks of what an env's methods return: EnvError names the first field that is not what it must be."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,22 @@ from agentgym.types import StopReason
 
 _MAPPING, _SEQUENCE = (dict, Mapping), (list, Sequence)
 """Types for isinstance, the usual one first: the abstract ones cost several times as much."""
+
+OWN_COUNTERS = frozenset(
+    (
+        *("retries", "rerenders", "realigned", "answers_carried", "compactions", "slides", "forks", "subagents"),
+        *("failed_cases", "untrained_tokens", "held_seconds"),
+        *("branches", "branches_failed", "branch_tokens", "branch_seconds"),
+    )
+)
+"""What a rollout counts itself, beside its env's metrics; a rollout without one has 0."""
+ENV_COUNTERS = frozenset(
+    ("tool_calls", "tool_errors", "malformed_calls", "user_turns", "box_killed", "box_content", "model_limit")
+)
+"""What the classes of envs count in the env's metrics; a rollout without one has 0."""
+OWN_COUNTED = "usage/|model_[a-z_]+/"
+"""A pattern for the beginnings of the names of further ones."""
+_OWN = re.compile(OWN_COUNTED)
 
 
 class Step(NamedTuple):
@@ -90,13 +107,16 @@ def read_rewards(given: Any, where: str) -> dict[str, float]:
 
 
 def read_metrics(given: Any, where: str) -> dict[str, float]:
-    """Read numbers by name; they need not be finite."""
+    """Read numbers by name; they need not be finite, and no name may be one that the rollout counts itself."""
     if not isinstance(given, _MAPPING):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
-    return {
-        str(name): value if type(value) is float else _number(value, f"{where}[{name!r}]")
-        for name, value in given.items()
-    }
+    read: dict[str, float] = {}
+    for key, value in given.items():
+        name = str(key)
+        if name in OWN_COUNTERS or name in ("seconds", "turns") or _OWN.match(name):
+            raise EnvError(f"{where}[{name!r}]: the rollout counts this itself; give the env's own metric another name")
+        read[name] = value if type(value) is float else _number(value, f"{where}[{name!r}]")
+    return read
 
 
 def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, float]]:

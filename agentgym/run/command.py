@@ -30,7 +30,7 @@ from agentgym.run.flags.parsing import is_told, parsed
 from agentgym.run.log import strict
 from agentgym.run.loop import is_first, new_folder, train_policy
 from agentgym.run.report import look_lines
-from agentgym.run.resume import CHECKPOINTS
+from agentgym.run.resume import CHECKPOINTS, NotSaved
 from agentgym.run.settings import SETTINGS, begun_steps
 from agentgym.run.tasks.envs import member_name, read_env_arguments
 from agentgym.run.tasks.parameter_help import with_parameters
@@ -77,6 +77,9 @@ def run_recipe(recipe: type[RunConfig], arguments: Sequence[str], *, prog: str |
     try:
         with stop:
             summary = _run(recipe, arguments, stop, prog)
+    except NotSaved as error:
+        again = resume_command(error.folder, sys.argv[1:])
+        raise SystemExit(f"{recipe.__name__}: {error}; to go on: {again}") from None
     except (AgentGymError, ValueError, TypeError) as error:
         if not is_told(error):
             raise

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentgym.errors import AgentGymError
+from agentgym.folders.disk import Refusals
 from agentgym.folders.file_systems import has_locks, shared_kind
 from agentgym.folders.held import Change, HeldFolder
 from agentgym.folders.names import cannot_be_made
@@ -38,6 +39,7 @@ class LockedFolder(HeldFolder):
 
     def __init__(self, path: Path) -> None:
         self._lock = _locked(path / LOCK)
+        self._refusals = Refusals(_LOG.warning)
         super().__init__(path)
 
     def close(self) -> None:
@@ -50,11 +52,14 @@ class LockedFolder(HeldFolder):
 
     def follow(self) -> Change | None:
         """Do what `HeldFolder.follow` does, with the lock; FolderInUse if another process has taken the folder."""
-        change = super().follow()
-        with suppress(OSError):  # what cannot be seen is taken to be as it was
-            if (change is not None and change.lost) or not _is_ours(self._lock, self.path / LOCK):
-                self._lock_again()
-        return change
+        with self._turn:
+            change = super().follow()
+            try:  # what cannot be seen is taken to be as it was
+                if (change is not None and change.lost) or not _is_ours(self._lock, self.path / LOCK):
+                    self._lock_again()
+            except (OSError, ValueError) as error:
+                self._refusals.refused(str(self.path / LOCK), str(error), then="it is tried again at the next write")
+            return change
 
     def _lock_again(self) -> None:
         """Lock the folder anew: its lock was removed, or is another file."""

@@ -54,12 +54,16 @@ class Recorder:
     def follow(self) -> Change | None:
         """Go on where the run's folder is now, and return what has happened to it since the last call; it blocks.
 
-        A folder that was removed is made anew with settings, figures and rollouts so far. FolderInUse if another
-        process has taken the folder.
+        A folder that was removed is made anew with settings, figures and rollouts so far; if it cannot be made, that is
+        counted and said, and the next call tries again. FolderInUse if another process has taken the folder.
         """
         if self.held is None:
             return None
-        change = self.held.follow()
+        try:
+            change = self.held.follow()
+        except OSError as error:
+            self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
+            return None
         self._gone_to(change)
         return change
 

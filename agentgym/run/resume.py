@@ -39,6 +39,15 @@ POLICIES = {"lora": "adapter", "full": "model"}
 """The folder of what a run has trained, in the run's folder, by train.method."""
 
 
+class NotSaved(AgentGymError):
+    """The run is done, and its disk does not take what it has trained; the message says what is kept."""
+
+    def __init__(self, said: str, folder: Path) -> None:
+        super().__init__(said)
+        self.folder = folder
+        """The folder of the run, to resume it from."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """Says where a run stands between two steps; plain values, as they are kept."""
@@ -254,7 +263,7 @@ class CheckpointManager:
     def _save(self) -> None:
         """Write the checkpoint of the last finished step, and its adapter or its model.
 
-        AgentGymError, which says what is on disk, if the disk takes neither.
+        NotSaved, which says what is on disk, if the disk takes neither.
         """
         if self._kept is None:
             return
@@ -273,12 +282,14 @@ class CheckpointManager:
             self._say_unsaved(written=written)
 
     def _say_unsaved(self, *, written: bool) -> None:
-        """Raise AgentGymError: what was trained is in memory alone, or in the checkpoint."""
+        """Raise NotSaved: what was trained is in memory alone, or in the checkpoint."""
         done, kept = self.state.step, last_step(self._folder / CHECKPOINTS)
         has = f"the checkpoint of step {kept} is there" if kept else "there is no checkpoint"
-        raise AgentGymError(
+        rest = "" if written else f", which goes on after step {kept}" if kept else ", which begins again"
+        raise NotSaved(
             f"out: {self._folder / self._policy} could not be written: the disk does not take it. {done} steps are "
-            f"done, and {has}. Make room, and resume the run" + ("" if written else f": it goes on after step {kept}")
+            f"done, and {has}. Make room on its disk, and resume the run{rest}",
+            self._folder,
         )
 
     async def __aenter__(self) -> Self:

@@ -20,7 +20,7 @@ SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
 
 MAY_DIFFER = (
-    *("recipe", "out", "resume", "steps", "save_every", "keep", "eval_tasks", "solved", "box", "merge"),
+    *("recipe", "out", "resume", "steps", "save_every", "keep", "solved", "box", "merge"),
     "probe_tolerance",
     *("ray", "cluster", "cluster.*"),
     *(
@@ -32,9 +32,6 @@ MAY_DIFFER = (
         "models.*.engine.*",
         "track",
         "eval_every",
-        "eval_rollouts",
-        "eval_sampling",
-        "eval_sampling.*",
     ),
     *("train.lr", "train.value_lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
     *("train.layout", "train.micro_tokens", "train.balance", "train.checkpointing"),
@@ -42,6 +39,8 @@ MAY_DIFFER = (
 )
 """Settings that a resumed run may have otherwise than it was begun with; every other one makes another policy, other
 tasks or other draws."""
+OF_EVALUATIONS = ("eval_tasks", "eval_rollouts", "eval_sampling", "eval_sampling.*", "eval_seed")
+"""Settings that make another evaluation. A resumed run whose evaluations are compared with earlier ones keeps them."""
 
 PACKAGES = ("agentgym", "torch", "transformers", "peft", "numpy", "sglang")
 
@@ -116,6 +115,16 @@ def begun_model(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def begun_seed(folder: Path) -> int:
+    """Return the seed of the run or the evaluation in `folder`; 0 if nothing says it."""
+    try:
+        kept = _kept(folder)
+        found = (kept.get("settings") or kept).get("seed")
+    except (OSError, ValueError, AttributeError):
+        return 0
+    return found if isinstance(found, int) else 0
+
+
 def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
     """Return the env of the run or the evaluation in `folder`, or the members of its mixture, and its parameters.
 
@@ -183,10 +192,12 @@ def refuse_changes(folder: Path, config: Any) -> None:
     """Raise ValueError, naming each field and both values, where the run in `folder` was begun with other settings."""
     begun = _begun(folder)
     now = flat(config)
+    compared = bool(begun.get("eval_tasks") and now.get("eval_tasks"))
+    free = MAY_DIFFER if compared else (*MAY_DIFFER, *OF_EVALUATIONS)
     changed = [
         f"{name}: the run has {json.dumps(begun.get(name))}, not {json.dumps(now.get(name))}"
         for name in sorted(begun.keys() | now.keys())
-        if begun.get(name) != now.get(name) and not any(fnmatchcase(name, free) for free in MAY_DIFFER)
+        if begun.get(name) != now.get(name) and not any(fnmatchcase(name, each) for each in free)
     ]
     if changed:
         raise ValueError(

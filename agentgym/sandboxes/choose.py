@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, assert_never
 from agentgym.boxes import Boxes, Sandbox
 from agentgym.boxes.arguments import check_size
 from agentgym.errors import SandboxError
-from agentgym.field_checks import Names, Positive, check_fields, names_its_fields
+from agentgym.field_checks import Positive, Words, check_fields, names_its_fields
 from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.docker import Docker, why_no_docker
 from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
@@ -42,7 +42,7 @@ class AnyBox:
     """The size of each of its folders, in MB. They are in memory: a box may use three times as much for its files."""
     pids: Positive | None = None
     """How many processes it may have."""
-    pip: Names = ()
+    pip: Words = ()
     """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Folders and files by their path in the box, which can only read them."""

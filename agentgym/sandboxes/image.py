@@ -52,6 +52,10 @@ def build(
     """
     if base is not None and dockerfile is not None:
         raise SandboxError("base, dockerfile: give one of them; the Dockerfile's FROM names the image below")
+    for field, names in (("tag", (tag,)), ("base", (base,)), ("pip", pip), ("apt", apt)):
+        for name in names:
+            if name is not None and name.lstrip().startswith("-"):
+                raise SandboxError(f"{field}: {name!r} begins with '-', which would make an option of it")
     tag = tag or default_image()
     with engine_errors():
         client = connect(timeout_s=BUILD_S)

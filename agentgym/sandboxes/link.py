@@ -14,7 +14,7 @@ from agentgym.boxes import HostFunction
 from agentgym.boxes.content import WrongContent
 from agentgym.errors import BoxKilledError, SandboxError, WireError
 from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.host_functions import MAX_ASKS, begin_answer, cancelled, finish_answer
+from agentgym.sandboxes.host_functions import MAX_ASKS, begin_answer, cancelled
 from agentgym.sandboxes.refusals import SANDBOX_LOST, raise_refusal
 from agentgym.sandboxes.wire import Frame, FrameTooLarge, Wire
 
@@ -22,6 +22,10 @@ TRUNK = 0
 """The number of the session that a box starts with; forks get the others."""
 MAX_OPEN_ASKS = 8
 """Calls of host functions that wait for their answer at once; the server's limit is the same."""
+SERVER_ASKS = 2 * MAX_ASKS
+"""Calls of host functions after which the server ends a cell; one that goes on is not ours any more."""
+MAX_QUESTION = 1 << 20
+"""Bytes of the longest call of a host function; the server's limit is the same."""
 IN_PLACE = (
     "episodes are reset in place: counters of the kernel carry over, and what a hidden test starts can change its files"
 )
@@ -184,13 +188,22 @@ class Link:
             frame = waiting.popleft() if waiting else await self._next(call, deadline)
             if carry is not None and "part" in frame.envelope:
                 self._wire.send({"id": call, "answer": frame.envelope["part"]}, await carry(frame.body))
+                await self._give_a_turn(waiting)
                 continue
             if "ask" not in frame.envelope:
                 return frame
             asked += 1
+            if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
+                raise WireError(f"call {asked} of a host function in one cell, of {len(frame.body)} bytes")
             end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
             if end is not None:
                 return end
+            await self._give_a_turn(waiting)
+
+    async def _give_a_turn(self, waiting: "deque[Frame]") -> None:
+        """Let the loop do other work before the frames that were sent ahead: taking them needs no wait."""
+        if waiting or self._wire.holds_frames:
+            await asyncio.sleep(0)
 
     async def _next(self, call: int, deadline: float) -> Frame:
         """Return the call's next frame; TimeoutError at the deadline, however many frames of other kinds come.
@@ -229,7 +242,7 @@ class Link:
         inside = _serving.set(_serving.get() | {id(self)})
         try:
             answer = begin_answer(ask.body, serve)
-            working = None if isinstance(answer, bytes) else asyncio.ensure_future(finish_answer(answer))
+            working = None if isinstance(answer, bytes) else asyncio.ensure_future(answer)
         finally:
             _serving.reset(inside)
         if working is None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from agentgym.boxes import Boxes
 from agentgym.boxes.arguments import BoxMemory, check_size
 from agentgym.errors import SandboxError
-from agentgym.field_checks import Name, Names, Positive, check_fields, names_its_fields
+from agentgym.field_checks import Name, Positive, Words, check_fields, names_its_fields
 from agentgym.process_identity import new_folder, sweep_folders
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.box import RemoteBox
@@ -57,7 +57,7 @@ class Bubblewrap:
     pids: Positive = 128
     python: Name | None = None
     """The Python inside the box; None takes /usr/bin/python3, else the one that runs this."""
-    pip: Names = ()
+    pip: Words = ()
     """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Folders and files of this machine by their path in the box; code in the box can only read them."""

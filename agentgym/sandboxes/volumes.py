@@ -13,6 +13,10 @@ TAKEN = ("/tmp", "/branches", "/dev", "/proc", "/sys", "/agentgym", "/run/agentg
 """Paths of a box that are its own."""
 
 
+SYSTEMS = ("/proc", "/sys")
+"""Folders of a machine that hold no files: they show its processes, with their environments, and its devices."""
+
+
 def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
     """Raise ValueError, which names the path, for one that is not absolute or stands where the box has its own.
 
@@ -26,8 +30,18 @@ def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
             raise ValueError(f"volumes: {inside!r} is a place of the box's own; choose another, such as '/data'")
         if here and not Path(outside).exists():
             raise ValueError(f"volumes: {outside!r} does not exist on this machine, or this user cannot see it")
+        if (shown := _shows_the_machine(outside, here=here)) is not None:
+            raise ValueError(f"volumes: {outside!r} would show {shown!r} of the machine to the code in the box")
         if Path(outside).is_socket():
             raise ValueError(f"volumes: {outside!r} is a socket: code that can read one can talk to its server")
+
+
+def _shows_the_machine(outside: str, *, here: bool) -> str | None:
+    """Return the folder of the machine that no box may see, if the path leads to one, by a link too if it is `here`."""
+    path = PurePosixPath(os.path.realpath(outside) if here else os.path.normpath(outside))
+    if str(path) in ("/", "/dev"):
+        return str(path)
+    return next((system for system in SYSTEMS if path.is_relative_to(system)), None)
 
 
 def check_sockets(volumes: Mapping[str, str]) -> None:

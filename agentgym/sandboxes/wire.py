@@ -13,6 +13,8 @@ from agentgym.errors import WireError
 
 MAX_ENVELOPE = 1 << 20
 MAX_BODY = 18 << 20
+MAX_HELD = 16
+"""Frames that nobody has received, at which a wire reads no more: the other end sends few at once, and then waits."""
 _LENGTH = struct.Struct(">I")
 _decode = json.JSONDecoder().raw_decode  # What json.dumps and json.loads do around them takes as long as they do.
 
@@ -132,6 +134,7 @@ class Wire(asyncio.Protocol):
         """When the wait ends without a frame, on the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
+        self._is_paused = False
         self._error: WireError | None = None
         self.aside: Callable[[Frame], None] | None = None
         """Takes the frames of programs in the background, which come at any time; WireError closes the wire."""
@@ -154,6 +157,11 @@ class Wire(asyncio.Protocol):
         """The reason why the wire is closed; None while it is open."""
         return None if self._error is None else str(self._error)
 
+    @property
+    def holds_frames(self) -> bool:
+        """Whether `receive` would return at once."""
+        return bool(self._frames)
+
     def send(self, envelope: dict[str, Any], body: bytes = b"") -> None:
         """Hand a frame to the socket; WireError when the wire is closed, FrameTooLarge where the frame is."""
         if self._error is not None or self._transport is None:
@@ -166,7 +174,10 @@ class Wire(asyncio.Protocol):
             if self._error is not None:
                 raise WireError(str(self._error)) from self._error
             await self._news(deadline)
-        return self._frames.popleft()
+        frame = self._frames.popleft()
+        if self._is_paused and len(self._frames) < MAX_HELD:
+            self._pause(False)
+        return frame
 
     async def _news(self, deadline: float) -> None:
         waiter = self._waiter = self._loop.create_future()
@@ -220,7 +231,14 @@ class Wire(asyncio.Protocol):
         except WireError as error:
             self._fail(error)
             self.close()
+        if len(self._frames) >= MAX_HELD and not self._is_paused:
+            self._pause(True)
         self._wake()
+
+    def _pause(self, paused: bool) -> None:
+        self._is_paused = paused
+        if self._transport is not None and not self._transport.is_closing():
+            (self._transport.pause_reading if paused else self._transport.resume_reading)()
 
     def eof_received(self) -> None:
         """Cut the wire: a box that says no more answers nothing, and what is left to be sent would wait for it."""

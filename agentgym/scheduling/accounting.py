@@ -11,6 +11,7 @@ import numpy as np
 from agentgym.credit.learned_turns import joined_rows
 from agentgym.credit.turn_noise import Rows
 from agentgym.errors import AgentGymError, SandboxError
+from agentgym.rollouts.step_result import ENV_COUNTERS, OWN_COUNTED, OWN_COUNTERS
 from agentgym.store.tool_counts import PER_TOOL
 from agentgym.types import Group, Rollout
 
@@ -219,14 +220,8 @@ _mappings: list[tuple[str, Callable[[Rollout], Mapping[str, float]]]] = [
     ("rollout", lambda r: r.metrics),
     ("role", lambda r: r.role_rewards),
 ]
-_COUNTERS = frozenset(
-    (
-        *("tool_calls", "tool_errors", "malformed_calls", "retries", "rerenders", "realigned", "answers_carried"),
-        *("compactions", "slides", "forks", "subagents", "user_turns", "box_killed", "failed_cases"),
-        *("untrained_tokens", "held_seconds", "branches", "branches_failed", "branch_tokens", "branch_seconds"),
-    )
-)
-_COUNTED = re.compile(f"{PER_TOOL}|usage/|model_[a-z_]+/")
+_COUNTERS = OWN_COUNTERS | ENV_COUNTERS
+_COUNTED = re.compile(f"{PER_TOOL}|{OWN_COUNTED}")
 """The beginnings of the names of further counters."""
 
 

@@ -35,7 +35,7 @@ class RolloutUsage:
     """The loop's time when it began to play; None while it waits for its turn."""
     stopped: float | None = None
     """The loop's time when it ended or was dropped; None before."""
-    held: Standstill = field(default_factory=lambda: Standstill(asyncio.get_running_loop().time))
+    held: Standstill = field(default_factory=Standstill)
     """The time at the shut gate; requests that wait there at once count once."""
 
     @property

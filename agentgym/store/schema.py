@@ -109,6 +109,8 @@ def misplaced(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str | N
         if name not in KINDS:
             continue
         right = (_TYPES[KINDS[name]], type(None))
+        if {type(row[place]) for row in rows} <= set(right):
+            continue
         if (row := next((row for row in rows if not isinstance(row[place], right)), None)) is not None:
             whose = f"rollout {row[names.index('number')]}: " if "number" in names else ""
             return f"{whose}its {name} is {_kind(row[place])} instead of {KINDS[name]}"

@@ -3,10 +3,12 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agentgym.folders.disk import disk_trouble
 from agentgym.store.rows import ROLLOUT_COLUMNS, SEGMENT_COLUMNS, rollout_row, segment_row, stored_text
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.tool_counts import call_counts
@@ -17,6 +19,13 @@ _INSERT_ROLLOUT = (
     f"INSERT INTO rollouts ({ROLLOUT_COLUMNS}, suspicious, tool_calls, tool_errors) VALUES ({', '.join('?' * 14)})"
 )
 _INSERT_SEGMENT = f"INSERT INTO segments (rollout, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+WAITING = (
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
+)
+"""SQLite's errors of a store that may take later what it does not take now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
 
     The signs of a group's rollouts come from all of them, and are written after them.
     """
-    if len(job.groups) > 1:
+    if len(job.groups) != 1:
         return [replace(job, groups=[group]) for group in job.groups]
     (group,) = job.groups
     alone = [Group(group_id=group.group_id, rollouts=(rollout,), task=group.task) for rollout in group.rollouts]
@@ -119,3 +128,28 @@ def write_step(connection: sqlite3.Connection, job: StepJob) -> None:
     connection.executemany(
         "UPDATE rollouts SET logprob_gap = ? WHERE number = ?", [(gap, number) for number, gap in gaps.items()]
     )
+
+
+def close(connection: sqlite3.Connection | None) -> None:
+    """Close the connection; one that is closed already stays so."""
+    if connection is not None:
+        with suppress(sqlite3.Error):
+            connection.close()
+
+
+def rollouts_of(connection: sqlite3.Connection) -> int:
+    """Count the rollouts of a store; 1 if it cannot be told any more."""
+    try:
+        return int(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
+    except sqlite3.Error:
+        return 1
+
+
+def waits(error: Exception) -> bool:
+    """Whether the store may take later what it did not take now."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in WAITING or disk_trouble(error) is not None
+
+
+def said_of(error: Exception) -> str:
+    """Return the kind of an error and its message."""
+    return f"{type(error).__name__}: {error}"

@@ -31,8 +31,10 @@ class VocabularyWriter:
         """Ids of the transaction that is open: it may be taken back."""
 
     def read(self, connection: sqlite3.Connection) -> None:
-        """Take what an earlier run kept as seen."""
-        for model, ids in connection.execute("SELECT model, ids FROM vocabulary").fetchall():
+        """Take what this store has as seen, and nothing else: another one may have had more."""
+        rows = connection.execute("SELECT model, ids FROM vocabulary").fetchall()
+        self._seen.clear()
+        for model, ids in rows:
             self._mark(model, np.frombuffer(ids, "<u4").astype(np.int64))
 
     def add(self, connection: sqlite3.Connection, rollouts: Iterable[Rollout]) -> None:

@@ -6,15 +6,16 @@ import queue
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from agentgym.data.content import refuse_unkept, task_fields
-from agentgym.folders.disk import Refusals, disk_trouble
+from agentgym.folders.disk import Refusals
 from agentgym.folders.names import whole_path
 from agentgym.store.rows import packed, stored_text
 from agentgym.store.schema import FILE, open_store
@@ -22,9 +23,13 @@ from agentgym.store.statements import (
     GroupsJob,
     SignsJob,
     StepJob,
+    close,
     in_transaction,
     parts_of,
     rollouts_in,
+    rollouts_of,
+    said_of,
+    waits,
     write_rollout,
     write_signs,
     write_step,
@@ -51,11 +56,8 @@ _Job: TypeAlias = _Work | _Place | threading.Event
 
 HELD_MOST = 4096
 """Rollouts that are held in memory while the store cannot be written; of more, the oldest are lost."""
-_WAITING = (
-    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_PERM),
-    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
-)
-"""SQLite's errors of a store that may take later what it does not take now."""
+LOOK_S = 1.0
+"""Seconds after which `flush` looks whether the thread that it waits for is still there."""
 
 
 class RolloutWriter:
@@ -94,6 +96,10 @@ class RolloutWriter:
     ) -> None:
         self._jobs.put(None)
         self._thread.join()
+        while not self._jobs.empty():  # the thread ended before its time
+            if isinstance(job := self._jobs.get(), GroupsJob):
+                self._held.append(job)
+        self._lose(sum(map(rollouts_in, self._held)), self._stuck)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -134,7 +140,8 @@ class RolloutWriter:
         """
         written = threading.Event()
         self._jobs.put(written)
-        written.wait()
+        while self._thread.is_alive() and not written.wait(LOOK_S):
+            pass
 
     def follow(self, folder: Path, *, lost: bool) -> None:
         """Write into this folder from now on: the store was moved there, or is `lost` and is written again."""
@@ -144,14 +151,25 @@ class RolloutWriter:
     # In the thread
 
     def _run(self) -> None:
-        connection = self._opened(None)
+        connection = self._tried(None, self._opened)
         while (job := self._jobs.get()) is not None:
-            connection = self._do(connection, job)
-        connection = self._write_held(connection)
-        self._lose(sum(map(rollouts_in, self._held)), self._stuck)
-        if connection is not None:
-            with suppress(sqlite3.Error):
-                connection.close()
+            connection = self._tried(connection, partial(self._do, job=job))
+            if isinstance(job, threading.Event):
+                job.set()
+        close(self._tried(connection, self._write_held))
+
+    def _tried(
+        self,
+        connection: sqlite3.Connection | None,
+        work: Callable[[sqlite3.Connection | None], sqlite3.Connection | None],
+    ) -> sqlite3.Connection | None:
+        """Do the work, and return the connection for the next one; nothing ends the thread, which others wait for."""
+        try:
+            return work(connection)
+        except Exception as error:
+            self._wait_for(error)
+            close(connection)
+            return None
 
     def _opened(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
         """Return the connection, or a new one if there is none; None if the store cannot be opened now."""
@@ -172,7 +190,7 @@ class RolloutWriter:
         """Say that the store takes nothing now, the first time."""
         if self._stuck is None:
             said = "they are held in memory and tried again, and the run goes on"
-            self._refusals.refused("rollouts", _said(error), then=said)
+            self._refusals.refused("rollouts", said_of(error), then=said)
         self._stuck = error
 
     def _do(self, connection: sqlite3.Connection | None, job: _Job) -> sqlite3.Connection | None:
@@ -180,32 +198,46 @@ class RolloutWriter:
         if isinstance(job, _Place):
             return self._moved(connection, job)
         if isinstance(job, StepJob):
-            job = replace(job, trained=list(job.trained)) if self._held else job
+            job = self._listed(job)
         if isinstance(job, GroupsJob | SignsJob | StepJob):
             self._held.append(job)
         if self._stuck is None or self._jobs.empty():  # a locked store is waited for once, not for each job
             connection = self._write_held(connection)
-        if isinstance(job, threading.Event):
-            if connection is not None:
-                self._checkpoint(connection)
-            job.set()
+        if isinstance(job, threading.Event) and connection is not None:
+            self._checkpoint(connection)
         return connection
+
+    def _listed(self, job: StepJob) -> StepJob:
+        """Return the job with all that it writes; a generator could not be tried again."""
+        try:
+            return replace(job, trained=list(job.trained))
+        except Exception as error:
+            self._lose_beside(job, error)
+            return replace(job, trained=())
 
     def _write_held(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
         """Write what is held, in its order, until the store does not take it; return the connection."""
-        connection = self._opened(connection)
+        try:
+            return self._write_in_order(self._opened(connection))
+        finally:
+            self._drop_oldest()
+
+    def _write_in_order(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
         while self._held and connection is not None:
-            if (waits := self._written(connection, self._held[0])) is not None:
-                self._wait_for(waits)
+            if (error := self._written(connection, self._held[0])) is not None:
+                self._wait_for(error)
                 break
             if self._stuck is not None:
                 log.warning("%s: it can be written again, and takes the rollouts that were held", self.path)
             self._stuck = None
+        return connection
+
+    def _drop_oldest(self) -> None:
+        """Lose the oldest of what is held if it is more than can be."""
         many = sum(map(rollouts_in, self._held))
         while many > HELD_MOST:
             many -= (dropped := rollouts_in(self._held.popleft()))
             self._lose(dropped, self._stuck)
-        return connection
 
     def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
         """Write the first of what is held, or put its parts in its place; the error where it is to be tried again."""
@@ -219,11 +251,13 @@ class RolloutWriter:
                 self.vocabulary.keep()
         except Exception as error:
             self.vocabulary.drop()
-            if _waits(error):
+            if waits(error):
                 return error
             self._held.popleft()
             parts = parts_of(job) if isinstance(job, GroupsJob) else []
-            if len(parts) < 2:
+            if not isinstance(job, GroupsJob):
+                self._lose_beside(job, error)
+            elif len(parts) < 2:
                 self._lose(rollouts_in(job), error)
             self._held.extendleft(reversed(parts if len(parts) > 1 else []))
             return None
@@ -234,15 +268,20 @@ class RolloutWriter:
         """Count rollouts as lost, and say why; the run goes on."""
         if many:
             self.lost += many
-            why = _said(error) if error is not None else "the store was never opened"
+            why = said_of(error) if error is not None else "the store was never opened"
             self._refusals.refused("some rollouts", why, then=f"{self.lost} are lost so far, and the run goes on")
+
+    def _lose_beside(self, job: StepJob | SignsJob, error: Exception) -> None:
+        """Say that what belongs beside rollouts is lost; they stay without it."""
+        what = "what a step's training computed" if isinstance(job, StepJob) else "the signs of a group"
+        self._refusals.refused(what, said_of(error), then="its rollouts stay without it")
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Move what is in the write-ahead log into the store's file, so that it outlives a power cut."""
         try:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:
-            self._refusals.refused("the store's write-ahead log", _said(error), then="rollouts stay in it until then")
+            self._refusals.refused("the store's write-ahead log", said_of(error), then="rollouts stay in it until then")
 
     def _moved(self, connection: sqlite3.Connection | None, place: _Place) -> sqlite3.Connection | None:
         """Return a connection to the store at its new place; None if it cannot be opened there now.
@@ -254,18 +293,19 @@ class RolloutWriter:
             return self._opened(None)
         if not place.lost:
             opened = self._opened(None)
-            connection.close()
+            close(connection)
             return opened
-        fresh = place.folder / f".{FILE}-new"
+        fresh, many = place.folder / f".{FILE}-new", rollouts_of(connection)
         try:
             with closing(open_store(fresh)) as copy:
                 connection.backup(copy)
-        except (sqlite3.Error, OSError, ValueError) as error:
-            self._lose(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0], error)
-            fresh.unlink(missing_ok=True)
-        connection.close()
-        with suppress(FileNotFoundError):
+            close(connection)
             fresh.replace(place.folder / FILE)
+        except Exception as error:
+            close(connection)
+            self._lose(many, error)
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
         return self._opened(None)
 
     def _cut_done_again(self, connection: sqlite3.Connection) -> None:
@@ -273,13 +313,12 @@ class RolloutWriter:
         try:
             in_transaction(connection, self._cut)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
             log.warning(
                 "%s: rollouts that an earlier run wrote for step %d and later could not be removed, and stay "
                 "beside those of this run: %s",
                 self.path,
                 self._done,
-                said,
+                said_of(error),
             )
 
     def _cut(self, connection: sqlite3.Connection) -> None:
@@ -306,15 +345,6 @@ class RolloutWriter:
             if not connection.in_transaction:  # SQLite has taken back the whole transaction, such as on a full disk
                 raise
             if not self._task_refused:
-                said = f"{type(error).__name__}: {error}"
-                log.warning("%s: task %r is not written, and its rollouts are: %s", self.path, group_id, said)
+                said = "%s: task %r is not written, and its rollouts are: %s"
+                log.warning(said, self.path, group_id, said_of(error))
             self._task_refused = True
-
-
-def _waits(error: Exception) -> bool:
-    """Whether the store may take later what it did not take now."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _WAITING or disk_trouble(error) is not None
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

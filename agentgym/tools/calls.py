@@ -8,7 +8,6 @@ instead.
 import asyncio
 import inspect
 import json
-import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,13 +61,14 @@ async def dispatch(
 
     :raises AgentGymError: from inside the tool, all kinds but ToolError; EnvError where an attribute hides the tool.
     """
-    start = time.perf_counter()
+    loop = asyncio.get_running_loop()
+    start = loop.time()
     made = offered(owner).get(name)
     result = _bound(owner, made, name, arguments, allowed_tools)
     if not isinstance(result, ToolResult):
         assert made is not None
         result = await _outcome(owner, made, made.function_of(owner), result)
-    result.seconds = time.perf_counter() - start
+    result.seconds = loop.time() - start
     return result
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from agentgym.messages import Image
@@ -25,9 +25,14 @@ async def joined(stream: AsyncGenerator[Any, Any], said: list[str], where: str) 
 
     :raises TypeError: where it yields anything else.
     """
-    async with aclosing(stream):
-        turned = time.perf_counter()
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    turned = time.perf_counter()
+    async with _closing(stream, where):
         async for piece in stream:
+            if task.cancelling() > before:  # it has caught that, of its limit or of somebody else, and goes on
+                raise asyncio.CancelledError
             if time.perf_counter() - turned > SLICE_S:
                 await asyncio.sleep(0)
                 turned = time.perf_counter()
@@ -39,6 +44,23 @@ async def joined(stream: AsyncGenerator[Any, Any], said: list[str], where: str) 
             if log.isEnabledFor(logging.INFO):
                 log.info("%s: %s", where, one_line(piece.rstrip("\n")))
     return "".join(said)
+
+
+@asynccontextmanager
+async def _closing(stream: AsyncGenerator[Any, Any], where: str) -> AsyncIterator[None]:
+    """Close the stream after the block; a stream that was cancelled stays so, whatever it does when it is closed."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        try:
+            await stream.aclose()
+        except Exception as error:
+            log.warning("%s: it could not be closed after it was cut: %s: %s", where, type(error).__name__, error)
+        raise
+    except BaseException:
+        await stream.aclose()
+        raise
+    await stream.aclose()
 
 
 def _stopped(stop: Stop, said: str) -> Stop:

@@ -49,17 +49,15 @@ def visible_tests(part: str, package: str) -> str:
 
 @cache
 def hidden_tests(part: str) -> tuple[str, list[Any]]:
-    """Return the expression that runs all cases of a part, and its right value."""
+    """Return the expression that runs all cases of a part, and its right value as JSON has it: so boxes compare it."""
     cases = [*VISIBLE[part], *(case for bug in BUGS if bug.part == part for case in bug.hidden)]
-    return f"outcomes({part}, {cases!r})", _outcomes(part, cases)
+    return f"outcomes({part}, {cases!r})", json.loads(json.dumps(_outcomes(part, cases)))
 
 
 def _outcomes(part: str, cases: list[str]) -> list[Any]:
     names: dict[str, Any] = {}
     exec(OUTCOMES, names)
-    found: list[Any] = json.loads(
-        json.dumps(names["outcomes"](_sound(part), cases))
-    )  # as the hidden tests compare them
+    found: list[Any] = names["outcomes"](_sound(part), cases)
     return found
 
 

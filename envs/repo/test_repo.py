@@ -1,5 +1,6 @@
 """Repo, tested without a model: what the bugs do, what mends them, and which ways around that earn nothing."""
 
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -47,7 +48,7 @@ def outcomes(bug: Bug, cases: list[str]) -> list[Any]:
 
     def outcome(case: str) -> Any:
         try:
-            return names["outcomes"](type("Module", (), broken), [case])[0]
+            return json.loads(json.dumps(names["outcomes"](type("Module", (), broken), [case])[0]))
         except Exception as error:
             return error
 

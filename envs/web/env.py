@@ -128,7 +128,7 @@ class Web(ag.ToolEnv[WebTask]):
         """Whether the ledger of the site has the right action and no other one."""
         try:
             return float(json.loads(await self._asked("REPORT", "/")) == [[*self.task.action]])
-        except ValueError:  # The site answers no more.
+        except (ValueError, RecursionError):  # The site answers no more, or nothing that is its ledger.
             return 0.0
 
 

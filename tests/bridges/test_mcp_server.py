@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -246,11 +248,31 @@ async def test_an_env_that_cannot_be_served_is_refused() -> None:
     assert Desk.log[-1] == "closed for all"
 
 
-async def test_over_http_clients_share_the_episode_which_ends_with_the_server(no_leaks: None) -> None:
+async def post(url: str, headers: dict[str, str]) -> None:
+    """Send a request that no MCP client sends, as a stranger does who looks for something to call."""
+    asked = Request(url, b"{}", {"Content-Type": "application/json", **headers}, method="POST")
+    await asyncio.to_thread(lambda: urlopen(asked).close())
+
+
+async def test_over_http_clients_bring_the_token_and_share_the_episode_which_ends_with_the_server(
+    no_leaks: None,
+) -> None:
     async with open_episode(Desk, TASK_OF_DESK) as made:
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}{PATH}"
-        serving = asyncio.create_task(serve_http(made, listener))
+        serving = asyncio.create_task(serve_http(made, listener, token="s3cret"))
+        with pytest.raises(Exception, match="403"):
+            await post(url, {})
+        for stranger in ("", "s3cre", "s3crett", "\xe9"):
+            with pytest.raises(Exception, match="403"):
+                await post(f"{url}?token={quote(stranger)}", {})
+            with pytest.raises(Exception, match="403"):
+                await post(url, {"Authorization": f"Bearer {stranger}"})
+        with pytest.raises(Exception, match="403"):
+            await post(f"{url}?token=s3cret", {"Authorization": "Bearer of another"})
+        with pytest.raises(Exception, match=r"40[06]"):
+            await post(url, {"Authorization": "Bearer s3cret"})
+        url += "?token=s3cret"
         async with Client(url) as client:
             assert text(await client.call_tool("add", {"a": 2, "b": 3})) == "5"
         async with Client(url) as client:

@@ -1,17 +1,13 @@
 """What a task is known by: one form of its fields in every process, which a store gives back as the same task."""
 
-import enum
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
-from uuid import UUID
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,61 +19,11 @@ from agentgym.data.content import content, refuse_unkept, same_fields, task_fiel
 from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.regrade import regrade
 from agentgym.run.preflight import hold_checked
-
-
-class Colour(enum.Enum):
-    RED = "red"
-    BLUE = "blue"
-
-
-class Point(NamedTuple):
-    x: int
-    y: int
-
-
-@dataclass(frozen=True)
-class Place:
-    name: str
-    around: frozenset[str] = frozenset()
-
-
-class Inner(BaseModel):
-    names: set[str] = set()
-    data: bytes = b""
-
-
-class Holder(ag.Task):
-    """A task of anything."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-    value: Any = None
-
-
-class Typed(ag.Task):
-    """A task of fields that JSON does not know."""
-
-    names: set[str] = Field(default_factory=set)
-    pairs: frozenset[tuple[int, str]] = frozenset()
-    colour: Colour = Colour.RED
-    by_colour: dict[Colour, set[int]] = Field(default_factory=dict)
-    place: Place = Place("a")
-    inner: Inner = Inner()
-    many: list[Inner] = Field(default_factory=list)
-    when: datetime = datetime(2024, 1, 1, tzinfo=UTC)
-    price: Decimal = Decimal("1.10")
-    who: UUID = UUID(int=1)
-    where: Path = Path("a/b")
-    point: Point = Point(1, 2)
-    data: bytes = b"text"
-    score: float = 0.0
-
-
-def made(of: type[ag.Task] = Holder, **fields: Any) -> Any:
-    return of(id="a", prompt="x", **fields)
-
+from tests.data.odd_tasks import Colour, Holder, Inner, Place, Point, Typed, made
 
 IN_ANOTHER_PROCESS = """
-from tests.data.test_content import *
+from agentgym.data.content import content
+from tests.data.odd_tasks import Inner, Place, Typed, made
 names = {"alpha", "beta", "gamma", "delta", "epsilon"}
 task = made(Typed, names=names, place=Place("b", frozenset(names)), inner=Inner(names=names), many=[Inner(names=names)],
             pairs={(1, "b"), (1, "a"), (0, "c")}, by_colour={"red": {3, 1}, "blue": {2}})
@@ -116,7 +62,7 @@ def test_a_task_has_one_content_in_every_process() -> None:
         (np.datetime64("2024-01-01T00:00:00", "ns"), "2024-01-01T00:00:00.000000000"),
         (Point(1, 2), [1, 2]),
         (b"text", "text"),
-        (b"\xff", "/w=="),
+        (b"\xff", {"base64": "/w=="}),
         (datetime(2024, 1, 1, tzinfo=UTC), "2024-01-01T00:00:00Z"),
         (float("inf"), float("inf")),
         ({"a": 1}.keys(), ["a"]),
@@ -127,6 +73,46 @@ def test_what_json_does_not_know_is_written_by_its_value(value: Any, written: An
     held = made()
     object.__setattr__(held, "value", value)
     assert task_fields(held)["value"] == written
+
+
+def test_a_task_whose_fields_have_aliases_is_given_back() -> None:
+    class Deep(BaseModel):
+        size: int = Field(alias="Size")
+
+    class Aliased(ag.Task):
+        x: int = Field(alias="X")
+        y: int = Field(validation_alias="Y", serialization_alias="why")
+        deep: Deep
+
+    task = made(Aliased, X=1, Y=2, deep={"Size": 3})
+    refuse_unkept([task])
+    assert task_of(Aliased, task_fields(task)) == task
+    assert content(task) != content(made(Aliased, X=1, Y=2, deep={"Size": 4}))
+
+
+class Blob(ag.Task):
+    data: bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        (Blob, {"data": b"\xff"}, {"data": b"/w=="}),
+        (Holder, {"value": [b"\xff"]}, {"value": [b"/w=="]}),
+        (Holder, {"value": np.array([np.nan])}, {"value": np.array([np.inf])}),
+        (Holder, {"value": {"deep": [np.float32("inf")]}}, {"value": {"deep": [np.float32("-inf")]}}),
+        (Holder, {"value": np.array([[1.0, np.nan]])}, {"value": np.array([[1.0, None]])}),
+        (Holder, {"value": {"a": float("nan")}.values()}, {"value": {"a": float("inf")}.values()}),
+    ],
+)
+def test_different_fields_are_different_content(kind: type[ag.Task], one: Any, other: Any) -> None:
+    assert content(made(kind, **one)) == content(made(kind, **one))
+    assert content(made(kind, **one)) != content(made(kind, **other))
+
+
+def test_bytes_that_are_no_text_are_told_how_to_be_stored() -> None:
+    with pytest.raises(ValueError, match=r"^Blob\.data: .* write `model_config = pydantic\.ConfigDict\(ser_json_bytes"):
+        refuse_unkept([made(Blob, data=b"\xff")])
 
 
 def later(text: str) -> bool:
@@ -349,6 +335,10 @@ async def test_sets_are_resumed_and_compared_whatever_their_order(tmp_path: Path
     assert again.resumed == 2
     await ag.evaluate(Asking, Scripted([say("g")]), out=tmp_path / "two")
     assert ag.compare(tmp_path / "one", tmp_path / "two").difference == -1.0
+    others = [Sets(id=i, prompt="y", right={"a"}) for i in range(2)]
+    other = await ag.evaluate(Asking, Scripted([say("a")]), tasks=others)
+    with pytest.raises(ValueError, match=r"^other: task '0' is another one than in the first evaluation"):
+        ag.compare(again, other)  # in memory, too
 
 
 def test_a_split_by_what_has_no_text_is_refused_and_by_a_record_it_is_the_same_for_equal_ones() -> None:

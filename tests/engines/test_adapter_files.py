@@ -81,7 +81,7 @@ def test_a_folder_without_an_adapter_is_refused_and_a_run_names_its_own(tmp_path
     with pytest.raises(ValueError, match=r"cannot be read: SafetensorError"):
         read_adapter(tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"cannot be read: JSONDecodeError"):
+    with pytest.raises(ValueError, match=r"cannot be read: UnreadableFileError"):
         read_adapter(tmp_path / "adapter")
 
 

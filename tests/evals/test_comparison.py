@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import agentgym as ag
@@ -104,3 +105,35 @@ async def test_two_of_the_same_rewards_are_not_said_to_be_surely_alike() -> None
     assert low == pytest.approx(-high)
     assert high == pytest.approx(3 * (1 - 0.025**0.125))  # rewards may lie between 0 and 3
     assert played.interval() == pytest.approx((3 * 0.025**0.125, 3.0))
+
+
+def evaluation(rewards: dict[str, list[float | None]], k: int) -> ag.Evaluation:
+    failure = Failure(type="EngineError", message="gone")
+
+    def rollout(name: str, number: int, reward: float | None) -> Rollout:
+        lost = {"failure": failure, "stop_reason": "error"} if reward is None else {"stop_reason": "answer"}
+        return Rollout(rollout_id=f"{name}/{number}", group_id=name, segments=(), reward=reward, **lost)
+
+    groups = [
+        Group(group_id=name, rollouts=tuple(rollout(name, number, reward) for number, reward in enumerate(of)))
+        for name, of in rewards.items()
+    ]
+    return ag.Evaluation(groups=ag.Groups(groups), k=k)
+
+
+def test_as_many_attempts_are_compared_on_both_sides_those_of_one_number_first() -> None:
+    one = evaluation({"a": [1.0, 0.0, None, 0.5], "b": [0.0, 0.0, 0.0, 0.0]}, k=4)
+    other = evaluation({"a": [None, 1.0], "b": [1.0, 1.0]}, k=2)
+    found = ag.compare(one, other)
+    assert found.rewards == {"a": (0.0, 1.0), "b": (0.0, 1.0)}
+    assert found.attempts_left_out == 4
+    assert "attempts    4 left out, so that each task has as many on both sides" in comparison_lines(found, 5)
+
+
+def test_two_equal_models_with_unequal_attempts_seldom_differ_significantly() -> None:
+    rng = np.random.default_rng(0)
+    tried, significant = 200, 0
+    for _ in range(tried):
+        sides = [{str(t): list((rng.random(k) < 0.05).astype(float)) for t in range(12)} for k in (1, 16)]
+        significant += ag.compare(evaluation(sides[0], 1), evaluation(sides[1], 16)).p <= 0.05
+    assert significant <= 0.05 * tried

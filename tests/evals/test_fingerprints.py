@@ -17,6 +17,7 @@ from agentgym.engines.fingerprint import WHOLE, digest_of, fingerprint, model_fi
 from agentgym.engines.scripted import Scripted, say
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.fleet import Fleet
+from agentgym.evals.fingerprints import hold_models
 from agentgym.evals.opening import name_of
 from agentgym.models import find_model
 from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
@@ -134,8 +135,32 @@ async def test_a_models_folder_whose_files_were_changed_is_refused(tmp_path: Pat
     assert (await resumed(folder, tmp_path / "eval")).resumed == 2
     with (folder / "chat_template.jinja").open("a") as file:
         file.write(" ")
-    with pytest.raises(ValueError, match=r"^model: what is in the model's files or weights is not what it was"):
+    with pytest.raises(ValueError, match=r"^model: what is in the model's files is not what it was"):
         await resumed(folder, tmp_path / "eval")
+
+
+async def test_a_folder_is_the_same_model_by_any_path_and_as_an_open_engine(
+    tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(find_model("tiny"))
+    monkeypatch.chdir(folder.parent)
+    await begun(folder.name, tmp_path / "eval")
+    monkeypatch.chdir(tmp_path)
+    assert (await resumed(folder, tmp_path / "eval")).resumed == 2
+    async with ag.LocalEngine(folder) as engine:
+        assert (await resumed(engine, tmp_path / "eval", n=3)).resumed == 2
+        await engine.load_adapter(ag.read_adapter(adapter), version=1)
+        with pytest.raises(ValueError, match=r"^model: the adapter, .* is not what it was .*\(none then, \w+ now\)"):
+            await resumed(engine, tmp_path / "eval", n=4)
+
+
+def test_a_model_of_which_nothing_was_known_in_common_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text("{}")
+    hold_models(tmp_path, {"": {"files": "a"}})
+    with pytest.raises(
+        ValueError, match=r"^model: nothing tells whether it is what it was .* files known then, weights now"
+    ):
+        hold_models(tmp_path, {"": {"weights": "a"}})
 
 
 def test_a_large_file_is_known_by_parts_of_it(tmp_path: Path) -> None:
@@ -177,11 +202,11 @@ async def test_a_folder_that_kept_no_fingerprint_is_resumed_and_keeps_one(tmp_pa
     settings = json.loads((tmp_path / "settings.json").read_text())
     kept = settings.pop("fingerprints")
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    await resumed("tiny", tmp_path)
+    await resumed("tiny", tmp_path, n=4)
     assert (
         json.loads((tmp_path / "settings.json").read_text())["fingerprints"]
         == kept
-        == {"": {"weights": kept[""]["weights"]}}
+        == {"": {"files": kept[""]["files"], "weights": kept[""]["weights"], "adapter": ""}}
     )
 
 

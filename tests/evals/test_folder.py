@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import agentgym as ag
@@ -15,6 +16,7 @@ from agentgym.cli import main as cli
 from agentgym.cli.evals.outcome import INCOMPLETE, exit_status
 from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.kept import kept_in
 from agentgym.evals.regrade import regrade
 from agentgym.run.folder_lock import LockedFolder
 from agentgym.scheduling.accounting import Groups
@@ -152,3 +154,55 @@ def test_evaluations_and_regrades_of_one_second_have_folders_of_their_own(
     assert all(Path(folder).is_dir() for folder in folders)
     assert cli.main(["regrade", "eval", "--env", "nowhere:None"]) == 1
     assert len(list((tmp_path / "eval").glob("regraded-*"))) == 3  # of one that was refused nothing is left
+
+
+async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_resumed(tmp_path: Path) -> None:
+    await played(tmp_path)
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"^out: .* holds rollouts, and its settings\.json is gone"):
+        await played(tmp_path, resume=True)
+
+
+async def test_whole_numbers_of_numpy_are_kept_as_whole_numbers(tmp_path: Path) -> None:
+    numbers: dict[str, Any] = {"n": np.int64(2), "k": np.int64(1), "seed": np.int64(3), "concurrency": np.int64(1)}
+    assert (await ag.evaluate(Deeds, Scripted([say("x")]), out=tmp_path, **numbers)).seed == 3
+    resumed = await ag.evaluate(Deeds, Scripted([say("x")]), n=2, seed=3, out=tmp_path, resume=True)
+    assert resumed.resumed == 2
+
+
+async def test_an_evaluation_whose_folder_cannot_be_made_again_has_its_result_and_says_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def in_the_way() -> None:
+        shutil.rmtree(tmp_path / "above")
+        (tmp_path / "above").write_text("a file")
+
+    DEEDS[4] = in_the_way
+    found = await played(tmp_path / "above/eval")
+    assert (found.reward, found.not_kept) == (1.0, TASKS)
+    assert f"{tmp_path}/above/eval could not be written" in caplog.text
+
+
+async def test_an_evaluation_whose_folder_can_be_made_again_later_keeps_all_that_was_played(tmp_path: Path) -> None:
+    def in_the_way() -> None:
+        shutil.rmtree(tmp_path / "above")
+        (tmp_path / "above").write_text("a file")
+
+    DEEDS.update({4: in_the_way, 8: (tmp_path / "above").unlink})
+    found = await played(tmp_path / "above/eval")
+    assert (found.not_kept, stored(tmp_path / "above/eval")) == (0, ALL)
+    assert (await played(tmp_path / "above/eval", resume=True)).resumed == TASKS
+
+
+def test_the_models_of_a_lost_folder_on_a_full_disk_are_left_out_until_there_is_room(
+    tmp_path: Path, disk: ExitStack
+) -> None:
+    settings = {"seed": 0, "more": "x" * 2000}
+    with kept_in(tmp_path / "eval", settings, {}, [], {}, k=1, resume=False, retry_failed=False) as kept:
+        shutil.rmtree(tmp_path / "eval")
+        disk.enter_context(files_up_to(500))
+        kept.hold_models({"": {"weights": "a"}})
+        disk.close()
+        assert not (tmp_path / "eval/settings.json").exists()
+        kept.hold_models({"": {"weights": "a"}})
+    assert '"a"' in (tmp_path / "eval/settings.json").read_text()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.evals.regrade import regrade
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout
+from agentgym.types import Completion, Group, Rollout
 from tests.store.test_store import same
 
 
@@ -235,6 +236,33 @@ async def test_an_env_that_restores_what_its_rewards_read_is_asked(tmp_path: Pat
     done = await regrade(tmp_path / "played", Restored, tmp_path / "again")
     assert (done.rollouts, done.reward.changed) == (3, 0)
     assert set(done.rewards["few"].after) == {0.0, 1.0}
+
+
+async def test_the_draws_of_a_regrade_are_of_the_seed_that_was_played_with(tmp_path: Path) -> None:
+    class Noted(Scripted):
+        def __init__(self) -> None:
+            super().__init__(lambda text: say("1"))
+            self.seeds: list[int] = []
+
+        async def generate(self, token_ids: Sequence[int], *, seed: int = 0, **given: Any) -> Completion:
+            self.seeds.append(seed)
+            return await super().generate(token_ids, seed=seed, **given)
+
+    class Judged(Words):
+        @ag.reward
+        async def judged(self) -> float:
+            return float(await self.model("judge").ask("How good?"))
+
+    settings = (await played_in(tmp_path)) / "settings.json"
+    begun, asked = json.loads(settings.read_text()), []
+    for number, seed in enumerate((0, 0, 1)):
+        settings.write_text(json.dumps(begun | {"seed": seed}))
+        judge = Noted()
+        await regrade(settings.parent, Judged, tmp_path / f"{number}", models={"judge": judge})
+        asked.append(set(judge.seeds))
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 6
+    assert not asked[0] & asked[2]
 
 
 async def test_what_cannot_be_scored_again_is_refused_in_one_line(

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,46 @@ def test_handles_are_closed(path: Path) -> None:
     held.follow()
     held.close()
     assert open_handles() == before
+
+
+def in_the_way(path: Path) -> None:
+    """Put a file where the folder above was: no folder can be made there."""
+    shutil.rmtree(path.parent)
+    path.parent.write_text("a file")
+
+
+@pytest.mark.parametrize("how", ["follow", "leave"])
+def test_a_folder_that_cannot_be_made_stays_held_until_it_can(tmp_path: Path, how: str) -> None:
+    (path := tmp_path / "above" / "run").mkdir(parents=True)
+    with hold_folder(path) as held:
+        in_the_way(path)
+        for _ in range(2):
+            with pytest.raises(NotADirectoryError), (tmp_path / "victim").open("w"):
+                getattr(held, how)()
+        path.parent.unlink()
+        change = getattr(held, how)()
+        assert (change.path, change.lost) == (path, True)
+
+
+def test_of_threads_that_follow_a_removed_folder_at_once_one_makes_it(path: Path) -> None:
+    before = open_handles()
+    with hold_folder(path) as held, ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            shutil.rmtree(held.path)
+            changes = [made.result() for made in [threads.submit(held.follow) for _ in range(8)]]
+            assert [change.path for change in changes if change is not None] == [path]
+    assert open_handles() <= before  # what earlier tests left may be closed meanwhile
+    assert not path.with_name("run-2").exists()
+
+
+def test_a_lock_that_cannot_be_made_again_is_said_and_ends_nothing(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hold_folder(path) as held:
+        (path / LOCK).unlink()
+        (path / LOCK).mkdir()
+        assert held.follow() is None
+        assert f"{path / LOCK} could not be written" in caplog.text
+        (path / LOCK).rmdir()
+        assert held.follow() is None
+        assert locked_elsewhere(path)

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentgym.foreign_files.content import MOST_LEVELS, MOST_VALUES, Unpacker, parsed, read_object
@@ -73,6 +73,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         read_bytes(tmp_path / "file", within=tmp_path)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
 def test_json_comes_back_as_python_reads_it(value: object) -> None:
     text = json.dumps(value).encode()

@@ -44,8 +44,10 @@ asyncio.run(main())
 """
 
 
-def reading(at: float, *, suspended: float = 0.0, waited: float = 0.0, switches: int = 0) -> Reading:
-    return Reading(at, at + suspended, waited, switches)
+def reading(
+    at: float, *, suspended: float = 0.0, waited: float = 0.0, switches: int = 0, interval: float = 0.005
+) -> Reading:
+    return Reading(at, at + suspended, waited, switches, interval)
 
 
 def test_a_process_that_was_stopped_for_longer_than_its_limits_goes_on_with_the_time_it_had_and_says_so_once() -> None:
@@ -63,6 +65,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_limits_goes_on_with_the_
     assert (word, times) == ("heard", "1"), errors
     assert float(seconds) > LIMIT_S
     assert errors.count("the process stood still for ") == 1
+    assert "no time limit of this process counts that, but those that a box keeps inside do" in errors
 
 
 async def test_code_that_holds_the_interpreter_without_using_a_processor_spends_the_time_of_its_limits() -> None:
@@ -79,12 +82,22 @@ async def test_code_that_holds_the_interpreter_without_using_a_processor_spends_
 
 
 def test_what_the_thread_slept_waited_for_a_processor_and_for_the_lock_is_no_standstill() -> None:
-    interval, start = sys.getswitchinterval(), reading(100.0)
+    interval, start = 0.005, reading(100.0)
     assert reading(100.25).still_since(start, NAP_S) == pytest.approx((0, 0))
     assert reading(106.25).still_since(start, NAP_S)[0] == pytest.approx(6)
     assert reading(106.25, waited=5.5).still_since(start, NAP_S)[0] < LEAST_S
     assert reading(106.25, switches=round(5.5 / interval)).still_since(start, NAP_S)[0] < LEAST_S
     assert reading(100.25, suspended=3600.0).still_since(start, NAP_S) == pytest.approx((0, 3600))
+
+
+def test_a_lock_that_was_held_is_no_standstill_however_short_the_switch_interval_is_or_was_meanwhile() -> None:
+    short, look_s = 1e-4, 1.3e-4
+    start, in_short = reading(100.0), reading(100.0, interval=short)
+    looked = round(10 / look_s)
+    assert reading(110.25, switches=looked, interval=short).still_since(in_short, NAP_S)[0] < LEAST_S
+    assert reading(110.25, switches=round(10 / start.interval), interval=short).still_since(start, NAP_S)[0] < LEAST_S
+    assert reading(110.25, switches=2, interval=short).still_since(in_short, NAP_S)[0] == pytest.approx(10, abs=0.1)
+    assert Reading.now().interval == sys.getswitchinterval()
 
 
 def test_a_suspension_is_counted_and_taken_off_no_clock_since_they_stood_still_with_it() -> None:
@@ -199,6 +212,56 @@ async def test_a_loop_that_waits_is_held_by_nobody(said: list[str]) -> None:
     keep_time(asyncio.get_running_loop())
     await asyncio.sleep(0.5)
     assert not said
+
+
+class Stuck(logging.Handler):
+    """Is stuck with its first line until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.let_go, self.ended = threading.Event(), threading.Event(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.entered.set()
+        self.let_go.wait(20)
+        self.ended.set()
+
+
+async def test_the_beats_go_on_while_a_log_handler_is_stuck_and_no_standstill_is_seen_in_it(said: list[str]) -> None:
+    keep_time(asyncio.get_running_loop())
+    before, stuck, heart = standstills(), Stuck(), clock._heart
+    clock.log.addHandler(stuck)
+    try:
+        stuck.entered.wait()  # Holds the loop, which is said.
+        beats = {heart.beat}
+        while len(beats) < 5:
+            await asyncio.sleep(0.01)
+            beats.add(heart.beat)
+        assert not stuck.ended.is_set()
+    finally:
+        stuck.let_go.set()
+        stuck.ended.wait()
+        clock.log.removeHandler(stuck)
+    assert standstills() == before
+    assert "has held the event loop for " in said[0]
+
+
+def test_what_is_to_be_said_after_a_line_with_which_a_handler_failed_is_said(said: list[str]) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "first" in record.getMessage():
+                raise OSError("no space left")
+            done.set()
+
+    done, failing = threading.Event(), Failing()
+    clock.log.addHandler(failing)
+    try:
+        clock._aside.warn("the first line")
+        clock._aside.warn("line %d", 2)
+        done.wait()
+    finally:
+        clock.log.removeHandler(failing)
+    assert said == ["the first line", "line 2"]
 
 
 def test_the_thread_ends_with_the_last_loop() -> None:

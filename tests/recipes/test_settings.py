@@ -225,6 +225,7 @@ def test_a_wrong_setting_ends_the_process_with_its_line_alone(tmp_path: Path) ->
     assert line.startswith("ChaseGRPO: env: ")
 
 
+@pytest.mark.slow
 def test_boxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_missing_package_is_one_line(first: str) -> None:
     assert done.stderr == f"ChaseGRPO: torch is not installed: {install_line('train')}\n"
 
 
+@pytest.mark.slow
 def test_a_shipped_model_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
     done = recipe(
         "--out", str(tmp_path), "--model", "tiny", first="import agentgym.models as m; m.SHIPPED['tiny'] = 'x'\n"

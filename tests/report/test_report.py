@@ -300,10 +300,19 @@ def test_the_figures_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
     }
 
 
-def test_a_share_that_a_step_does_not_have_is_nothing_there(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", [0.1])
+def test_how_rollouts_ended_is_a_share_of_all_rollouts_with_a_reward(tmp_path: Path) -> None:
+    """Steps of 90, 10 and no such rollouts, of which 9, 10 and none ended in an answer."""
+    folder = write_run(tmp_path / "a", [0.1], figures={"rollouts/finished": 90, "stop/answer": 0.1})
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 1, "stop/answer": 0.5}\n')
+        file.write('{"step": 1, "rollouts/finished": 10, "stop/answer": 1.0}\n')
+        file.write('{"step": 2, "rollouts/finished": 0}\n')
+    assert stop_rows(lines_of(kept_runs([folder]))) == [["", "runs", "answer"], ["A", "1", "0.190"]]
+
+
+def test_a_share_that_a_step_does_not_have_is_nothing_there(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", [0.1], figures={"rollouts/finished": 8})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "rollouts/finished": 8, "stop/answer": 0.5}\n')
     assert stop_rows(lines_of(kept_runs([folder]))) == [["", "runs", "answer"], ["A", "1", "0.250"]]
 
 

@@ -1,13 +1,16 @@
 """The times of turns: when the engine was asked, and how long a turn waited in front of it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import agentgym as ag
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.testing import Scripted, call, say
-from agentgym.time_limits import count_held_time, off_the_clock
+from agentgym.time_limits import Standstill, count_held_time, off_the_clock
+from agentgym.types import Completion
+from benchmarks.virtual import run_in_virtual_time
 
 
 class Look(ag.ToolEnv[ag.Task]):
@@ -64,3 +67,57 @@ async def test_time_off_the_clock_is_counted_for_the_task_and_those_it_starts_un
     assert before > 0
     assert second.seconds > 0
     assert first.seconds == before
+
+
+class SlowScripted(Scripted):
+    """Takes ten seconds for each answer."""
+
+    async def generate(self, *given: Any, **how: Any) -> Completion:
+        await asyncio.sleep(10.0)
+        return await super().generate(*given, **how)
+
+
+class SlowLook(Look):
+    """Takes seconds for its tool, and asks a judge."""
+
+    @ag.tool
+    async def look(self) -> str:  # type: ignore[override]  # a tool may be either
+        """Look."""
+        await asyncio.sleep(20.0)
+        return "seen"
+
+    @ag.reward
+    async def right(self) -> float:  # type: ignore[override]
+        await self.model("judge").ask("Well?")
+        return 1.0
+
+
+def test_the_seconds_of_rollouts_turns_tools_and_models_are_those_of_the_loops_clock() -> None:
+    """So they have no standstill: that clock has none. Here it is one that jumps, and no time passes at all."""
+
+    async def play() -> ag.Rollout:
+        gate = gate_of(SlowScripted([call("look"), say("done")]))
+        current_usage.set(RolloutUsage())
+        judge = SlowScripted([say("yes")])
+        playing = asyncio.create_task(ag.rollout(SlowLook, TASK, gate, models={"judge": judge}))
+        await asyncio.sleep(100.0)
+        gate.open()
+        return await playing
+
+    played = run_in_virtual_time(play())
+    assert played.failure is None
+    assert [(turn.asked_at, turn.waited, turn.seconds, turn.env_seconds) for turn in played.segments[0].turns] == [
+        (0.0, 100.0, 110.0, 20.0),
+        (130.0, 0.0, 10.0, 0.0),
+    ]
+    assert (played.metrics["seconds"], played.metrics["held_seconds"]) == (50.0, 100.0)
+    assert played.metrics["model_seconds/judge"] == 10.0
+
+
+async def test_a_wait_at_the_gate_follows_a_clock_that_its_loop_got_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Standstill()
+    with monkeypatch.context() as other:
+        other.setattr(asyncio.get_running_loop(), "time", iter([100.0, 105.0]).__next__)
+        with held.block():
+            pass
+    assert held.seconds == 5.0

@@ -40,7 +40,7 @@ SMALL = ChaseDistill(
         ({"teacher_engine": ag.SGLangConfig(colocate="keep")}, r"^teacher_engine\.colocate: a teacher's servers lend"),
         (
             {"engine": ag.SGLangConfig(), "teacher_engine": ag.SGLangConfig()},
-            r"^teacher_engine\.gpus: without it the teacher's servers get the GPUs of the student's",
+            r"^teacher_engine\.gpus: without it they get the GPUs of the student's servers",
         ),
         (
             {"teacher": None, "teacher_engine": ag.LocalConfig(), "group_size": 1},
@@ -74,7 +74,7 @@ def test_the_teachers_engine_is_named_on_the_command_line_and_has_its_own_flags(
         (
             ChaseDistill,
             ["--engine", "sglang", "--teacher-engine", "sglang"],
-            "ChaseDistill: --teacher-engine.gpus: without it the teacher's servers get the GPUs of the student's",
+            "ChaseDistill: --teacher-engine.gpus: without it they get the GPUs of the student's servers",
         ),
     ],
 )

@@ -229,6 +229,23 @@ async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run
         await train_policy(run)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"eval_tasks": 4}, "eval_tasks: the run has 2, not 4"),
+        ({"eval_rollouts": 3}, "eval_rollouts: the run has 1, not 3"),
+        ({"eval_sampling": ag.EvalSampling(temperature=0.5)}, "eval_sampling.temperature: the run has null, not 0.5"),
+    ],
+)
+def test_evaluations_that_are_compared_stay_what_they_were(
+    run: ag.RunConfig, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    write_settings(tmp_path, run)
+    with pytest.raises(ValueError, match=f"^resume: .*{said}"):
+        refuse_changes(tmp_path, replace(run, **changed))
+    refuse_changes(tmp_path, replace(run, **(changed | {"eval_tasks": 0})))
+
+
 async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.RunConfig) -> None:
     await train_policy(replace(run, steps=2, eval_tasks=0))
     kept = figures(folder(run))
@@ -424,6 +441,7 @@ async def test_a_run_that_fails_keeps_its_last_finished_step(
     assert steps(run) == ["step-000001"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(OWN)

@@ -35,6 +35,7 @@ CALLS: Mapping[str, Callable[[Box, Path], Awaitable[object]]] = {
     "shell": lambda box, _: enter(box.shell()),
     "write": lambda box, _: box.write({}),
     "read": lambda box, _: box.read("f"),
+    "read_text": lambda box, _: box.read_text("f"),
     "list": lambda box, _: box.list(),
     "put": lambda box, folder: box.put(folder),
     "get": lambda box, folder: box.get("f", folder / "f"),

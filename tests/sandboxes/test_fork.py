@@ -166,7 +166,10 @@ async def test_a_branch_calls_functions_of_the_host_under_its_own_name(box: Box)
         async def loop() -> str:
             return (await box.exec("echo hi")).stdout
 
-        assert "cannot call the box" in (await branch.python("loop()", functions={"loop": loop})).stderr
+        assert (
+            "RuntimeError in the host function 'loop'"
+            in (await branch.python("loop()", functions={"loop": loop})).stderr
+        )
 
 
 FORGED = """

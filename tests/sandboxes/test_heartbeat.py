@@ -181,6 +181,13 @@ def test_a_client_that_can_be_seen_is_judged_by_its_process_alone() -> None:
     assert lookout.ended({"a": Traces(owner()), "b": Traces("/".join([*same, "1"]), beat=10**10)}, 10**9) == ["b"]
 
 
+def test_a_client_that_ended_is_found_at_once_although_the_name_of_its_host_changed() -> None:
+    _, boot, namespace, pid, started = owner().split("/")
+    lives = Traces(f"elsewhere/{boot}/{namespace}/{pid}/{started}")
+    ended = Traces(f"elsewhere/{boot}/{namespace}/{pid}/1", beat=10**10)
+    assert Lookout(lambda: 0.0).ended({"lives": lives, "ended": ended}, 10**9) == ["ended"]
+
+
 def test_a_container_whose_owner_says_nothing_we_know_is_left_alone() -> None:
     times = [0.0]
     lookout = Lookout(lambda: times[0])

@@ -135,6 +135,7 @@ def data(cache: Path) -> dict[str, str]:
 
 
 def test_a_volume_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/")
     for kind in (Bubblewrap, Docker):
         for volumes, why in (
             ({"data": "/x"}, "'data' is not an absolute path"),
@@ -142,6 +143,14 @@ def test_a_volume_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:
             ({"/data": "/x/../y"}, "'/x/../y' is not an absolute path"),
             ({"/tmp/data": "/x"}, "'/tmp/data' is a place of the box's own"),
             ({"/": "/x"}, "'/' is a place of the box's own"),
+            ({"/data": "/"}, "'/' would show '/' of the machine"),
+            ({"/data": "/usr/../"}, "'/usr/../' is not an absolute path"),
+            ({"/data": "/./"}, "'/./' would show '/' of the machine"),
+            ({"/data": str(tmp_path / "link")}, "link' would show '/' of the machine"),
+            ({"/data": "/proc/self/root"}, "'/proc/self/root' would show '/' of the machine"),
+            ({"/data": "/proc/1"}, "'/proc/1' would show '/proc' of the machine"),
+            ({"/data": "/sys/kernel"}, "'/sys/kernel' would show '/sys' of the machine"),
+            ({"/data": "/dev"}, "'/dev' would show '/dev' of the machine"),
         ):
             with pytest.raises(ValueError, match=why):
                 kind(volumes=volumes)

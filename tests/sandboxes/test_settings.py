@@ -8,6 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.errors import SandboxError
+from agentgym.sandboxes import image
 from agentgym.sandboxes.containers.client import engine_errors
 from agentgym.sandboxes.containers.settings import named_refusals
 from agentgym.sandboxes.images.folder import declared_arguments, without_values
@@ -90,6 +91,34 @@ def test_a_setting_of_another_type_is_refused_by_name(kind: Callable[..., Any], 
 def test_each_kind_of_setting_is_checked(make: Callable[[], object], name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}"):
         make()
+
+
+OPTIONS: dict[str, Callable[[], object]] = {
+    "pip.0": lambda: ag.Docker(pip=("-r/etc/shadow",)),
+    "pip.1": lambda: ag.Bubblewrap(pip=("numpy", "--index-url=http://x/")),
+    "pip.0 of AnyBox": lambda: ag.AnyBox(pip=[" -e/x"]),  # type: ignore[arg-type]
+    "apt.0": lambda: ag.Docker(apt=("-oAPT::Update::Pre-Invoke::=id",)),
+    "image": lambda: ag.Docker(image="--privileged"),
+    "network": lambda: ag.Docker(network="--host"),
+    "runtime": lambda: ag.Docker(runtime="-runc"),
+    "image of a service": lambda: ag.Service(image="-v/:/host"),
+    "user": lambda: ag.Service(image="x", user="-u0"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_name_that_a_command_would_take_for_an_option_is_refused_by_its_field(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^{name.partition(' ')[0]}: must not begin with '-', which would make an option of it"
+    ):
+        OPTIONS[name]()
+
+
+@pytest.mark.parametrize("field", ["tag", "base", "pip", "apt"])
+def test_the_build_of_an_image_takes_no_option_for_a_name(field: str) -> None:
+    value: Any = ("-x",) if field in ("pip", "apt") else "-x"
+    with pytest.raises(SandboxError, match=f"^{field}: '-x' begins with '-'"):
+        image.build(**{field: value})
 
 
 REFUSALS = {

@@ -97,7 +97,7 @@ LEFT = {"forged byte code": FORGE_BYTE_CODE, "links": LINKS}
 COMMANDS = ["python3 -m unittest tests.test_hidden", "python3 -m unittest discover -s tests"]
 
 
-@pytest.mark.parametrize("prepared", others_slow(PREPARED, "start-up files", "plugins"))
+@pytest.mark.parametrize("prepared", others_slow(PREPARED, "start-up files"))
 async def test_no_file_that_was_prepared_changes_what_unittest_finds(box: Box, prepared: str) -> None:
     await box.write(PREPARED[prepared])
     await expect_honest_verdicts(box, COMMANDS)
@@ -119,7 +119,7 @@ async def expect_honest_verdicts(box: Box, commands: list[str], more: Mapping[st
             assert verdict.ok == (solution == RIGHT), (command, verdict)
 
 
-@pytest.mark.parametrize("prepared", others_slow(PREPARED, "start-up files", "plugins"))
+@pytest.mark.parametrize("prepared", others_slow(PREPARED, "start-up files"))
 async def test_no_file_that_was_prepared_changes_what_pytest_finds(prepared: str) -> None:
     await expect_honest_verdicts(FakeBox(files=PREPARED[prepared]), ["python3 -m pytest"])
 

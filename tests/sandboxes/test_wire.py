@@ -197,3 +197,20 @@ async def test_a_reset_that_is_not_said_to_be_clean_breaks_the_box(answer: dict[
         await box.reset()
     assert box.broken
     await box.close()
+
+
+async def test_a_wire_reads_no_more_than_it_hands_out_and_then_goes_on() -> None:
+    ours, theirs = socket.socketpair()
+    wire, loop = await Wire.over(ours), asyncio.get_running_loop()
+    theirs.setblocking(False)
+    piece = encode({"n": 1}, bytes(64 << 10))
+    with theirs:
+        sending = asyncio.create_task(loop.sock_sendall(theirs, piece * 400))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert not sending.done()
+        assert len(wire._frames) < 64
+        for _ in range(400):
+            assert len((await wire.receive(loop.time() + 600)).body) == 64 << 10
+        await sending
+    wire.close()

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from agentgym.messages import Message
-from agentgym.store import rows
-from agentgym.store import writer as writing
+from agentgym.store import rows, statements
 from agentgym.store.reader import RolloutStore
 from agentgym.store.suspicious import SIGNS, signs_of_group
 from agentgym.store.writer import RolloutWriter, Trained
@@ -170,7 +169,7 @@ def test_a_group_that_is_written_in_parts_has_the_signs_of_the_whole(
             raise TypeError("no form for it")
         return row(made, **place)
 
-    monkeypatch.setattr(writing, "rollout_row", refusing)
+    monkeypatch.setattr(statements, "rollout_row", refusing)
     with RolloutWriter(tmp_path) as writer:
         writer.add([Group(group_id="t", rollouts=(POOR, better, broken))], step=0)
     with RolloutStore(tmp_path) as store:

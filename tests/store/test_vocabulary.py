@@ -163,3 +163,16 @@ def test_every_byte_of_a_token_is_shown(given: bytes) -> None:
     for place, part in enumerate(shown.replace("⟩", "⟨").split("⟨")):
         read += bytes.fromhex(part) if place % 2 else part.encode()
     assert read == given or "⟨".encode() in given or "⟩".encode() in given
+
+
+def test_a_new_store_has_the_bytes_of_ids_that_a_lost_one_had(tmp_path: Path) -> None:
+    (now := tmp_path / "now").mkdir()
+    (now / f".{FILE}-new").write_text("no store, so that none can be copied there")
+    with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
+        writer.add([group(spoken("a/0", [1, 2]))], step=0)
+        writer.flush()
+        writer.follow(now, lost=True)
+        writer.add([group(spoken("b/0", [2, 3]))], step=0)
+    assert writer.lost == 1
+    with RolloutStore(now) as store:
+        assert sorted(store.token_bytes("", range(10))) == [2, 3]

@@ -5,6 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -187,6 +188,14 @@ class Endless(ag.ToolEnv[ag.Task]):
                     raise
 
     @ag.tool(timeout_s=0.05)
+    async def deaf(self) -> AsyncIterator[str]:
+        """Go on when it is cancelled."""
+        for _ in range(10_000):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+            yield "y"
+
+    @ag.tool(timeout_s=0.05)
     @plainly
     async def wrapped(self) -> AsyncIterator[str]:
         """Yield without end behind a decorator."""
@@ -205,7 +214,7 @@ def spend() -> None:
         pass
 
 
-@pytest.mark.parametrize("name", ["lines", "wrapped"])
+@pytest.mark.parametrize("name", ["lines", "wrapped", "deaf"])
 async def test_a_stream_that_awaits_nothing_is_cut_at_its_limit_and_others_go_on_beside_it(name: str) -> None:
     turns, ended = 0, False
 
@@ -223,10 +232,13 @@ async def test_a_stream_that_awaits_nothing_is_cut_at_its_limit_and_others_go_on
     assert turns > 1
 
 
-async def test_a_stream_that_goes_on_when_it_is_closed_is_cut_and_told_so() -> None:
+async def test_a_stream_that_goes_on_when_it_is_closed_has_timed_out_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     played = await ag.rollout(Endless, TASK, Scripted([call("stubborn"), say("done")]))
     said = played.segments[0].turns[0].env_messages[0]["content"]
-    assert "RuntimeError: async generator ignored GeneratorExit" in said
+    assert "tool 'stubborn' timed out after 0.05 s" in said
+    assert "RuntimeError: async generator ignored GeneratorExit" in caplog.text
     assert played.reward == 1.0
 
 
@@ -234,3 +246,10 @@ async def test_the_limit_of_the_rollout_holds_for_a_stream_that_awaits_nothing()
     env: Any = type("Short", (Endless,), {"limits": ag.Limits(seconds=0.1), "lines": ag.tool(Endless.lines)})
     played = await ag.rollout(env, TASK, Scripted([call("lines"), say("done")]))
     assert played.stop_reason == "seconds"
+
+
+async def test_the_limit_of_the_rollout_holds_for_a_stream_that_goes_on_when_it_is_cut() -> None:
+    for name in ("deaf", "stubborn"):
+        tools: Any = {"limits": ag.Limits(seconds=0.1), name: ag.tool(getattr(Endless, name))}
+        played = await ag.rollout(type("Short", (Endless,), tools), TASK, Scripted([call(name), say("done")]))
+        assert played.stop_reason == "seconds"

@@ -142,7 +142,7 @@ def test_a_step_is_adamws_with_the_configs_betas_and_weight_decay(
 
 
 def test_a_step_that_was_skipped_does_not_count_in_the_schedule(tiny_model: Path, rows: list[Sample]) -> None:
-    broken = [replace(row, advantages=np.where(row.loss_mask, np.nan, 0)) for row in rows]
+    broken = [replace(row, advantages=np.where(row.loss_mask, 3e38, 0)) for row in rows]
     with Trainer(tiny_model, replace(PLAIN, warmup_steps=4, lr=0.4)) as trainer:
         trainer.train(rows)
         with pytest.warns(RuntimeWarning, match="skipped"):
@@ -179,7 +179,7 @@ def test_a_mini_batch_in_which_nothing_is_trained_is_no_step_and_is_counted_and_
 def test_figures_are_those_of_the_steps_that_were_taken(tiny_model: Path, rows: list[Sample]) -> None:
     name = rows[-1].rollout_id
     good = [row for row in rows if row.rollout_id != name]
-    bad = [replace(r, advantages=np.where(r.loss_mask, np.nan, 0)) for r in rows if r.rollout_id == name]
+    bad = [replace(r, advantages=np.where(r.loss_mask, 3e38, 0)) for r in rows if r.rollout_id == name]
     one_each = replace(PLAIN, rollouts_per_step=1, kl_coef=0.1)
     with Trainer(tiny_model, one_each) as trainer:
         expected = trainer.train(good)

@@ -161,7 +161,7 @@ def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
 def test_a_gradient_that_is_not_finite_is_not_applied_and_counted(
     tiny_model: Path, config: TrainConfig, rows: list[Sample]
 ) -> None:
-    broken = [replace(rows[0], advantages=np.where(rows[0].loss_mask, np.nan, 0)), *rows[1:]]
+    broken = [replace(rows[0], advantages=np.where(rows[0].loss_mask, 3e38, 0)), *rows[1:]]
     with Trainer(tiny_model, config) as trainer:
         before = weights_of(trainer)
         with pytest.warns(RuntimeWarning, match=f"skipped: .*{rows[0].rollout_id}"):

@@ -1,11 +1,15 @@
 """What carries an MCP server: standard input and output, or Streamable HTTP."""
 
 import asyncio
+import secrets
 import socket
 from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 from mcp.server.stdio import stdio_server
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentgym.bridges.mcp_server.episode import EpisodeServer
 
@@ -22,9 +26,24 @@ async def serve_stdio(episode: EpisodeServer) -> None:
         await server.run(read, write, server.create_initialization_options())
 
 
-async def serve_http(episode: EpisodeServer, listener: socket.socket) -> None:
-    """Serve at a listening socket under the path /mcp, until it is cancelled; all clients share the episode."""
+async def serve_http(episode: EpisodeServer, listener: socket.socket, *, token: str | None) -> None:
+    """Serve at a listening socket under the path /mcp, until it is cancelled; all clients share the episode.
+
+    Args:
+        episode: What is served.
+        listener: The socket.
+        token: A secret that each request must bring, as `?token=` of its address or as a bearer token in its header
+            Authorization; others get 403. None answers everybody who can reach the socket: on an address of this
+            machine alone that is every user of it.
+
+    Raises:
+        ValueError: If the token is an empty text.
+    """
+    if token == "":
+        raise ValueError("token: must not be empty; None answers everybody")
     app = episode.server.streamable_http_app(streamable_http_path=PATH, host=listener.getsockname()[0])
+    if token is not None:
+        app = _Guard(app, token)
     server = _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GOODBYE_S))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -33,6 +52,25 @@ async def serve_http(episode: EpisodeServer, listener: socket.socket) -> None:
         server.should_exit = True
         await serving
         raise
+
+
+class _Guard:
+    """Refuse the requests that do not bring the token, before anything reads them."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self._brings_token(Request(scope)):
+            await self._app(scope, receive, send)
+            return
+        said = "The token is missing or of another server; use the whole address that this one printed.\n"
+        await PlainTextResponse(said, 403)(scope, receive, send)
+
+    def _brings_token(self, request: Request) -> bool:
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = bearer if kind.lower() == "bearer" else request.query_params.get("token", "")
+        return secrets.compare_digest(given.encode("utf-8", "replace"), self._token)
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]

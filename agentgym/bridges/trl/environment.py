@@ -38,7 +38,7 @@ class TRLEnvironment:
 
     def reset(self, task: str, prompt: Sequence[Message], **columns: Any) -> str | None:
         """Start the episode of a row, and return what its first messages say beyond the row's prompt."""
-        made: Task = task_type(self.env).model_validate_json(task)
+        made: Task = task_type(self.env).model_validate_json(task, by_alias=True, by_name=True)
         self._earned, self._over = None, True  # Where the reset fails, there is no episode to go on in.
         # TRL names no groups, but the rollouts of a row in one step come after equally many episodes.
         seed = seed_for("episode", self._seed, made.id, self._episodes, bits=31)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import signal
 import socket
 import sys
@@ -25,13 +26,15 @@ def serve(
     seed: int = 0,
     port: int | None = None,
     host: str = "127.0.0.1",
+    token: bool = True,
     parameters: Parameters = NONE,
 ) -> int:
     """Serve the tools of an environment as an MCP server: one episode of one task.
 
     The server speaks over standard input and output, or over HTTP with --port, until its client hangs up, or until
-    Ctrl-C. The tool `answer` says what a model would say without a call. The resource agentgym://task holds the task's
-    messages, and agentgym://outcome the rewards, which stderr shows at the end, too. docs/bridges.md has more.
+    Ctrl-C. Over HTTP it prints its address, and answers nobody who does not bring the token in it. The tool `answer`
+    says what a model would say without a call. The resource agentgym://task holds the task's messages, and
+    agentgym://outcome the rewards, which stderr shows at the end, too. docs/bridges.md has more.
     --env.NAME VALUE sets a parameter of the environment.
 
     For example:
@@ -47,6 +50,7 @@ def serve(
         seed: The seed that the env gets.
         port: Serve HTTP at this port, 0 for a free one; without it, over standard input and output.
         host: The address to listen at, with a port.
+        token: Ask for the token that the address holds, with a port.
     """
     cls = find(env, parameters)
     chosen = task_of(cls, split, number, task)
@@ -57,12 +61,14 @@ def serve(
     except OSError as error:
         why = f"nobody can listen at {host}:{port} ({error.strerror})"
         raise AgentGymError(f"--port: {why}; take another one, or 0 for a free one") from None
+    if port is not None and not token:
+        sys.stderr.write("agentgym: whoever reaches this address can play the episode; leave --no-token out\n")
     with suppress(KeyboardInterrupt, asyncio.CancelledError):  # The usual ends of a server.
-        asyncio.run(_serve(cls, chosen, seed, listener))
+        asyncio.run(_serve(cls, chosen, seed, listener, secrets.token_urlsafe(24) if token else None))
     return 0
 
 
-async def _serve(cls: type[Env[Any]], task: Task, seed: int, listener: socket.socket | None) -> None:
+async def _serve(cls: type[Env[Any]], task: Task, seed: int, listener: socket.socket | None, token: str | None) -> None:
     """Serve until the end, and write the outcome to stderr."""
     from agentgym.bridges.mcp_server import PATH, open_episode, serve_http, serve_stdio
 
@@ -75,8 +81,8 @@ async def _serve(cls: type[Env[Any]], task: Task, seed: int, listener: socket.so
                 await serve_stdio(episode)
             else:
                 host, port = listener.getsockname()[:2]
-                say(f"http://{host}:{port}{PATH}")
+                say(f"http://{host}:{port}{PATH}" + (f"?token={token}" if token else ""))
                 sys.stdout.flush()
-                await serve_http(episode, listener)
+                await serve_http(episode, listener, token=token)
         finally:
             sys.stderr.write(f"agentgym: outcome {json.dumps(episode.outcome)}\n")

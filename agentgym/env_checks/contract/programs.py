@@ -106,6 +106,7 @@ async def functions(box: Box) -> None:
     same("a host function", asked.stdout, "41\n")
     failed = await box.python("ask(-1)", functions={"ask": ask})
     result("a host function that fails", failed, status="error", exit_code=1)
+    holds("the text of a host function's error stays on this side", SECRET not in failed.stderr)
     gone = await box.python("ask(1)")
     holds("a function of an earlier cell is gone", "NameError" in gone.stderr)
 

@@ -8,7 +8,6 @@
 """
 
 import asyncio
-import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -71,7 +70,8 @@ class Branches:
             return
         if self.root.state.out_of(conversation.segment.room) is not None:  # The rollout ends here: nothing is to come.
             return
-        began = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         with off_the_clock():
             seconds = deadline.left
             begun = [BranchAttempt(self, conversation, place, seconds) for place in range(self.settings.per_state)]
@@ -82,7 +82,7 @@ class Branches:
                         attempt.task_of_it = playing.create_task(attempt.run(None))
             except BaseExceptionGroup as group:
                 raise alone(group) from group
-        self.waited += time.perf_counter() - began
+        self.waited += loop.time() - began
         self._chooser.spent += sum(attempt.tokens for attempt in begun)
         for attempt in begun:
             if attempt.refusal is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentgym.boxes.arguments import BoxMemory
 from agentgym.errors import SandboxError
-from agentgym.field_checks import Above0, Name, Names, Positive, check_fields
+from agentgym.field_checks import Above0, Name, Names, Positive, Word, Words, check_fields
 from agentgym.sandboxes.containers.client import FORWARD, address
 from agentgym.sandboxes.containers.image import INSIDE
 from agentgym.sandboxes.networks.modes import LOOPBACK, NONE, engine_network, has_own_loopback, server_network
@@ -39,16 +39,16 @@ NOTHING_LEARNT = {"net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": 
 class DockerSettings:
     """The image of each container and the resources that it may use."""
 
-    image: Name | None = None
+    image: Word | None = None
     """The name of any image in the engine; None takes the one that `agentgym sandbox build` makes for this version.
 
     An image without the sandbox's server gets it on top, once, and a Python of its own where it has none.
     """
     dockerfile: Name | None = None
     """A folder with a Dockerfile to build the image from, once for each content of the folder; in place of `image`."""
-    pip: Names = ()
+    pip: Words = ()
     """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
-    apt: Names = ()
+    apt: Words = ()
     """Packages of the image's Debian or Ubuntu; they are installed in the same way."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Folders and files of the engine's machine by their path in the box; code in the box can only read them."""
@@ -60,14 +60,14 @@ class DockerSettings:
     cpus: Above0 = 1.0
     pids: Positive = 128
     """Processes and threads; the container has 64 more, which a verifier always finds free."""
-    network: Name | Allow = NONE
+    network: Word | Allow = NONE
     """What the box may reach: "none" for no internet socket at all, "loopback" for itself alone, `Allow(...)` for the
     hosts listed there through a logging proxy, or the name of one of the engine's networks."""
     services: Mapping[str, Service] = field(default_factory=dict, hash=False)
     """Containers beside the box by their names: they share its loopback, end with it, and are new in every episode."""
     hosts: Names = ()
     """The engines of one pool, in the form of DOCKER_HOST; empty takes DOCKER_HOST, else the local engine."""
-    runtime: Name | None = None
+    runtime: Word | None = None
     """The engine's runtime. "runsc" adds 256 MB and allows 1024 processes, for those of gVisor itself count too."""
 
     def __post_init__(self) -> None:

@@ -70,7 +70,8 @@ def _install(pip: Sequence[str], python: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     new = new_folder("packages", target.parent)
     try:
-        command = [sys.executable, "-m", "pip", "--python", python, "install", "--no-input", "--target", str(new), *pip]
+        install = ["install", "--no-input", "--target", str(new), "--", *pip]
+        command = [sys.executable, "-m", "pip", "--python", python, *install]
         said = BuildLog()
         # By a program that ends it with this process: pip has a process of its own below it, and asks for no parent.
         tied = [sys.executable, "-I", "-S", "-B", str(TIED), *command]

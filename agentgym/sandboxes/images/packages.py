@@ -47,9 +47,9 @@ def add_packages(
         if apt:
             quiet = environment | {"DEBIAN_FRONTEND": "noninteractive"}
             _run(client, container, ["apt-get", "update", "-qq"], quiet)
-            _run(client, container, ["apt-get", "install", "-y", "--no-install-recommends", *apt], quiet)
+            _run(client, container, ["apt-get", "install", "-y", "--no-install-recommends", "--", *apt], quiet)
         if pip:
-            _run(client, container, [*python, "-m", "pip", "install", "--no-cache-dir", *pip], environment)
+            _run(client, container, [*python, "-m", "pip", "install", "--no-cache-dir", "--", *pip], environment)
         _run(client, container, [*python, "-c", FORGET], {})
         return commit(client, container, settings(python), config, tag)
     finally:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from agentgym.errors import SandboxError
-from agentgym.field_checks import Above0, Name, Positive, Text, check_fields, names_its_fields
+from agentgym.field_checks import Above0, Name, Positive, Text, Word, check_fields, names_its_fields
 from agentgym.sandboxes.faults import finished
 from agentgym.sandboxes.networks.box_network import BoxNetwork
 from agentgym.sandboxes.seccomp import profile
@@ -41,10 +41,11 @@ class Service:
     """A container beside a box: an application or a database that code in the box talks to by the service's name.
 
     The names of all services lead to the one loopback that they share with the box: two cannot listen on the same port,
-    and nothing of it leads out. Its root is read-only; it writes to the folders in `writable`, which are in memory.
+    and nothing of it leads out. Its root is read-only; it writes to the folders in `writable`, which are in memory, and
+    root in it to its /dev, 64 MB that are new in each episode, too.
     """
 
-    image: Name
+    image: Word
     command: Sequence[Text] = ()
     """The words behind the image's entrypoint; empty takes the image's own."""
     entrypoint: Sequence[Text] | None = None
@@ -53,7 +54,7 @@ class Service:
     ready: Port | Name | None = None
     """The port that it listens on, or the URL that answers with a status below 400, when it is ready."""
     ready_s: Above0 = 30.0
-    user: Name | None = None
+    user: Word | None = None
     """The user in the container; None takes the image's. No user of it has a capability, root neither."""
     writable: Sequence[Name] = ("/tmp", "/run")
     memory_mb: Positive = 512

@@ -1,0 +1,64 @@
+"""Tasks with fields of all kinds; it imports little, for tests in processes of their own."""
+
+import enum
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+import agentgym as ag
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class Place:
+    name: str
+    around: frozenset[str] = frozenset()
+
+
+class Inner(BaseModel):
+    names: set[str] = set()
+    data: bytes = b""
+
+
+class Holder(ag.Task):
+    """A task of anything."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    value: Any = None
+
+
+class Typed(ag.Task):
+    """A task of fields that JSON does not know."""
+
+    names: set[str] = Field(default_factory=set)
+    pairs: frozenset[tuple[int, str]] = frozenset()
+    colour: Colour = Colour.RED
+    by_colour: dict[Colour, set[int]] = Field(default_factory=dict)
+    place: Place = Place("a")
+    inner: Inner = Inner()
+    many: list[Inner] = Field(default_factory=list)
+    when: datetime = datetime(2024, 1, 1, tzinfo=UTC)
+    price: Decimal = Decimal("1.10")
+    who: UUID = UUID(int=1)
+    where: Path = Path("a/b")
+    point: Point = Point(1, 2)
+    data: bytes = b"text"
+    score: float = 0.0
+
+
+def made(of: type[ag.Task] = Holder, **fields: Any) -> Any:
+    return of(id="a", prompt="x", **fields)

@@ -1,0 +1,227 @@
+"""Functions of the host that code in a box calls: they keep what they know, and no question holds the event loop."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from agentgym import failures
+from agentgym.boxes import Box
+from agentgym.errors import SandboxError, ToolError
+from agentgym.sandboxes.host_functions import MAX_VALUES
+from agentgym.sandboxes.link import MAX_QUESTION, SERVER_ASKS
+from agentgym.sandboxes.wire import encode
+from tests.sandboxes.test_asks import linked
+
+SECRET = "https://shop/?key=s3cret"
+OF_LOOP_S = 0.25
+"""Far below what a question that nobody bounds takes (0.6 s for 8 of 1 MB), far above what one of the largest does."""
+
+
+class Mute(Exception):
+    """An error whose text raises."""
+
+    def __str__(self) -> str:
+        raise ValueError(SECRET)
+
+
+class MuteRefusal(ToolError):
+    """A refusal whose text raises."""
+
+    def __str__(self) -> str:
+        raise ValueError(SECRET)
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
+def later(error: BaseException) -> Callable[..., Any]:
+    async def function() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    return function
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise ValueError(SECRET)
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+FAILURES: dict[str, tuple[Callable[..., Any], str]] = {
+    "an error": (raises(KeyError(SECRET)), "KeyError in the host function 'f'"),
+    "an error of an async function": (later(OSError(SECRET)), "OSError in the host function 'f'"),
+    "an error whose text raises": (raises(Mute()), "Mute in the host function 'f'"),
+    "an async one whose text raises": (later(Mute()), "Mute in the host function 'f'"),
+    "a refusal": (raises(ToolError("no such article")), "no such article"),
+    "a refusal whose text raises": (raises(MuteRefusal()), "MuteRefusal"),
+    "a group of errors": (raises(ExceptionGroup(SECRET, [ValueError(SECRET)])), "ExceptionGroup in the host function"),
+    "a type error of its own": (raises(TypeError(SECRET)), "TypeError in the host function 'f'"),
+    "a cancellation of its own": (later(asyncio.CancelledError(SECRET)), "CancelledError in the host function 'f'"),
+    "one that does not wait": (raises(asyncio.CancelledError(SECRET)), "CancelledError in the host function 'f'"),
+    "an answer that is no JSON": (lambda: Unspeakable(), "the answer of the host function 'f' is not JSON"),
+    "an endless answer": (lambda: ENDLESS, "is not JSON"),
+    "a missing argument": (lambda key: key, "f: missing a required argument: 'key'"),
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("what", FAILURES)
+async def test_code_is_told_the_type_of_an_error_and_the_text_of_a_tool_error_alone(box: Box, what: str) -> None:
+    function, told = FAILURES[what]
+    result = await box.python("try: f()\nexcept RuntimeError as e: print(e)", functions={"f": function})
+    assert told in result.stdout
+    assert "s3cret" not in result.stdout + result.stderr
+    assert (await box.python("1 + 1")).stdout == "2\n"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_text_of_an_error_is_logged_once_on_this_side(
+    box: Box, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "_said", set())
+    caplog.set_level(logging.WARNING)
+    code = "for _ in range(3):\n    try: lookup()\n    except RuntimeError: pass"
+    await box.python(code, functions={"lookup": raises(LookupError(SECRET))})
+    (said,) = [record.getMessage() for record in caplog.records if "lookup" in record.getMessage()]
+    assert said.startswith(f"the host function 'lookup' raised LookupError: {SECRET}, at test_host_functions.py:")
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[list[float]]:
+    """Yield a list to which each turn of the loop adds the processor time since the last one."""
+    turns: list[float] = []
+    going = True
+
+    async def watch() -> None:
+        last = time.thread_time()
+        while going:
+            await asyncio.sleep(0)
+            turns.append((now := time.thread_time()) - last)
+            last = now
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    try:
+        yield turns
+    finally:
+        going = False
+        await watching
+
+
+def question(inside: str) -> bytes:
+    return f'["f", [{inside}], {{}}]'.encode()
+
+
+def filled(piece: str) -> str:
+    return ",".join([piece] * ((MAX_QUESTION - 100) // (len(piece) + 1)))
+
+
+QUESTIONS = {
+    "lists": f"[{filled('[]')}]",
+    "numbers": f"[{filled('1')}]",
+    "dicts": "[" + filled('{"a":1}') + "]",
+    "keys": "{" + ",".join(f'"{n}":{n}' for n in range(60_000)) + "}",
+    "commas in a text": json.dumps("[{:,}]" * 150_000),
+    "quotes in a text": json.dumps('"' * 500_000),
+    "a text without an end": '"' + '\\"' * 500_000,
+    "digits": f"[{filled('9' * 4000)}]",
+}
+
+
+@pytest.mark.parametrize("what", QUESTIONS)
+async def test_questions_that_were_sent_ahead_hold_the_loop_one_by_one(what: str) -> None:
+    asks = [encode({"id": 1, "ask": n}, question(QUESTIONS[what])) for n in range(1, 9)]
+    link, theirs = await linked()
+    answers: list[int] = []
+    loop = asyncio.get_running_loop()
+    theirs.setblocking(False)
+    with theirs:
+        calling = asyncio.create_task(link.call("python", b"", 600.0, {"f": lambda *args: answers.append(len(args))}))
+        await loop.sock_recv(theirs, 1 << 20)
+        async with watched() as turns:
+            for ask in asks:
+                await loop.sock_sendall(theirs, ask)
+            await loop.sock_sendall(theirs, encode({"id": 1, "done": True}))
+            assert (await calling).envelope["done"] is True
+    assert max(turns) < OF_LOOP_S
+    assert len(answers) == (8 if what in ("commas in a text", "quotes in a text", "digits") else 0)
+    link.cut("the test is over")
+
+
+async def test_answers_to_what_was_sent_ahead_leave_the_loop_a_turn_each() -> None:
+    link, theirs = await linked(*(encode({"id": 1, "ask": n}, question("")) for n in range(1, 9)), encode({"id": 1}))
+    turns: list[int] = []
+    asked = 0
+
+    def ask() -> None:
+        nonlocal asked
+        asked += 1
+
+    async def count() -> None:
+        while asked < 8:
+            turns.append(asked)
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    with theirs:
+        await link.call("python", b"", 600.0, {"f": ask})
+    await counting
+    assert set(range(1, 8)) <= set(turns)
+    link.cut("the test is over")
+
+
+async def test_a_server_that_asks_without_an_end_is_given_up_long_before_the_deadline() -> None:
+    link, theirs = await linked()
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    sent = 0
+
+    async def keep_sending() -> None:
+        nonlocal sent
+        while True:
+            sent += 1
+            await loop.sock_sendall(theirs, encode({"id": 1, "ask": sent}, question("")))
+
+    async def keep_reading() -> None:
+        while await loop.sock_recv(theirs, 1 << 20):
+            pass
+
+    with theirs:
+        working = [asyncio.create_task(each()) for each in (keep_sending, keep_reading)]
+        with pytest.raises(SandboxError, match=f"call {SERVER_ASKS + 1} of a host function in one cell"):
+            await link.call("python", b"", 1e6, {"f": lambda: 1})
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+
+
+async def test_a_question_that_no_server_of_ours_passes_on_costs_the_box() -> None:
+    link, theirs = await linked()
+    theirs.setblocking(False)
+    large = encode({"id": 1, "ask": 1}, question(json.dumps("x" * MAX_QUESTION)))
+    with theirs:
+        sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, large))
+        with pytest.raises(SandboxError, match="call 1 of a host function in one cell, of 104"):
+            await link.call("python", b"", 600.0, {"f": lambda text: 1})
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_question_of_too_many_values_is_refused_in_the_code(box: Box) -> None:
+    seen: list[int] = []
+    code = f"f([0] * {MAX_VALUES // 2})\ntry: f([0] * {MAX_VALUES + 1})\nexcept RuntimeError as e: print(e)"
+    result = await box.python(code, functions={"f": lambda numbers: seen.append(len(numbers))}, timeout_s=60)
+    assert result.stdout == f"over {MAX_VALUES} values in the arguments of one call; pass them as one text\n"
+    assert seen == [MAX_VALUES // 2]
