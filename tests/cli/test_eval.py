@@ -99,7 +99,7 @@ def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixtu
     code, lines, _ = run(capsys, "compare", "one", "two", "--common")
     assert code == 0
     assert lines[0] == "tasks       1 in both, 3 left out, which one side did not play or score"
-    assert [line.split()[0] for line in lines[1:4]] == ["reward", "difference", "p"]
+    assert [line.split()[0] for line in lines[1:5]] == ["attempts", "reward", "difference", "p"]
 
 
 def test_a_parameter_of_the_env_is_a_flag_and_stays_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
