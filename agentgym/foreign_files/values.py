@@ -39,5 +39,15 @@ def text_of(value: Any, name: str) -> str:
     return value
 
 
+def messages_of(found: Any, name: str) -> tuple[Any, ...]:
+    """Return a list of chat messages, whatever is in them; ValueError, which names it, for anything else."""
+    if not isinstance(found, list):
+        raise ValueError(f"{name}: must be a list, got {type(found).__name__}")
+    for message in found:
+        if not isinstance(message, dict):
+            raise ValueError(f"{name}: a message must be an object, got {type(message).__name__}")
+    return tuple(found)
+
+
 def _shown(value: object) -> str:
     return f"{value!r:.80}" if isinstance(value, str | float | bool | None) else f"a {type(value).__name__}"

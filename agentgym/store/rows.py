@@ -12,7 +12,7 @@ from agentgym.branching.ends import RolloutBranch
 from agentgym.errors import Failure
 from agentgym.foreign_files.content import Unpacker, parsed
 from agentgym.foreign_files.opening import MOST_BYTES
-from agentgym.foreign_files.values import number, numbers, text_of, whole
+from agentgym.foreign_files.values import messages_of, number, numbers, text_of, whole
 from agentgym.transcript import printable
 from agentgym.types import Floats, Ints, Rollout, Segment, Turn, Version
 
@@ -127,7 +127,7 @@ def segment_of(row: Sequence[Any], unpacker: Unpacker) -> Segment:
         sampled=sampled,
         logprobs=scores,
         turns=tuple(made),
-        prompt_messages=tuple(said["prompt"]),
+        prompt_messages=messages_of(said["prompt"], "prompt"),
         tools=tuple(said.get("tools", ())),
         role=text_of(role, "role"),
         model=text_of(model, "model"),
@@ -156,7 +156,7 @@ def advantages_of(segment: Segment, text: str | None) -> tuple[float, ...] | Non
     return tuple(found)
 
 
-def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> Turn:
+def _turn(values: Sequence[Any], message: Any, env_messages: Any) -> Turn:
     # Stores of version 2 do not say when a turn was asked for.
     start, stop, finish_reason, versions, seconds, env_seconds, reward, place, *when = values
     waited, asked_at = when or (0.0, None)
@@ -165,8 +165,8 @@ def _turn(values: Sequence[Any], message: Any, env_messages: Sequence[Any]) -> T
         stop=whole(stop, "stop"),
         finish_reason=text_of(finish_reason, "finish_reason"),  # type: ignore[arg-type]
         versions=tuple(Version(whole(at, "versions"), whole(version, "versions")) for at, version in versions),
-        message=message,
-        env_messages=tuple(env_messages),
+        message=messages_of([message], "message")[0],
+        env_messages=messages_of(env_messages, "env_messages"),
         seconds=number(seconds, "seconds"),
         waited=number(waited, "waited"),
         asked_at=None if asked_at is None else number(asked_at, "asked_at"),

@@ -7,7 +7,7 @@ the training step or the other rollouts of the run are found by the reader.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from agentgym.store.tool_counts import ToolCounts
+from agentgym.store.tool_counts import ToolCounts, calls_in
 from agentgym.transcript import call_text
 from agentgym.types import Group, Rollout
 
@@ -90,6 +90,6 @@ def _repeats(rollout: Rollout) -> bool:
     if sum(len(segment.turns) for segment in rollout.segments) < SAME_TURNS:
         return False
     turns = Counter(
-        (message.get("content") or "", *map(call_text, message.get("tool_calls") or ())) for message in rollout.messages
+        (str(message.get("content") or ""), *map(call_text, calls_in(message))) for message in rollout.messages
     )
     return any(count >= SAME_TURNS for turn, count in turns.items() if any(turn))

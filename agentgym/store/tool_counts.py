@@ -2,10 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentgym.errors import Failure
+from agentgym.messages import Message
 from agentgym.types import Rollout
 
 PER_TOOL = "tool_errors/"
@@ -33,7 +35,7 @@ class ToolCounts:
         counts = cls()
         for played in rollouts:
             for message in played.messages:
-                counts.calls.update(map(_name_of, message.get("tool_calls") or ()))
+                counts.calls.update(map(_name_of, calls_in(message)))
             for name, count in played.metrics.items():
                 if name.startswith(PER_TOOL):
                     counts.errors[name.removeprefix(PER_TOOL)] += int(count)
@@ -97,6 +99,12 @@ def _fold(counts: Counter[str], names: Set[str]) -> None:
         counts[OTHERS] += counts.pop(name)
 
 
+def calls_in(message: Message) -> Sequence[Any]:
+    """Return the tool calls of a message; none for what an agent program wrote in the place of a list of them."""
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list | tuple) else ()
+
+
 def _name_of(call: object) -> str:
     """The name in a call; "" for what an agent program wrote in the place of one, as its rollout is worth keeping."""
     function = call.get("function") if isinstance(call, Mapping) else None
@@ -106,7 +114,7 @@ def _name_of(call: object) -> str:
 
 def call_counts(rollout: Rollout) -> tuple[int, int]:
     """Return how many tools the model of a rollout has called, and how many of these calls failed."""
-    calls = sum(len(message.get("tool_calls") or ()) for message in rollout.messages)
+    calls = sum(len(calls_in(message)) for message in rollout.messages)
     total = rollout.metrics.get("tool_errors")
     if total is None:
         total = sum(count for name, count in rollout.metrics.items() if name.startswith(PER_TOOL))

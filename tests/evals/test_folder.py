@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +20,7 @@ from agentgym.evals.regrade import regrade
 from agentgym.run.folder_lock import LockedFolder
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.reader import RolloutStore
-from tests.folders.limits import files_up_to
+from tests.folders.limits import files_up_to, removed
 from tests.store.test_store import group, rollout
 
 DEEDS: dict[int, Callable[[], object]] = {}
@@ -96,7 +95,7 @@ async def test_an_evaluation_whose_folder_goes_away_keeps_all_that_was_played(
     now = {"moved": tmp_path / "archive", "removed": tmp_path / "eval", "taken": tmp_path / "eval-2"}[how]
     deeds = {
         "moved": lambda: (tmp_path / "eval").rename(now),
-        "removed": lambda: shutil.rmtree(tmp_path / "eval"),
+        "removed": lambda: removed(tmp_path / "eval"),
         "taken": take,
     }
     DEEDS.update({2: lambda: os.chdir("other"), 4: deeds[how]})
@@ -174,7 +173,7 @@ async def test_an_evaluation_whose_folder_cannot_be_made_again_has_its_result_an
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def in_the_way() -> None:
-        shutil.rmtree(tmp_path / "above")
+        removed(tmp_path / "above")
         (tmp_path / "above").write_text("a file")
 
     DEEDS[4] = in_the_way
@@ -185,7 +184,7 @@ async def test_an_evaluation_whose_folder_cannot_be_made_again_has_its_result_an
 
 async def test_an_evaluation_whose_folder_can_be_made_again_later_keeps_all_that_was_played(tmp_path: Path) -> None:
     def in_the_way() -> None:
-        shutil.rmtree(tmp_path / "above")
+        removed(tmp_path / "above")
         (tmp_path / "above").write_text("a file")
 
     DEEDS.update({4: in_the_way, 8: (tmp_path / "above").unlink})
@@ -199,7 +198,7 @@ def test_the_models_of_a_lost_folder_on_a_full_disk_are_left_out_until_there_is_
 ) -> None:
     settings = {"seed": 0, "more": "x" * 2000}
     with kept_in(tmp_path / "eval", settings, {}, [], {}, k=1, resume=False, retry_failed=False) as kept:
-        shutil.rmtree(tmp_path / "eval")
+        removed(tmp_path / "eval")
         disk.enter_context(files_up_to(500))
         kept.hold_models({"": {"weights": "a"}})
         disk.close()

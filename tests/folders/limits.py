@@ -1,8 +1,11 @@
-"""Disks that do not take what is written, for tests: by the system's own means, without a mount."""
+"""Disks and folders that are taken from whoever writes to them, for tests: by the system's own means."""
 
+import errno
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -14,3 +17,15 @@ def files_up_to(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def removed(folder: Path) -> None:
+    """Remove a folder to which a thread of this process may write."""
+    while True:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            return

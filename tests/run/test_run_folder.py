@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +18,7 @@ from agentgym.run.folder_lock import FolderInUse, LockedFolder
 from agentgym.run.loop import train_policy
 from agentgym.store.reader import RolloutStore
 from agentgym.train.checkpoint import last_checkpoint
-from tests.folders.limits import files_up_to
+from tests.folders.limits import files_up_to, removed
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 ELSEWHERE: list[Path] = []
@@ -147,7 +146,7 @@ def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder
 def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
     run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    played(replace(run, save_every=4), {1: lambda: shutil.rmtree(tmp_path / "run")})
+    played(replace(run, save_every=4), {1: lambda: removed(tmp_path / "run")})
     assert_whole(tmp_path / "run", 5)
     assert kept(tmp_path / "run") == ["step-000004", "step-000005"]
     assert "was removed while it was written to" in capfd.readouterr().err

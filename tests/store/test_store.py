@@ -22,7 +22,7 @@ from agentgym.messages import Message
 from agentgym.store import schema
 from agentgym.store import writer as writing
 from agentgym.store.reader import RolloutStore
-from agentgym.store.rows import segment_of, segment_row
+from agentgym.store.rows import packed, segment_of, segment_row
 from agentgym.store.schema import FILE, StoreError
 from agentgym.store.writer import RolloutWriter, Trained
 from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
@@ -356,6 +356,42 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(ValueError, match="the store has version 99"), RolloutStore(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (("turns", 0, 0), "message: a message must be an object, got "),
+        (("turns", 0, 1, 0), "env_messages: a message must be an object, got "),
+        (("turns", 0, 1), "env_messages: must be a list, got "),
+        (("prompt", 0), "prompt: a message must be an object, got "),
+        (("prompt",), "prompt: must be a list, got "),
+    ],
+)
+@pytest.mark.parametrize("odd", ["text", None, 7])
+def test_what_is_no_message_is_named_by_its_field(tmp_path: Path, field: Sequence[Any], said: str, odd: Any) -> None:
+    written(tmp_path, group(rollout("a/0")))
+    with sqlite3.connect(tmp_path / FILE) as other:
+        (blob,) = other.execute("SELECT messages FROM segments WHERE rollout = 1").fetchone()
+        found = within = Unpacker().unpacked(blob)
+        for key in field[:-1]:
+            within = within[key]
+        within[field[-1]] = odd
+        other.execute("UPDATE segments SET messages = ? WHERE rollout = 1", (packed(found),))
+    with RolloutStore(tmp_path) as store, pytest.raises(StoreError, match=said + type(odd).__name__):
+        list(store.find())
+
+
+@pytest.mark.parametrize("calls", ["text", 7, {"function": {}}])
+def test_a_rollout_whose_calls_are_no_list_is_kept(tmp_path: Path, calls: Any) -> None:
+    played = rollout("a/0")
+    turn = replace(played.segments[0].turns[0], message={"role": "assistant", "content": ["x"], "tool_calls": calls})
+    odd = replace(played.segments[0], turns=(turn, *played.segments[0].turns[1:]))
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(replace(played, segments=(odd,)))], step=0)
+    assert writer.lost == 0
+    with RolloutStore(tmp_path) as store:
+        assert [one.rollout.segments[0].turns[0].message["tool_calls"] for one in store.find()] == [calls]
 
 
 @pytest.mark.parametrize("call", [{"function": None}, {}, "text", {"function": {"name": None}}])
