@@ -15,10 +15,14 @@ JOBS ?= 2
 SPREAD := -n $(JOBS) --dist loadfile
 # Which part of the slow tests is played: each SHAREth test of a file, and its first. 1 plays all of them.
 SHARE ?= 1
+PART = $(if $(filter-out 1,$(SHARE)),--share $(SHARE))
 # The laws and the main job, for every commit: at most 90 s of CPU time.
 FAST := $(shell cat tests/fast.txt)
 # Seeds of the chaos test in `make proofs`.
 SEEDS ?= 0 7 11
+
+# Python keeps what it compiles: every process that starts would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup quickstart lint check test test-fast docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers benchmarks clean
 help:
@@ -70,13 +74,13 @@ lint: $(VENV)/dev
 check: lint test
 
 test: $(VENV)/dev box
-	$(PY) -m pytest -q $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
+	$(PY) -m pytest -q $(PART) $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
 
 test-fast: $(VENV)/dev
 	$(PY) -m pytest -q $(FAST) $(ARGS)
 
 test-slow: $(VENV)/dev box
-	$(PY) -m pytest -q -m 'slow and not sglang and not proof' --share $(SHARE) $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
+	$(PY) -m pytest -q -m 'slow and not sglang and not proof' $(PART) $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
 
 proofs: test-slow test-browser test-sglang
 	$(PY) -m pytest -q -m proof -o faulthandler_timeout=3600 --ignore tests/sandboxes/test_chaos.py tests
@@ -88,7 +92,7 @@ docs: $(VENV)/dev
 
 # The page of `agentgym view` in Debian's chromium; without one the tests say that they are skipped.
 test-browser: $(VENV)/dev
-	$(PY) -m pytest -q -m browser --share $(SHARE) $(if $(strip $(ARGS)),$(ARGS),tests/view/browser)
+	$(PY) -m pytest -q -m browser $(PART) $(if $(strip $(ARGS)),$(ARGS),tests/view/browser)
 
 screenshots: $(VENV)/dev
 	AGENTGYM_SCREENSHOTS=docs/screenshots $(PY) -m pytest -q -m browser tests/view/browser/test_screenshots.py $(ARGS)
@@ -107,7 +111,7 @@ $(SGLANG)/installed: tests/engines/sglang/cpu/requirements.txt
 sglang: $(SGLANG)/installed
 
 test-sglang: $(VENV)/dev sglang
-	AGENTGYM_SGLANG_VENV=$(abspath $(SGLANG)) $(PY) -m pytest -q -m 'sglang and not proof' --share $(SHARE) \
+	AGENTGYM_SGLANG_VENV=$(abspath $(SGLANG)) $(PY) -m pytest -q -m 'sglang and not proof' $(PART) \
 		$(if $(strip $(ARGS)),$(ARGS),tests/engines/sglang/server tests/cluster tests/recipes)
 
 # Their packages bring trees of their own, which are kept out of the environment for development. There are two: beside

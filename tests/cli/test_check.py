@@ -1,33 +1,52 @@
 """The command `agentgym check`: what it says of an env, by each kind of name, and what its exit code means."""
 
-import os
-import subprocess
+import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from agentgym.cli.envs.names import find
 from agentgym.cli.envs.new import renamed
+from agentgym.cli.main import main
+from agentgym.environments import registry
 from agentgym.errors import EnvError
 
 ROOT = Path(__file__).parents[2]
-Check = Callable[..., "subprocess.CompletedProcess[str]"]
 TEXT = renamed((ROOT / "templates/tool/env.py").read_text(), "tool", "hello")
 
 
+@dataclass(frozen=True)
+class Done:
+    """What the command said, and its exit code."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Check = Callable[..., Done]
+
+
 @pytest.fixture
-def check(tmp_path: Path) -> Check:
-    """The command in a folder with the env hello, in a process of its own: modules stay apart."""
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """The command in a folder with the env hello, which is imported anew each time."""
     (tmp_path / "hello").mkdir()
     (tmp_path / "hello/__init__.py").touch()
     (tmp_path / "hello/env.py").write_text(TEXT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    def run(*words: str, folder: Path = tmp_path) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "agentgym", "check", *words]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    def run(*words: str, folder: Path = tmp_path) -> Done:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setattr(registry, "_registry", {k: v for k, v in registry._registry.items() if k != "hello"})
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("hello", "env")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        code = main(["check", *words])
+        said = capsys.readouterr()
+        return Done(code, said.out, said.err)
 
     return run
 

@@ -62,8 +62,14 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
         f"      agentgym eval hello --env.spare 9 --model {out}/adapter plays what was trained on the held-out tasks",
         f"      {out}/adapter is what was trained; agentgym merge {out}/adapter FOLDER makes a whole model of it",
     ]
-    more = train(folder, "hello/env.py", *small, "--resume", str(out), "--steps", "3")
-    assert json.loads(more.stdout)["steps"] == 3, more.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_by_another_name_of_its_env(folder: Path) -> None:
+    small = ("--prompts", "2", "--group-size", "4", "--eval-tasks", "2")
+    assert train(folder, "hello", *small, "--steps", "1", "--out", "run").returncode == 0
+    more = train(folder, "hello/env.py", *small, "--resume", "run", "--steps", "2")
+    assert json.loads(more.stdout)["steps"] == 2, more.stderr[-3000:]
 
 
 def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 import agentgym as ag
 from agentgym.cluster.collector import ClusterScheduler
@@ -69,6 +70,7 @@ async def test_each_worker_learns_from_the_shares_of_all_where_branches_pay() ->
     await asyncio.gather(*(worker.close() for worker in pair))
 
 
+@pytest.mark.slow
 async def test_a_worker_in_the_place_of_a_lost_one_plays_what_that_would_have_played() -> None:
     pair, others = await opened(2), await opened(2)
     for worker in (*pair, *others):
@@ -95,6 +97,7 @@ async def test_what_a_lost_worker_had_in_play_is_counted_as_dropped() -> None:
     await asyncio.gather(*(worker.close() for worker in (*pair, fresh)))
 
 
+@pytest.mark.slow
 async def test_three_workers_go_on_where_two_stood() -> None:
     pair, alone = await opened(2), await opened(1)
     for worker in (*pair, *alone):

@@ -34,12 +34,14 @@ def test_every_page_of_the_docs_is_in_the_navigation() -> None:
     assert sorted(pages - decisions - set(NAV)) == []
 
 
+@pytest.mark.slow
 def test_every_page_of_the_navigation_is_built(site: Path) -> None:
     names = [page.removesuffix(".md") + ".html" for page in NAV]
     names = [re.sub(r"README\.html$", "index.html", name) for name in names]
     assert [name for name in names if not (site / name).is_file()] == []
 
 
+@pytest.mark.slow
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     fetched = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*?(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
     found = {path.name: fetched.findall(path.read_text()) for path in site.rglob("*.html")}
@@ -48,6 +50,7 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\([\"']?(?:https?:)?//|@import", sheet.read_text()), sheet
 
 
+@pytest.mark.slow
 def test_the_page_of_commands_has_the_help_of_each(site: Path) -> None:
     page = (site / "reference/commands.html").read_text()
     for name in COMMANDS:
@@ -55,6 +58,7 @@ def test_the_page_of_commands_has_the_help_of_each(site: Path) -> None:
     assert "Print the transcripts of this many training rollouts" in page
 
 
+@pytest.mark.slow
 def test_the_page_of_settings_has_docstrings_and_defaults(site: Path) -> None:
     page = (site / "reference/settings.html").read_text()
     for part in ("lora_rank", "Rank of the LoRA adapter.", "group_size", "memory_mb"):
@@ -62,11 +66,13 @@ def test_the_page_of_settings_has_docstrings_and_defaults(site: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["environments", "rollouts", "engines", "training", "evaluation", "testing"])
+@pytest.mark.slow
 def test_a_page_of_the_library_has_docstrings(site: Path, page: str) -> None:
     text = (site / f"reference/api/{page}.html").read_text()
     assert text.count('class="doc doc-object') > 5
 
 
+@pytest.mark.slow
 def test_a_link_to_a_file_of_the_checkout_leads_to_its_page(site: Path) -> None:
     assert "href=project/readme.html" in (site / "index.html").read_text().replace('"', "")
     assert (

@@ -44,9 +44,13 @@ def test_a_mode_that_the_project_names_stays(site: Path, tmp_path: Path) -> None
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = strict\n")
     assert "mode=Mode.STRICT" in play(site, folder)
     (folder / "pytest.ini").unlink()
-    assert "mode=Mode.STRICT" in play(site, folder, "--asyncio-mode", "strict")
-    assert "mode=Mode.STRICT" in play(site, folder, "-o", "asyncio_mode=strict")
     assert "1 passed" in play(site, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("--asyncio-mode", "strict"), ("-o", "asyncio_mode=strict")])
+def test_a_mode_that_the_command_line_names_stays(site: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert "mode=Mode.STRICT" in play(site, project(tmp_path, "plain"), *words)
 
 
 def test_without_pytest_asyncio_an_async_test_says_what_to_install(site: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ FUZZING = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 """Other changes each time, as in the proofs."""
-SAME = settings(FUZZING, derandomize=True, max_examples=50)
+SAME = settings(FUZZING, derandomize=True, max_examples=16)
 """The same changes each time, until the test itself changes."""
 
 

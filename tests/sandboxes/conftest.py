@@ -29,17 +29,18 @@ MANY_FILES = 520
 ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
 
-FAST_ON_DOCKER = {"test_contract.py", "test_pool.py", "test_descriptors.py"}
-"""Files whose claims the fast tests show on Docker too; those of the others they show on bubblewrap."""
+FAST_ON_ALL = {"test_contract.py", "test_pool.py", "test_descriptors.py"}
+"""Files whose claims the fast tests show on each kind of box; those of the others they show on one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to the slow tests what Docker's boxes repeat of those of bubblewrap."""
+    """Leave to the slow tests what other kinds of boxes repeat of bubblewrap's, or of unsafe ones without it."""
+    repeating = {"docker", "unsafe"} if why_no_bubblewrap() is None else {"docker"}
     for item in items:
-        if not item.path.is_relative_to(Path(__file__).parent) or item.path.name in FAST_ON_DOCKER:
+        if not item.path.is_relative_to(Path(__file__).parent) or item.path.name in FAST_ON_ALL:
             continue
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if any(isinstance(value, str) and value == "docker" for value in parameters):
+        if any(isinstance(value, str) and value in repeating for value in parameters):
             item.add_marker(pytest.mark.slow)
 
 

@@ -17,8 +17,8 @@ from tests.sandboxes.payloads import PAYLOADS
 AT_ONCE = 3
 FULL = 1000
 SIZES = [
-    pytest.param("bubblewrap", 20),
-    pytest.param("docker", 20, marks=pytest.mark.docker),
+    pytest.param("bubblewrap", 10),
+    pytest.param("docker", 10, marks=pytest.mark.docker),
     pytest.param("bubblewrap", 150, marks=pytest.mark.slow),
     pytest.param("docker", 150, marks=[pytest.mark.docker, pytest.mark.slow]),
     pytest.param("runsc", 20, marks=[pytest.mark.docker, pytest.mark.slow]),

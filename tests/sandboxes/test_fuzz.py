@@ -25,7 +25,7 @@ from tests.sandboxes.conftest import make
 
 AT_ONCE = 10
 """Calls between two looks at the box. Each of them is a case."""
-FEW, MORE = 250, 4000
+FEW, MORE = 100, 4000
 FULL = 20_000
 FULL_MARKS = [pytest.mark.slow, pytest.mark.proof]
 LENIENT = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]

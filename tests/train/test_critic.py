@@ -162,6 +162,7 @@ def two_ranks(tiny_model: Path, batches: list[list[Group]], tmp_path_factory: py
     return of_each_rank(out)
 
 
+@pytest.mark.slow
 def test_two_ranks_have_the_critic_of_one(tiny_model: Path, batches: list[list[Group]], two_ranks: list[Any]) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         alone = [step(trainer, groups) for groups in batches]

@@ -85,14 +85,14 @@ def test_pipes_and_devices_in_place_of_a_runs_files_hold_nobody_up_and_it_ends_w
         assert process.wait() == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("path", ["/../guard.py", "/..%2fguard.py", "/%2e%2e/guard.py", "/page/../../server.py"])
-def test_a_path_as_it_is_leads_nowhere(tmp_path: Path, path: str) -> None:
+def test_a_path_as_it_is_leads_nowhere(tmp_path: Path) -> None:
     with viewer(tmp_path, "--no-token") as (_, address):
-        asked = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"))
-        asked.request("GET", path)
-        answer = asked.getresponse()
-        assert (answer.status, b"import" in answer.read()) == (404, False)
-        asked.close()
+        for path in ("/../guard.py", "/..%2fguard.py", "/%2e%2e/guard.py", "/page/../../server.py"):
+            asked = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"))
+            asked.request("GET", path)
+            answer = asked.getresponse()
+            assert (path, answer.status, b"import" in answer.read()) == (path, 404, False)
+            asked.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -12,7 +12,7 @@ class Planted(Looking):
     @ag.tool
     async def look(self) -> str:
         """Look."""
-        end = time.monotonic() + 1.5
+        end = time.monotonic() + 1.2
         while time.monotonic() < end:
             self.metrics["rounds"] = self.metrics.get("rounds", 0) + 1
         return "nothing"
