@@ -270,8 +270,7 @@ class CheckpointManager:
         try:
             self._record.follow()
         except FolderInUse:
-            self._record.leave()
-            self._written = -1
+            self._leave()
         written = self._attempt()
         if self._trainer.rank:
             return
@@ -280,6 +279,18 @@ class CheckpointManager:
         can = written or self._run.train.method == "lora"  # a whole model is written from its checkpoint
         if not (can and self._record.log.disk.attempt(f"{self._policy}/", write, then="the checkpoint has it")):
             self._say_unsaved(written=written)
+
+    def _leave(self) -> None:
+        """Go on in a new folder beside the one that another process has taken; NotSaved if none can be made."""
+        try:
+            self._record.leave()
+        except OSError as error:
+            raise NotSaved(
+                f"out: another process has taken {self._folder}, and no folder can be made beside it ({error}): what "
+                f"was trained after step {max(self._written, 0)} is lost. Give the next run another `out`",
+                self._folder,
+            ) from error
+        self._written = -1
 
     def _say_unsaved(self, *, written: bool) -> None:
         """Raise NotSaved: what was trained is in memory alone, or in the checkpoint."""

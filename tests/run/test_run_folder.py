@@ -167,3 +167,19 @@ def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained
     assert (beside / "settings.json").is_file()
     assert (beside / "adapter/adapter_model.safetensors").is_file()
     assert kept(tmp_path / "run") == ["step-000002"]
+
+
+def test_a_taken_folder_beside_which_none_can_be_made_is_said_with_what_is_lost(
+    run: ag.RunConfig, disk: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    longest = tmp_path / ("r" * 255)  # "-2" does not go behind it
+
+    def take() -> None:
+        (longest / ".lock").unlink()
+        disk.callback(LockedFolder(longest).close)
+
+    with pytest.raises(FolderInUse, match="this one ends here"):
+        played(replace(run, out=longest), {2: take})
+    assert "no folder can be made beside it ([Errno 36] File name too long" in caplog.text
+    assert "what was trained after step 2 is lost" in caplog.text
+    assert kept(longest) == ["step-000002"]
