@@ -91,7 +91,7 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
     if not paths:
         raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
     if out.exists():
-        raise AgentGymError(f"--out: {out} is there already; name another folder")
+        raise AgentGymError(f"--out: {out} exists already; name another folder")
     if missing := [path for path in paths if not path.exists()]:
         raise AgentGymError(f"paths: there is no {missing[0]}")
     asked = {

@@ -53,7 +53,7 @@ class _Where(Chosen[TaskT]):
         """The numbers of the tasks that are kept."""
         found = [number for number in range(len(self.tasks)) if self._keep(self.tasks[number])]
         if len(self.tasks) and not found:
-            raise ValueError(f"where: none of {len(self.tasks)} tasks is kept; look at the predicate")
+            raise ValueError(f"where: none of {len(self.tasks)} tasks is kept; check the predicate")
         _LOG.info("where: %d of %d tasks are kept", len(found), len(self.tasks))
         return found
 
@@ -88,14 +88,14 @@ def split(
     """
     _check_shares(shares)
     if isinstance(tasks, Endless):
-        raise ValueError("tasks: they are endless and cannot be shared out; split what they are generated from")
+        raise ValueError("tasks: endless tasks cannot be split; split the data that they are generated from")
     numbers: dict[str, list[int]] = {name: [] for name in shares}
     seen = _Seen()
     for number in range(len(tasks)):
         task = tasks[number]
         if not _is_task(task):
             raise ValueError(
-                f"tasks: number {number} is no task but {task!r:.60}; write ag.Rows(data, MyTask) for rows"
+                f"tasks: number {number} is not a task but {task!r:.60}; write ag.Rows(data, MyTask) for rows"
             )
         part = _part(shares, seed, content(task) if by is None else key_text(by(task), "by"))
         numbers[part].append(number)

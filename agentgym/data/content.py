@@ -47,15 +47,15 @@ def _instead(what: str, where: list[Any]) -> str:
     """Say what is wrong with a field, and what to write."""
     if "Secret" in what:
         return (
-            f"{what} is written as stars, so that two of them are one, and a stored task would have the stars; write "
-            f"`{where[0]}: str = Field(repr=False)`, which no log shows"
+            f"{what} is written as asterisks: two of them would look the same, and a stored task would lose its value; "
+            f"write `{where[0]}: str = Field(repr=False)`, which no log shows"
         )
     if "function" in what:
         return (
-            f"{what} has no text that is the same in every process; keep what it is chosen by, such as its name, and "
-            f"find it by that in the env, or {EXCLUDE}"
+            f"{what} has no text that is the same in every process; keep the key that selects it, such as its name, "
+            f"and look it up in the env, or {EXCLUDE}"
         )
-    return f"{what} has no text that is the same in every process; keep what it is made from, or {EXCLUDE}"
+    return f"{what} has no text that is the same in every process; keep the data that it is made from, or {EXCLUDE}"
 
 
 def content(task: Task) -> str:
@@ -120,7 +120,7 @@ def _refuse_unkept(task: Task) -> None:
         loc = ".".join(map(str, wrong[0]["loc"]))
         readable = f"give it a type that pydantic reads from what it writes in JSON, or {EXCLUDE}"
         raise ValueError(
-            f"{kind.__name__}.{loc}: a task that was stored could not be made again: {wrong[0]['msg']}, got "
+            f"{kind.__name__}.{loc}: a stored task could not be read back: {wrong[0]['msg']}, got "
             f"{wrong[0]['input']!r:.60}; {BASE64 if wrong[0]['type'] == 'bytes_type' else readable}"
         ) from error
     for name, field in kind.model_fields.items():
@@ -139,10 +139,10 @@ def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
     """Say what is wrong with a field that comes back otherwise, and what to write."""
     if excluded:
         return (
-            "it is excluded, so that a stored task has its default, which is another value; give it no default, or "
-            "make it from the other fields in a property"
+            "it is excluded, so a stored task has its default, which is another value; give it no default, or compute "
+            "it from the other fields in a property"
         )
-    came = f"a stored task has {now!r:.60} where this has {was!r:.60}"
+    came = f"a stored task has {now!r:.60} where this one has {was!r:.60}"
     if isinstance(was, bytes):
         return f"{came}; {BASE64}"
     return f"{came}; give it a type that says what is in it, such as set[str] in place of Any, or {EXCLUDE}"

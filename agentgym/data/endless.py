@@ -60,7 +60,7 @@ class Endless(Sequence[TaskT]):
         if isinstance(index, slice):
             return self._part(index)
         if index < 0:
-            raise IndexError(f"{index}: tasks without an end are not counted from it")
+            raise IndexError(f"{index}: endless tasks cannot be indexed from their end")
         if index < self._made:  # Going on is quick, going back is not: mostly they are asked for in order.
             self._coming, self._made = self.begin(self.seed), 0
         task = next(islice(self._coming, index - self._made, None))
@@ -72,7 +72,7 @@ class Endless(Sequence[TaskT]):
         if step == 0:
             raise ValueError(f"{part}: the step of a slice cannot be 0")
         if min(start, step, part.stop or 0) < 0:
-            raise IndexError(f"{part}: tasks without an end are not counted from it")
+            raise IndexError(f"{part}: endless tasks cannot be indexed from their end")
         if part.stop is not None:
             return list(islice(self, start, part.stop, step))
         return Endless(lambda seed: islice(self.begin(seed), start, None, step), seed=self.seed)
@@ -85,4 +85,4 @@ def _kept(tasks: Iterator[TaskT], keep: Callable[[TaskT], bool]) -> Iterator[Tas
         if kept:
             yield task
         elif left_out == LEFT_OUT_AT_MOST:
-            raise ValueError(f"where: none of {left_out} tasks one after the other is kept; look at the predicate")
+            raise ValueError(f"where: none of {left_out} tasks in a row is kept; check the predicate")

@@ -58,7 +58,7 @@ def row_source(data: Any) -> RowSource:
         return RowSource(data.height, _names(data.columns), lambda i: data.row(i, named=True), True)
     if isinstance(data, str | bytes) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise ValueError(
-            f"data: must have rows that an index gives, got {type(data).__name__}; make a list of a stream that ends"
+            f"data: must have a length and rows by index, got {type(data).__name__}; make a list of a finite stream"
         )
     return _of_sequence(data)
 

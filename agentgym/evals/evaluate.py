@@ -87,7 +87,7 @@ async def evaluate(
     check_boxes(boxes)
     asked = _checked_models(models)
     if ray == OFF and workers is not None:
-        raise ValueError("workers: without ray there is this process alone; give ray, or leave workers out")
+        raise ValueError("workers: only an evaluation on Ray has workers; set ray, or leave workers out")
     cls = find_env(env)
     chosen = _chosen(cls, n, tasks, split)
     refuse_images(model, cls, chosen)
@@ -210,7 +210,7 @@ def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Model], played: S
     asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
     asked |= {segment.model for rollout in played for segment in rollout.segments}
     for name in sorted(models.keys() - asked):
-        like = nearest(name, cls.stand_ins) if cls.stand_ins else "the env may call it otherwise"
+        like = nearest(name, cls.stand_ins) if cls.stand_ins else "the env may use another name for it"
         _LOG.warning("%s: no rollout has asked the model %r; %s", cls.__name__, name, like)
 
 
@@ -234,7 +234,7 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
         what = f'{cls.__name__}.tasks("{split}") has no task' if tasks is None else "the sequence is empty"
         raise ValueError(f"tasks: {what}; an evaluation needs at least one")
     if n is not None and len(chosen) < n:
-        _LOG.warning("%s: n is %d, and there are %d tasks, all of which are played", cls.__name__, n, len(chosen))
+        _LOG.warning("%s: n is %d, but there are only %d tasks; all of them are played", cls.__name__, n, len(chosen))
     if n is None and tasks is not None and len(found) > len(chosen):
         _LOG.warning(
             "%s: of the %d tasks that were given the first %d are played; n=%d plays all",

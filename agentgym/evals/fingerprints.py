@@ -19,10 +19,10 @@ Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
 KEPT = "fingerprints"
 """Their place in the settings of an evaluation."""
 PARTS = {
-    "files": "what is in the model's files",
-    "weights": "what is in the engine's weights",
-    "adapter_files": "the adapter, what is in its files,",
-    "adapter": "the adapter, or the weights that the engine was given,",
+    "files": "the content of the model's files",
+    "weights": "the content of the engine's weights",
+    "adapter_files": "the content of the adapter's files",
+    "adapter": "the adapter, or the weights that were given to the engine,",
     "chat": "the chat template",
     "context_tokens": "the engine's context_tokens",
     "served": "the model that the endpoint serves",
@@ -88,7 +88,7 @@ def _refuse_unknown(folder: Path, name: str, kept: Mapping[str, str], parts: Map
     """Raise ValueError for a model of which no part is known both from before and now."""
     if kept and parts and not kept.keys() & parts.keys():
         raise ValueError(
-            f"{f'models[{name!r}]' if name else 'model'}: nothing tells whether it is what it was when {folder} was "
-            f"begun: {', '.join(kept)} known then, {', '.join(parts)} now; give it as it was given then, by name or as "
-            "an engine, or name another folder"
+            f"{f'models[{name!r}]' if name else 'model'}: it cannot be told whether this is the model that {folder} "
+            f"was begun with: {', '.join(kept)} known then, {', '.join(parts)} now; give it as it was given then, by "
+            "name or as an engine, or name another folder"
         )

@@ -84,7 +84,7 @@ class KeptRollouts:
         if not self._follow() or not self._has_settings():
             return
         write = partial(hold_models, self._held.path, found)
-        self._disk.attempt(SETTINGS, write, then="a resumed evaluation does not know the models by them")
+        self._disk.attempt(SETTINGS, write, then="a resumed evaluation cannot tell whether its models are the same")
         self._settings = read_bytes(self._held.path / SETTINGS, within=self._held.path)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
@@ -112,7 +112,7 @@ class KeptRollouts:
             return
         text = json.dumps(_finite(summary_of(evaluation)), allow_nan=False, indent=2) + "\n"
         path = self._held.path / SUMMARY
-        self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is returned all the same")
+        self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is returned nevertheless")
 
     @property
     def lost(self) -> int:
@@ -185,8 +185,8 @@ def kept_in(
             warn_of_other_envs(begun_envs(folder), envs)
         elif (folder / FILE).is_file():
             raise ValueError(
-                f"out: {folder} holds rollouts, and its {SETTINGS} is gone: nothing says what they were played with; "
-                "name another folder"
+                f"out: {folder} holds rollouts, but its {SETTINGS} is missing, so nothing says what they were "
+                "played with; name another folder"
             )
         else:
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}

@@ -98,7 +98,7 @@ async def regrade(
     """
     run, out, named = whole_path(run), whole_path(out), check_models(models)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"out: {out} is there already; name another folder")
+        raise ValueError(f"out: {out} exists already; name another folder")
     done = Regraded(out)
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a regrade that was killed
@@ -125,7 +125,7 @@ async def _write(
     with RolloutStore(run) as store:
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
-            raise ValueError("run: it has no rollout as is asked for")
+            raise ValueError("run: it has no rollout of this phase and step")
         seed = begun_seed(run)
         async with open_resources(env) as resources:
             scorer = _Scorer(env, models, resources, asyncio.Semaphore(concurrency))
@@ -141,7 +141,7 @@ async def _write(
         raise AgentGymError(f"all {len(done.failures)} rollouts failed; the first one: {done.failures[0]}")
     disk = Refusals(_LOG.warning)
     write = partial(_write_settings, run, part, env)
-    if writer.lost or not disk.attempt(SETTINGS, write, then="the new rewards are returned, and not kept"):
+    if writer.lost or not disk.attempt(SETTINGS, write, then="the new rewards are returned, but not kept"):
         done.not_kept = done.rollouts
 
 

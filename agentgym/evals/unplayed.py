@@ -83,8 +83,8 @@ def _refused(env: type[Env[Any]], name: str) -> UnplayedError:
     if name == "box":
         return UnplayedError(f"{what}, and a rollout's box is gone with it; play the tasks again, with agentgym eval")
     return UnplayedError(
-        f"{what}, which only a play sets; write `def restore_played(self, rollout)` in the env, which sets it from the "
-        "rollout's messages, or play the tasks again, with agentgym eval"
+        f"{what}, which is only set while the env is played; write `def restore_played(self, rollout)` in the env, "
+        "which sets it from the rollout's messages, or play the tasks again, with agentgym eval"
     )
 
 

@@ -69,14 +69,14 @@ def read_json(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> Any
     try:
         return parsed(content)
     except ValueError as error:
-        raise UnreadableFileError(f"{path}: it holds no JSON that can be read ({error})") from error
+        raise UnreadableFileError(f"{path}: it holds no readable JSON ({error})") from error
 
 
 def read_object(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> dict[str, Any]:
     """Return the object of a file of JSON; the errors are those of `read_json`, also where it holds no object."""
     found = read_json(path, within=within, most=most)
     if not isinstance(found, dict):
-        raise UnreadableFileError(f"{path}: it must hold an object of JSON, got {type(found).__name__}")
+        raise UnreadableFileError(f"{path}: it must hold a JSON object, got {type(found).__name__}")
     return found
 
 

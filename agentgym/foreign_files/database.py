@@ -85,11 +85,11 @@ class ForeignDatabase:
                 most_bytes -= sum(map(getsizeof, row))
                 if len(found) > most_rows or most_bytes < 0:
                     cursor.close()
-                    raise UnreadableFileError(f"{self.path}: a table of it gives more than a file of its size can hold")
+                    raise UnreadableFileError(f"{self.path}: a table gives more than a file of this size can hold")
         except sqlite3.OperationalError as error:
             if self._left < 0:
                 raise UnreadableFileError(
-                    f"{self.path}: a statement takes longer than a file of its size has reason to"
+                    f"{self.path}: a query takes longer than the size of the file explains"
                 ) from error
             raise
         return names, found
@@ -149,7 +149,7 @@ def check_beside(path: Path) -> None:
             continue
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             raise UnreadableFileError(
-                f"{beside}: SQLite would open it, and it is no regular file of its own; remove it"
+                f"{beside}: SQLite would open it, but it is a link or not a regular file; remove it"
             )
 
 
@@ -167,7 +167,9 @@ def check_journal(path: Path) -> None:
     except OSError:
         return
     if end == _SUPER_JOURNAL:
-        raise UnreadableFileError(f"{journal}: it tells SQLite to delete another file, as no run's does; remove it")
+        raise UnreadableFileError(
+            f"{journal}: it tells SQLite to delete another file, which no run's journal does; remove it"
+        )
 
 
 def _connected(path: Path) -> sqlite3.Connection:

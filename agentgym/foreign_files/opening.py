@@ -73,7 +73,7 @@ def check_folder(folder: Path) -> None:
                     f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it"
                 )
         elif not entry.is_file() and not entry.is_dir() and not stat.S_ISSOCK(entry.stat().st_mode):
-            raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, and no regular file; remove it")
+            raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, not a regular file; remove it")
 
 
 def regular_file(path: Path, *, within: Path | None) -> Path:
@@ -102,7 +102,7 @@ def _descriptor(path: Path, within: Path | None) -> int:
     kind = stat.S_IFMT(os.fstat(file).st_mode)
     if kind != stat.S_IFREG:
         os.close(file)
-        raise UnreadableFileError(f"{path}: it is {_KINDS.get(kind, 'a device')}, and no regular file")
+        raise UnreadableFileError(f"{path}: it is {_KINDS.get(kind, 'a device')}, not a regular file")
     return file
 
 
@@ -112,6 +112,6 @@ def _refusal(path: Path, error: OSError | ValueError) -> Exception:
     if isinstance(error, UnreadableFileError):
         return error
     if isinstance(error, OSError):
-        reason = "a socket is no regular file" if error.errno == errno.ENXIO else error.strerror
+        reason = "a socket is not a regular file" if error.errno == errno.ENXIO else error.strerror
         return UnreadableFileError(f"{path}: it cannot be read ({reason})")
     return UnreadableFileError(f"{str(path)!r}: it cannot be read ({error})")  # a name with NUL

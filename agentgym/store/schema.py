@@ -244,8 +244,8 @@ def _without_wal(path: Path) -> str | None:
 def _say_shared(path: Path, kind: str) -> None:
     """Say once for each store what is other on such a file system, and what to do."""
     _LOG.warning(
-        "%s is on %s: it is written without SQLite's write-ahead log, and whoever reads it may make the run wait for "
-        "up to %g s; `agentgym show`, `view` and `report` are better given a copy of the folder while the run goes on",
+        "%s is on %s: it is written without SQLite's write-ahead log, and reading it may make the run wait for up to "
+        "%g s; while the run goes on, give `agentgym show`, `view` and `report` a copy of the folder",
         *(path, kind, OPEN_SECONDS),
     )
 
@@ -259,15 +259,15 @@ def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return StoreError(
-            f"{path}: it was left in the middle of a change, which {path.name}-journal beside it takes back, and a "
-            "reader takes nothing back; resume its run, or move that file out of the folder"
+            f"{path}: a change to it was interrupted, and {path.name}-journal beside it would undo that change, which "
+            "a reader must not do; resume its run, or move that file out of the folder"
         )
     if _is_busy(error):
         todo = "another process holds it: wait for that process, or end it"
     elif code == sqlite3.SQLITE_FULL:
         todo = "make room on its disk"
     elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
-        todo = "see that it is a file that may be written to, and that its disk has room"
+        todo = "check that it is a writable file, and that its disk has room"
     elif write:
         todo = f"move {path.name}, and {path.name}-wal if there is one, out of the folder: the run makes a new store"
     else:
