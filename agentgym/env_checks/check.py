@@ -181,7 +181,7 @@ def _check_oracle(settings: Settings, play: ObservedRollout, no_box: str) -> Ite
         if message["role"] == "tool" and text_of(message["content"]).startswith("error: ")
     ]
     if play.error is not None and not play.bad_rewards:
-        change = no_box or "make the script of the oracle play through"
+        change = no_box or "make the oracle's script play to the end"
         yield Finding("oracle", f"the rollout failed: {play.error}", change)
     elif play.reward is not None and play.reward < settings.threshold:
         scores = dict(play.rollout.rewards) if play.rollout is not None else {}
@@ -203,7 +203,7 @@ def _check_failure(text: str, no_box: str) -> Iterator[Finding]:
         wrong = f"{late[1]} took longer than its {late[2]} in the oracle's play"
         yield Finding("timeout", wrong, "raise its timeout_s, or make it faster")
     elif broken is not None:
-        change = "mend the tool, or raise ag.ToolError where the model is to read that"
+        change = "fix the tool, or raise ag.ToolError if the model is meant to read that"
         yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's play", no_box or change)
 
 
@@ -289,7 +289,7 @@ def _check_rewards(settings: Settings, plays: Sequence[ObservedRollout]) -> Iter
     for play in plays:
         for name, wrong in play.bad_rewards.items():
             named = name if name == "step()" else f"reward {name!r}"
-            yield Finding("reward", f"{named} {wrong}", "return a finite number, or raise where there is none")
+            yield Finding("reward", f"{named} {wrong}", "return a finite number, or raise if there is none")
         low, high = settings.reward_range or (float("-inf"), float("inf"))
         if play.reward is not None and not low <= play.reward <= high:
             yield Finding(

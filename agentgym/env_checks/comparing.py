@@ -34,7 +34,7 @@ def _answers(first: Sequence[Message], second: Sequence[Message]) -> Iterator[Fi
     for before, after in zip(first, second, strict=False):
         if _texts([before]) != _texts([after]):
             name = f"tool {before['name']!r}" if "name" in before else "step()"
-            change = f"{SEED}, or pass repeatable=False where the world itself never answers the same twice"
+            change = f"{SEED}, or pass repeatable=False if the world itself never answers the same twice"
             yield Finding(
                 "seed", f"{name} answered the same call of the same seed differently{_shown([before], [after])}", change
             )
@@ -55,7 +55,7 @@ def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Findin
         if before[name] != after.get(name)
     ]
     wrong = "; ".join(named) or f"the reward was {first.reward!r} and then {second.reward!r}"
-    change = f"{SEED}, or pass repeatable=False where a judge never answers the same twice"
+    change = f"{SEED}, or pass repeatable=False if a judge never answers the same twice"
     yield Finding("reward", f"{wrong} for the same play of the same seed", change)
 
 
@@ -105,7 +105,7 @@ def compare_state(before: dict[str, str], after: dict[str, str], name: str, shar
         Finding(
             "shared",
             f"{name}.{key} is an attribute of the class, and a rollout changed it: all rollouts share it",
-            f"make it in __init__ (self.{key} = ...), or pass shared=[{key!r}] where they are meant to share it",
+            f"make it in __init__ (self.{key} = ...), or pass shared=[{key!r}] if they are meant to share it",
         )
         for key in changed
     ]

@@ -19,8 +19,8 @@ from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.types import Rollout
 
 CHANGE = (
-    "what the policy left behind is scored: return 0.0 for it; an exception leaves the rollout without a reward, "
-    "and a policy learns to bring it about"
+    "score whatever the policy left behind, and return 0.0 for this; an exception leaves the rollout without a reward, "
+    "and a policy learns to provoke it"
 )
 NOT_OF_THE_ENV = tuple(kind.__name__ for kind in (SandboxError, EngineError, MachineError))
 

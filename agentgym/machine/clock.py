@@ -224,7 +224,7 @@ class Heart:
             self.standstills = Standstills(self.standstills.times + 1, self.standstills.seconds + seconds)
             _aside.warn(
                 "the process stood still for %.1f s: it was stopped, or its container or machine was paused; no time "
-                "limit of this process counts that, but those that a box keeps inside do if it was stopped, too",
+                "limit of this process counts that time, but limits inside a box do if the box was stopped, too",
                 seconds,
             )
         return bool(seconds)
@@ -301,8 +301,8 @@ def _look_at(clock: LoopClock, now: float) -> bool:
         return False
     clock.held.said = seconds
     _aside.warn(
-        "%s has held the event loop for %.1f s, at %s: no other rollout goes on meanwhile, and no time limit can "
-        "end it; await something in it, or make it a plain `def`, which runs in a thread of its own",
+        "%s has held the event loop for %.1f s, at %s: meanwhile no other rollout goes on, and no time limit can end "
+        "it; await something in it, or make it a plain `def`, which runs in a thread of its own",
         holder,
         seconds,
         place_of_frame(frames[0]),

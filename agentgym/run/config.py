@@ -247,7 +247,7 @@ class RunConfig:
         if not self.merge and (whole := {self.train.loss, self.train.correction} & WHOLE_SEGMENTS.keys()):
             raise ValueError(f"merge: {min(whole)} needs each segment whole in one sample; leave it out")
         if self.ray == OFF and self.cluster != ClusterConfig():
-            raise ValueError("cluster: without ray there is this process alone; set ray, or leave cluster out")
+            raise ValueError("cluster: only a run on Ray has a cluster; set ray, or leave cluster out")
         if self.group_size < 2 and self.teacher is None and self.advantage_level != "value":
             raise ValueError("group_size: one rollout has no other of its task to be better than; use at least 2")
         if self.eval_every and not self.eval_tasks:

@@ -62,7 +62,7 @@ def serve(
         why = f"nobody can listen at {host}:{port} ({error.strerror})"
         raise AgentGymError(f"--port: {why}; take another one, or 0 for a free one") from None
     if port is not None and not token:
-        sys.stderr.write("agentgym: whoever reaches this address can play the episode; leave --no-token out\n")
+        sys.stderr.write("agentgym: anybody who reaches this address can play the episode; leave --no-token out\n")
     with suppress(KeyboardInterrupt, asyncio.CancelledError):  # The usual ends of a server.
         asyncio.run(_serve(cls, chosen, seed, listener, secrets.token_urlsafe(24) if token else None))
     return 0
