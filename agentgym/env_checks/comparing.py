@@ -1,4 +1,4 @@
-"""The comparison of two plays of one seed: what differs does not come from the seed."""
+"""The comparison of two plays with the same seed: differences do not come from the seed."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ SEED = "draw from random.Random(seed) with the seed that reset(seed=...) is give
 
 
 def compare(first: ObservedRollout, second: ObservedRollout) -> list[Finding]:
-    """Return the first thing in which two plays of one script differ; rewards only where all else is the same."""
+    """Return the first difference between two plays of one script; rewards only if everything else is the same."""
     if _texts(first.prompt) != _texts(second.prompt):
         wrong = f"the same seed gave another first prompt{_shown(first.prompt, second.prompt)}"
         return [Finding("seed", wrong, SEED)]
@@ -60,7 +60,7 @@ def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Findin
 
 
 def failed_again(second: ObservedRollout) -> Iterator[Finding]:
-    """Yield a finding where a play that went well fails when it is repeated."""
+    """Yield a finding if a play that went well fails when it is repeated."""
     if second.error is not None:
         wrong = f"the same play of the same seed failed the second time: {second.error}"
         yield Finding("seed", wrong, "leave nothing behind that a second rollout meets, and draw from the seed alone")
@@ -82,7 +82,7 @@ def _cut(text: str) -> str:
 
 
 def shared_state(cls: type[Env[Any]]) -> dict[str, str]:
-    """Return the attributes of the class and its bases by name, each value as a text that can be compared."""
+    """Return the attributes of the class and its bases by name, with each value as text that can be compared."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith(("agentgym.", "builtins", "typing")):

@@ -122,7 +122,7 @@ def _kind(value: object) -> str:
 
 
 def open_store(path: Path) -> sqlite3.Connection:
-    """A connection that writes to the store at `path`, which is made where it is not there.
+    """Open a connection that writes to the store at `path`, which is made if it does not exist.
 
     Readers see whole rollouts only, as each is written in one transaction. They never block the writer: the file is in
     write-ahead mode, but on a file system that other machines may share, where that mode does not work. Raises
@@ -204,7 +204,7 @@ def _recover(path: Path) -> str:
 
 
 def _check_version(path: Path, found: int) -> None:
-    """Raise StoreError for a version that cannot be read; 0 is a store that has not been written yet."""
+    """Raise StoreError for a version that cannot be read; 0 means that nothing has been written yet."""
     if found not in (0, *READABLE):
         raise StoreError(
             f"{path}: the store has version {found}, and this agentgym reads versions {READABLE[0]} to {VERSION}; "
@@ -242,7 +242,7 @@ def _without_wal(path: Path) -> str | None:
 
 @cache
 def _say_shared(path: Path, kind: str) -> None:
-    """Say once for each store what is other on such a file system, and what to do."""
+    """Warn once for each store of what differs on such a file system, and what to do."""
     _LOG.warning(
         "%s is on %s: it is written without SQLite's write-ahead log, and reading it may make the run wait for up to "
         "%g s; while the run goes on, give `agentgym show`, `view` and `report` a copy of the folder",
