@@ -11,7 +11,7 @@ from agentgym.models import find_model, refuse_unreachable
 
 
 def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], base: str | None = None) -> int:
-    """Write a base model and what was trained on it as one plain model, with its tokenizer.
+    """Merge a base model and the weights trained on it into one plain model, with its tokenizer.
 
     For example:
     $ agentgym merge runs/chase_grpo/20260801-101500/adapter merged
