@@ -90,7 +90,7 @@ def test_a_folder_whose_lock_another_process_has_taken_is_left_to_it(path: Path)
     with hold_folder(path) as held:
         (path / LOCK).unlink()
         with hold_folder(path):
-            with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this one ends here"):
+            with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this process ends"):
                 held.follow()
             change = held.leave()
             assert change.path == path.with_name("run-2")
