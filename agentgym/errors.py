@@ -39,7 +39,7 @@ class BoxKilledError(SandboxError):
 
 
 class MachineError(AgentGymError):
-    """The machine had no thread, process or descriptor left for what the env needs; never text for the model."""
+    """The machine had no thread, process or file descriptor left that the env needs; never text for the model."""
 
 
 class ClosedError(SandboxError):
@@ -47,13 +47,13 @@ class ClosedError(SandboxError):
 
 
 class ToolError(AgentGymError):
-    """A tool's failure that the model should read; its text becomes the tool message."""
+    """A failure of a tool that the model should read; its text becomes the tool message."""
 
 
 class PolicyContentError(ToolError):
-    """What the policy said or left behind is not what was asked for: it is scored, and never a failure of the rollout.
+    """The policy said or left behind something unusable: the rollout is scored, and does not fail.
 
-    In a tool its text is what the model reads. A reward that raises it is 0.0, and a metric counts it.
+    If a tool raises it, the model reads its text. If a reward raises it, the reward is 0.0, and a metric counts it.
     """
 
     counted: ClassVar[str] = "policy_content"
@@ -67,12 +67,12 @@ class ModelLimitError(PolicyContentError):
 
 
 class BoxContentError(PolicyContentError):
-    """What is in a box, or a text that was to go into it, is not what was asked for; a failing box is a SandboxError.
+    """The content of a box, or a text that was meant for it, is unusable; a failing box is a SandboxError instead.
 
-    Files of a box raise it if they are missing, a folder, a link, a pipe or a device, too large, closed to us or no
-    UTF-8; a path, command or code raises it if no box can take it. Depending on the reason it is also a
-    FileNotFoundError, an OSError with the kernel's number, a TimeoutError or a ValueError. In a tool the model reads
-    its text. A reward that raises it is 0.0, and the metric `box_content` counts it: what the policy left is scored.
+    It is raised if a file of a box is missing, too large, not readable or not UTF-8, or is a folder, a link, a pipe or
+    a device, and if a path, a command or code cannot be used in any box. Depending on the reason it is also a
+    FileNotFoundError, an OSError with the kernel's number, a TimeoutError or a ValueError. If a tool raises it, the
+    model reads its text. If a reward raises it, the reward is 0.0, and the metric `box_content` counts it.
     """
 
     counted = "box_content"

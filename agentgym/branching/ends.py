@@ -40,7 +40,7 @@ class RolloutBranch:
     """The env's numbers at its end, and what the branch used: its own `turns`, `tokens` and `seconds`."""
 
     def __post_init__(self) -> None:
-        require(self.turn > 0, f"turn: a branch begins behind a turn, got {self.turn}")
+        require(self.turn > 0, f"turn: a branch begins after a turn, got {self.turn}")
         require(bool(self.stop_reason), "stop_reason: empty")
         require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
         require(self.reward is None or math.isfinite(self.reward), f"reward: {self.reward} is not finite")

@@ -109,7 +109,7 @@ def _exact(tokenizer: ChatTokenizer) -> str:
     opened = chat.prompt_ids().tolist()
     with_body = tokenizer.encode(chat.text + body)
     if with_body[: len(opened)] != opened:
-        return "the beginning of a turn is encoded otherwise behind its opening than in the whole conversation"
+        return "the beginning of a turn is encoded otherwise after its opening than in the whole conversation"
     # A model goes on from the opening: its words are encoded as they are there, and not alone.
     sampled = [*with_body[len(opened) :], *tokenizer.encode(end)]
     added = chat.extend(sampled, _SAID, [_AGAIN])
@@ -117,7 +117,7 @@ def _exact(tokenizer: ChatTokenizer) -> str:
         return "it rewrites the turn before, so there is no separator to keep"
     whole = tokenizer.encode(tokenizer.render([_ASK, _SAID, _AGAIN], [], generation=True))
     if [*opened, *sampled, *added] != whole:
-        return "what is appended behind a turn is encoded otherwise than in the whole conversation"
+        return "what is appended after a turn is encoded otherwise than in the whole conversation"
     return ""
 
 

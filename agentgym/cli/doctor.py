@@ -49,7 +49,7 @@ class Finding:
 
 
 def doctor(model: str | None = None) -> int:
-    """Say what runs here and how to get the rest; the exit code is 0 where a box can be had.
+    """Say what runs here and how to get the rest; the exit code is 0 if a box can be had.
 
     For example:
     $ agentgym doctor
@@ -57,8 +57,8 @@ def doctor(model: str | None = None) -> int:
 
     Args:
         model: Look at the tokenizer of this folder or hub name, or of "tiny", instead: whether its chat
-            template only ever appends, keeps the turn separators and reads tool calls back; 0 where it does the last
-            two.
+            template only ever appends, keeps the turn separators and reads tool calls back; the exit code is 0 if it
+            does the last two.
     """
     if model is not None:
         return _doctor_of(model)

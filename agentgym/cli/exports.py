@@ -1,4 +1,4 @@
-"""The commands `agentgym export` and `agentgym import`: rollouts in the formats of others, and from them."""
+"""The commands `agentgym export` and `agentgym import`: rollouts written to other formats, and read from them."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def export_run(
 
 
 def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int:
-    """Read trajectories of ATIF into a folder that `agentgym show`, `compare` and `export` read as that of a run.
+    """Read ATIF trajectories into a folder that `agentgym show`, `compare` and `export` read like that of a run.
 
     They may be those of any agent. Of a folder every file below it is read that is a trajectory. Only those with token
     ids and log-probabilities can be trained on. A reward is what stands in a trajectory's `extra.reward`.
@@ -91,7 +91,7 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
     if not paths:
         raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
     if out.exists():
-        raise AgentGymError(f"--out: {out} is there already; name another folder")
+        raise AgentGymError(f"--out: {out} exists already; name another folder")
     if missing := [path for path in paths if not path.exists()]:
         raise AgentGymError(f"paths: there is no {missing[0]}")
     asked = {

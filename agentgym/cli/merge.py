@@ -11,7 +11,7 @@ from agentgym.models import find_model, refuse_unreachable
 
 
 def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], base: str | None = None) -> int:
-    """Write a base model and what was trained on it as one plain model, with its tokenizer.
+    """Merge a base model and the weights trained on it into one plain model, with its tokenizer.
 
     For example:
     $ agentgym merge runs/chase_grpo/20260801-101500/adapter merged
@@ -27,7 +27,7 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
     if (trained / "config.json").is_file():
         raise EngineError(f"{str(trained)!r} is a whole model, with nothing to merge; give it as `model`")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise EngineError(f"out: {str(out)!r} is there already; name a new folder, or remove that one first")
+        raise EngineError(f"out: {str(out)!r} exists already; name a new folder, or remove that one first")
     if base is not None:
         with boundary(EngineError, f"base {base!r}"):
             base = str(find_model(base))

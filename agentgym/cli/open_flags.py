@@ -20,6 +20,6 @@ def flags_in(words: Sequence[str], prefix: str, command: str) -> tuple[list[tupl
             continue
         value = text if equals else next(rest, "--")
         if not equals and value.startswith("--"):
-            raise RefusedWords(f"{command}: {flag}: needs a value behind it")
+            raise RefusedWords(f"{command}: {flag}: needs a value after it")
         found.append((flag.removeprefix(prefix), value))
     return found, others

@@ -16,7 +16,7 @@ from agentgym.store.suspicious import SIGNS
 from agentgym.transcript import one_line, printable
 
 ROWS = 20
-"""Lines of the table, where no --limit is given."""
+"""Lines of the table, if no --limit is given."""
 TRANSCRIPTS = 10
 """Transcripts of a choice that says no number, where no --limit is given."""
 TRAIN = "train"

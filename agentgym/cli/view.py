@@ -61,7 +61,7 @@ def view(
     secret = secrets.token_urlsafe(24) if token else None
     listening, local = listening_socket(host, port), host in ("127.0.0.1", "localhost", "::1")
     if not token and not local:
-        sys.stderr.write("agentgym: whoever reaches this machine can read these runs; leave --no-token out\n")
+        sys.stderr.write("agentgym: anybody who reaches this machine can read these runs; leave --no-token out\n")
     hosts = frozenset(LOCAL if local else (*LOCAL, host.lower(), socket.gethostname().lower()))
     address = address_of(listening, host, secret)
 

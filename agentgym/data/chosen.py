@@ -1,4 +1,4 @@
-"""Parts of a sequence of tasks: those that a predicate keeps, and splits that cannot overlap."""
+"""Parts of a sequence of tasks: the tasks that a predicate keeps, and splits that cannot overlap."""
 
 import logging
 import math
@@ -29,7 +29,7 @@ class Chosen(Sequence[TaskT]):
 
     @property
     def left_out(self) -> int:
-        """How many tasks of the sequence are not among them."""
+        """How many tasks of the sequence were left out."""
         return len(self.tasks) - len(self)
 
     @overload
@@ -43,7 +43,7 @@ class Chosen(Sequence[TaskT]):
 
 
 class _Where(Chosen[TaskT]):
-    """The tasks that a predicate keeps; all are looked at when the first one is asked for."""
+    """The tasks that a predicate keeps; it checks all of them when the first one is asked for."""
 
     def __init__(self, tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> None:
         self.tasks, self._keep = tasks, keep
@@ -53,7 +53,7 @@ class _Where(Chosen[TaskT]):
         """The numbers of the tasks that are kept."""
         found = [number for number in range(len(self.tasks)) if self._keep(self.tasks[number])]
         if len(self.tasks) and not found:
-            raise ValueError(f"where: none of {len(self.tasks)} tasks is kept; look at the predicate")
+            raise ValueError(f"where: none of {len(self.tasks)} tasks is kept; check the predicate")
         _LOG.info("where: %d of %d tasks are kept", len(found), len(self.tasks))
         return found
 
@@ -63,12 +63,13 @@ def where(tasks: Endless[TaskT], keep: Callable[[TaskT], bool]) -> Endless[TaskT
 @overload
 def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Chosen[TaskT]: ...
 def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Sequence[TaskT]:
-    """Return the tasks for which `keep` is true, looked at when the first one is asked for.
+    """Return the tasks for which `keep` is true; all are checked when the first one is asked for.
 
-    `len` and `left_out` of the result count those that are kept and those that are not. Of an `Endless` it is an
-    Endless, too.
+    `len` and `left_out` of the result count the tasks that are kept and those that are not. For an `Endless` the result
+    is an Endless, too.
 
-    :raises ValueError: when they are asked for and none is kept.
+    Raises:
+        ValueError: No task is kept; raised when the tasks are asked for.
     """
     return tasks.where(keep) if isinstance(tasks, Endless) else _Where(tasks, keep)
 
@@ -78,24 +79,34 @@ def split(
 ) -> dict[str, Chosen[TaskT]]:
     """Return the tasks in parts that cannot overlap: `split(tasks, train=0.9, test=0.1)`.
 
-    The part of a task follows from the seed and its content (all fields but the id) alone: tasks that are the same but
-    for their ids are in one part, and a data set that grows moves none. So the shares are met about, not exactly.
-    With `by` it follows from what that gives for the task, such as its repository: tasks of one are in one part.
+    The part of a task depends only on the seed and on its content (all fields but the id): tasks that differ only in
+    their ids are in the same part, and a data set that grows moves none. So the shares are met approximately.
 
-    :raises ValueError: for a task, or what `by` gives, that has no text that is the same in every process, such as a
-        function in a field; where an id, or a content, is in two parts; where a part has no task; and for shares that
-        are not above 0 or do not add up to 1.
+    Args:
+        tasks: The tasks, which must not be endless.
+        seed: Another seed gives another split.
+        by: Returns what decides the part instead of the content, such as the task's repository: all tasks of one
+            repository are then in the same part.
+        shares: The share of each part by its name; they must add up to 1.
+
+    Returns:
+        The tasks of each part, by its name.
+
+    Raises:
+        ValueError: A task, or the value of `by`, has no text that is the same in every process, such as a function in a
+            field; an id, or a content, is in two parts; a part has no task; or the shares are not above 0 or do not add
+            up to 1.
     """
     _check_shares(shares)
     if isinstance(tasks, Endless):
-        raise ValueError("tasks: they are endless and cannot be shared out; split what they are generated from")
+        raise ValueError("tasks: endless tasks cannot be split; split the data that they are generated from")
     numbers: dict[str, list[int]] = {name: [] for name in shares}
     seen = _Seen()
     for number in range(len(tasks)):
         task = tasks[number]
         if not _is_task(task):
             raise ValueError(
-                f"tasks: number {number} is no task but {task!r:.60}; write ag.Rows(data, MyTask) for rows"
+                f"tasks: number {number} is not a task but {task!r:.60}; write ag.Rows(data, MyTask) for rows"
             )
         part = _part(shares, seed, content(task) if by is None else key_text(by(task), "by"))
         numbers[part].append(number)
@@ -108,7 +119,7 @@ def split(
 
 
 def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
-    """Say which task is in two of the splits, by its id or by all its other fields; None where they are apart."""
+    """Say which task is in two of the splits, by its id or by all its other fields; None if there is no such task."""
     seen = _Seen()
     for name, tasks in splits.items():
         for number in range(len(tasks)):
@@ -118,7 +129,7 @@ def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
 
 
 def refuse_twice(tasks: Sequence[Task], name: str) -> None:
-    """Raise ValueError where two of the tasks have one id: they would be one group, and one task in what is kept."""
+    """Raise ValueError if two of the tasks have the same id: they would be one group, and one task in a store."""
     seen: dict[str, int] = {}
     for number in range(len(tasks)):
         task = tasks[number]
@@ -138,7 +149,7 @@ class _Seen:
         self._contents: dict[bytes, tuple[str, str]] = {}
 
     def add(self, task: Task, name: str) -> str | None:
-        """Note a task of the split `name`; return what is wrong where another split has it."""
+        """Note a task of the split `name`; return what is wrong if another split has it."""
         other = self._ids.setdefault(task.id, name)
         if other != name:
             return f"the id {task.id!r} is in {other!r} and in {name!r}; a held-out task must not be trained on"

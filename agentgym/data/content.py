@@ -1,4 +1,4 @@
-"""What a task is known by: its fields in one form, which tells tasks apart and is what a store keeps of them."""
+"""The content of a task: its fields in the form that identifies it and that a store keeps."""
 
 import base64
 import json
@@ -20,10 +20,11 @@ BASE64 = "write `model_config = pydantic.ConfigDict(ser_json_bytes='base64', val
 def task_fields(task: Task) -> dict[str, Any]:
     """Return the fields of a task in JSON's types, equal for equal tasks in every process (`plain`).
 
-    What pydantic excludes is left out.
+    Fields that pydantic excludes are left out.
 
-    :raises ValueError: for a field that has no such form, such as a function or a SecretStr; it names the field, and
-        what to write instead.
+    Raises:
+        ValueError: A field has no such form, such as a function or a SecretStr; the message names the field, and
+            what to write instead.
     """
     try:
         fields: dict[str, Any] = model_fields_of(task, _raw, again=True)
@@ -34,7 +35,7 @@ def task_fields(task: Task) -> dict[str, Any]:
 
 
 def _raw(value: Any) -> str | dict[str, str]:
-    """Return bytes as the text that they are, else as an object, which no text equals."""
+    """Return bytes as text if they are UTF-8, and otherwise as an object, which no text equals."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise NotPlainError(f"a {type(value).__name__}")
     try:
@@ -47,21 +48,22 @@ def _instead(what: str, where: list[Any]) -> str:
     """Say what is wrong with a field, and what to write."""
     if "Secret" in what:
         return (
-            f"{what} is written as stars, so that two of them are one, and a stored task would have the stars; write "
-            f"`{where[0]}: str = Field(repr=False)`, which no log shows"
+            f"{what} is written as asterisks: two of them would look the same, and a stored task would lose its value; "
+            f"write `{where[0]}: str = Field(repr=False)`, which no log shows"
         )
     if "function" in what:
         return (
-            f"{what} has no text that is the same in every process; keep what it is chosen by, such as its name, and "
-            f"find it by that in the env, or {EXCLUDE}"
+            f"{what} has no text that is the same in every process; keep the key that selects it, such as its name, "
+            f"and look it up in the env, or {EXCLUDE}"
         )
-    return f"{what} has no text that is the same in every process; keep what it is made from, or {EXCLUDE}"
+    return f"{what} has no text that is the same in every process; keep the data that it is made from, or {EXCLUDE}"
 
 
 def content(task: Task) -> str:
-    """Return all fields of the task but its id, as text that is equal for equal ones in every process.
+    """Return all fields of the task but its id, as text that is the same for equal fields in every process.
 
-    :raises ValueError: as `task_fields`.
+    Raises:
+        ValueError: As in `task_fields`.
     """
     fields = task_fields(task)
     fields.pop("id", None)
@@ -69,7 +71,7 @@ def content(task: Task) -> str:
 
 
 def key_text(value: Any, owner: str) -> str:
-    """Return any value as such text; ValueError that begins with its owner for what has none."""
+    """Return any value as such text; ValueError, which begins with its owner, if it has none."""
     try:
         return repr(_sorted(plain(value, _raw)))
     except NotPlainError as error:
@@ -84,15 +86,15 @@ def _sorted(value: Any) -> Any:
 
 
 def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two tasks have the same fields, in JSON's types; what is no number equals itself."""
+    """Whether two tasks have the same fields, in JSON's types; NaN equals itself."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
     """Return the task that has these fields in JSON's types, as a store keeps them: by their names, not their aliases.
 
-    :raises ValidationError: for fields that the task type refuses.
-    """
+    Raises:
+        ValidationError: The task type refuses the fields."""
     try:
         return kind.model_validate_json(json.dumps(fields), by_alias=True, by_name=True)
     except ValidationError:  # half a character, and types that are validated as Python's own values alone
@@ -100,10 +102,10 @@ def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
 
 
 def refuse_unkept(tasks: Iterable[Task]) -> None:
-    """Raise ValueError, naming the field, for a task that its stored fields do not give back as it is.
+    """Raise ValueError, naming the field, for a task that differs when it is read back from its stored fields.
 
-    Its rewards would be computed from another task then, when its rollouts are scored again. A field without a default
-    that pydantic excludes may be missing: a stored task is refused for it, and never scored wrongly.
+    Otherwise its rewards would be computed from another task when its rollouts are scored again. A field without a
+    default that pydantic excludes may be missing: then the stored task is refused, and never scored wrongly.
     """
     for task in tasks:
         _refuse_unkept(task)
@@ -120,7 +122,7 @@ def _refuse_unkept(task: Task) -> None:
         loc = ".".join(map(str, wrong[0]["loc"]))
         readable = f"give it a type that pydantic reads from what it writes in JSON, or {EXCLUDE}"
         raise ValueError(
-            f"{kind.__name__}.{loc}: a task that was stored could not be made again: {wrong[0]['msg']}, got "
+            f"{kind.__name__}.{loc}: a stored task could not be read back: {wrong[0]['msg']}, got "
             f"{wrong[0]['input']!r:.60}; {BASE64 if wrong[0]['type'] == 'bytes_type' else readable}"
         ) from error
     for name, field in kind.model_fields.items():
@@ -136,24 +138,24 @@ def _is_left_out(kind: type[Task], error: Mapping[str, Any]) -> bool:
 
 
 def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
-    """Say what is wrong with a field that comes back otherwise, and what to write."""
+    """Say what is wrong with a field that comes back changed, and what to write."""
     if excluded:
         return (
-            "it is excluded, so that a stored task has its default, which is another value; give it no default, or "
-            "make it from the other fields in a property"
+            "it is excluded, so a stored task has its default, which is another value; give it no default, or compute "
+            "it from the other fields in a property"
         )
-    came = f"a stored task has {now!r:.60} where this has {was!r:.60}"
+    came = f"a stored task has {now!r:.60} where this one has {was!r:.60}"
     if isinstance(was, bytes):
         return f"{came}; {BASE64}"
     return f"{came}; give it a type that says what is in it, such as set[str] in place of Any, or {EXCLUDE}"
 
 
 _Difference: TypeAlias = tuple[list[str], Any, Any]
-"""Where two values differ, and what the one and the other has there."""
+"""Where two values differ, and the value of each there."""
 
 
 def _difference(one: Any, other: Any) -> _Difference | None:
-    """Return the first place in which two values differ, in what they are or in their kind; None for equal ones."""
+    """Return the first place in which two values differ, in value or in type; None for equal ones."""
     if type(one) is type(other) and isinstance(one, BaseModel):
         return _first({n: (getattr(one, n), getattr(other, n)) for n in type(one).model_fields})
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():

@@ -1,4 +1,4 @@
-"""Tasks that a generator makes for ever."""
+"""Tasks that a generator makes without end."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -8,17 +8,18 @@ from typing import Any, overload
 from agentgym.data.procedural import TaskT
 
 LEFT_OUT_AT_MOST = 10_000
-"""Tasks that a filter may leave out one after the other before it says that none passes."""
+"""Tasks in a row that a filter may leave out before it raises an error."""
 
 
 class Endless(Sequence[TaskT]):
-    """The tasks that `generate(seed)` yields, in its order and for ever.
+    """The tasks that `generate(seed)` yields, in order and without end.
 
-    The same seed must give the same tasks. A run gives its own seed, and each process takes its share of the stream; a
-    resumed run generates the tasks anew up to where it stood, and goes on from there. Outside of a run the seed is
-    `seed`. `tasks[:n]` are the first n tasks. Its length is `sys.maxsize`, for no number is the right one.
+    The same seed must give the same tasks. A run gives a seed derived from its own, and each process takes its share of
+    the stream; a resumed run generates the tasks again up to where it stopped, and goes on from there. Outside of a run
+    the seed is `seed`. `tasks[:n]` are the first n tasks. The length is `sys.maxsize`, because no number is right.
 
-    :raises ValueError: where the generator ends; the message says behind how many tasks.
+    Raises:
+        ValueError: The generator ends; the message says after how many tasks.
     """
 
     def __init__(self, generate: Callable[[int], Iterator[TaskT]], *, seed: int = 0) -> None:
@@ -40,7 +41,7 @@ class Endless(Sequence[TaskT]):
         return Endless(lambda seed: map(change, self.begin(seed)), seed=self.seed)
 
     def where(self, keep: Callable[[TaskT], bool]) -> "Endless[TaskT]":
-        """Return the stream of the tasks that are kept; ValueError where 10,000 one after the other are not."""
+        """Return the stream of the tasks that are kept; it raises ValueError if 10,000 in a row are not."""
         return Endless(lambda seed: _kept(self.begin(seed), keep), seed=self.seed)
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ class Endless(Sequence[TaskT]):
         if isinstance(index, slice):
             return self._part(index)
         if index < 0:
-            raise IndexError(f"{index}: tasks without an end are not counted from it")
+            raise IndexError(f"{index}: endless tasks cannot be indexed from their end")
         if index < self._made:  # Going on is quick, going back is not: mostly they are asked for in order.
             self._coming, self._made = self.begin(self.seed), 0
         task = next(islice(self._coming, index - self._made, None))
@@ -72,7 +73,7 @@ class Endless(Sequence[TaskT]):
         if step == 0:
             raise ValueError(f"{part}: the step of a slice cannot be 0")
         if min(start, step, part.stop or 0) < 0:
-            raise IndexError(f"{part}: tasks without an end are not counted from it")
+            raise IndexError(f"{part}: endless tasks cannot be indexed from their end")
         if part.stop is not None:
             return list(islice(self, start, part.stop, step))
         return Endless(lambda seed: islice(self.begin(seed), start, None, step), seed=self.seed)
@@ -85,4 +86,4 @@ def _kept(tasks: Iterator[TaskT], keep: Callable[[TaskT], bool]) -> Iterator[Tas
         if kept:
             yield task
         elif left_out == LEFT_OUT_AT_MOST:
-            raise ValueError(f"where: none of {left_out} tasks one after the other is kept; look at the predicate")
+            raise ValueError(f"where: none of {left_out} tasks in a row is kept; check the predicate")

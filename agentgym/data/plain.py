@@ -1,4 +1,4 @@
-"""One form in JSON for each value of Python: what tools answer, and what tasks are known by."""
+"""One form in JSON for each value of Python, for the results of tools and the fields of tasks."""
 
 import dataclasses
 import json
@@ -14,15 +14,15 @@ from pydantic import BaseModel, RootModel, Secret, SecretBytes, SecretStr
 from pydantic_core import to_jsonable_python
 
 Raw: TypeAlias = Callable[[Any], Any]
-"""What stands for bytes and for a secret of pydantic's, of which JSON says nothing; it raises for those it refuses."""
+"""Converts bytes and pydantic's secrets, which have no form in JSON, and raises for those that it refuses."""
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 _TABLES = ("iloc", "to_dicts", "to_pylist", "to_list", "num_rows")
-"""What a table of pandas, polars, Arrow or `datasets` has one of."""
+"""Attributes of which each table of pandas, polars, Arrow or `datasets` has one."""
 
 
 _LISTED = (np.generic, np.ndarray, KeysView, ItemsView, ValuesView)
-"""What pydantic cannot write, and `plain` writes as numbers and lists."""
+"""Types that pydantic cannot write, and that `plain` writes as numbers and lists."""
 
 
 class NotPlainError(TypeError):
@@ -34,14 +34,19 @@ class NotPlainError(TypeError):
 
 
 def plain(value: Any, raw: Raw) -> Any:
-    """Return the value in JSON's types: equal values give equal ones, in every process.
+    """Return the value in JSON's types: equal values give equal results, in every process.
 
-    A set becomes a list in order, an Enum its value, what numpy holds numbers and lists, a dataclass, a NamedTuple and
-    a pydantic model an object of its fields, a date, a Decimal, a UUID or a path the text that pydantic writes for it.
-    Another object becomes its text.
+    A set becomes a sorted list, an Enum its value, NumPy's numbers and arrays numbers and lists, a dataclass, a
+    NamedTuple or a pydantic model an object of its fields, and a date, a Decimal, a UUID or a path the text that
+    pydantic writes for it. Any other object becomes its text.
 
-    :raises NotPlainError: for a function, an object whose text is its address in memory, a table whose text leaves
-        rows out, a key that is no text, and what `raw` refuses.
+    Args:
+        value: Any value.
+        raw: Converts bytes and secrets.
+
+    Raises:
+        NotPlainError: For a function, an object whose text is its address in memory, a table whose text leaves rows
+            out, a key that is not text, and anything that `raw` refuses.
     """
     kind = type(value)
     if kind in _SCALARS:
@@ -54,9 +59,11 @@ def plain(value: Any, raw: Raw) -> Any:
 def model_fields_of(model: BaseModel, raw: Raw, *, again: bool = False) -> Any:
     """Return a model as pydantic writes it in JSON, with sets in order and numbers that are not finite.
 
-    With `again` it is what the model can be made of again: computed fields are left out.
+    With `again` the result can be read back as the model: computed fields are left out.
 
-    :raises NotPlainError: as `plain`, and for bytes and secrets that its own serializers do not write, as `raw` says.
+    Raises:
+        NotPlainError: As in `plain`, and for bytes and secrets that the model's own serializers do not write, as `raw`
+            decides.
     """
     try:
         dumped = model.model_dump(
@@ -152,13 +159,13 @@ def _leaf(value: Any) -> Any:
 
 
 def in_order(items: list[Any]) -> list[Any]:
-    """Return what was in a set in an order of its own: numbers or texts in theirs, all else in that of its JSON."""
+    """Return the items of a set in a fixed order: numbers or texts sorted, anything else in the order of its JSON."""
     kinds = set(map(type, items))
     return sorted(items) if kinds in ({str}, {int}) else sorted(items, key=lambda one: json.dumps(one, sort_keys=True))
 
 
 def _mended(value: Any, dumped: Any, raw: Raw) -> Any:
-    """Return what pydantic wrote for the value, with what it loses of it."""
+    """Return what pydantic wrote for the value, with the parts restored that pydantic loses."""
     if type(value) in (str, int, bool, type(None)):
         return dumped
     if isinstance(value, float) and dumped is None:  # not finite

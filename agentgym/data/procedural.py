@@ -11,7 +11,7 @@ TaskT = TypeVar("TaskT", bound=Task)
 class Procedural(Sequence[TaskT]):
     """A sequence of tasks that calls `make(index)` when a task is asked for, with each index of `indices`.
 
-    `make` must give the same task for the same index. A slice is a Procedural, too, and makes nothing.
+    `make` must return the same task for the same index. A slice is a Procedural, too, and makes no task.
     """
 
     def __init__(self, make: Callable[[int], TaskT], indices: range) -> None:

@@ -1,4 +1,4 @@
-"""One way to read rows, whatever holds them: a list of dicts, a `datasets.Dataset`, a table of Arrow or a frame."""
+"""One way to read rows from a list of dicts, a `datasets.Dataset`, an Arrow table or a data frame."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,22 +14,22 @@ class RowSource:
 
     count: int
     columns: tuple[str, ...]
-    """Names of the columns; of a list the keys of all its rows, of another sequence those of its first row."""
+    """The names of the columns: for a list the keys of all its rows, for another sequence those of its first row."""
     read: Callable[[int], Mapping[str, Any]]
-    """Gives the row of an index from 0 to `count`."""
+    """Returns the row of an index from 0 to `count` - 1."""
     filled: bool
-    """Whether None stands where a row has nothing, as in Arrow, which gives each row every key that one of them has."""
+    """Whether None fills missing values, as in Arrow, which gives each row every key that any of them has."""
 
 
 def is_table(data: Any) -> bool:
-    """Whether it has rows that `[index]` does not give: a table of Arrow, or a frame of pandas or polars."""
+    """Whether `[index]` does not return a row of it: an Arrow table, or a frame of pandas or polars."""
     return _is_pandas(data) or _is_arrow(data) or _is_polars(data)
 
 
 def rows_of_columns(data: Mapping[Any, Any], needed: Collection[str]) -> list[dict[str, Any]] | None:
-    """Return the rows of columns by name, as a slice of a `datasets.Dataset` is; None where they are no such thing.
+    """Return the rows of a dict of columns, as a slice of a `datasets.Dataset` is; None if it is no such dict.
 
-    The columns are lists of one length, and those that are needed are among them.
+    The columns must be lists of the same length, and include those that are needed.
     """
     if not (data.keys() >= set(needed) and all(isinstance(of, list | tuple | np.ndarray) for of in data.values())):
         return None
@@ -41,8 +41,8 @@ def rows_of_columns(data: Mapping[Any, Any], needed: Collection[str]) -> list[di
 def row_source(data: Any) -> RowSource:
     """Return the way to read the rows of `data`.
 
-    :raises ValueError: for a mapping of columns or splits, and for what has no rows that an index gives.
-    """
+    Raises:
+        ValueError: It is a mapping of splits, or has no length or no rows by index."""
     if isinstance(data, Mapping):
         rows = rows_of_columns(data, ())
         if not rows or any(isinstance(value, Mapping) for value in rows[0].values()):
@@ -58,13 +58,13 @@ def row_source(data: Any) -> RowSource:
         return RowSource(data.height, _names(data.columns), lambda i: data.row(i, named=True), True)
     if isinstance(data, str | bytes) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise ValueError(
-            f"data: must have rows that an index gives, got {type(data).__name__}; make a list of a stream that ends"
+            f"data: must have a length and rows by index, got {type(data).__name__}; make a list of a finite stream"
         )
     return _of_sequence(data)
 
 
 def _of_sequence(data: Any) -> RowSource:
-    """Rows that `[index]` gives; a `datasets.Dataset` is one of these, and knows its columns."""
+    """Return the rows that `[index]` gives; a `datasets.Dataset` is one of these, and knows its columns."""
     if hasattr(data, "column_names"):
         return RowSource(len(data), _names(data.column_names), lambda i: data[i], True)
     looked_at = data if isinstance(data, list | tuple) else [data[0]] if len(data) else []
@@ -93,7 +93,7 @@ def _names(columns: Any) -> tuple[str, ...]:
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a row of pandas as values of Python; what pandas calls missing is None."""
+    """Return a pandas row as Python values; missing values are None."""
     return {str(name): _plain_value(value) for name, value in row.items()}
 
 
@@ -105,7 +105,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def without_nones(value: Any) -> Any:
-    """Return the value with no key of a mapping in it that has None."""
+    """Return the value without the keys of mappings in it whose value is None."""
     if isinstance(value, Mapping):
         return {key: without_nones(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

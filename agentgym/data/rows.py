@@ -13,20 +13,26 @@ from agentgym.types import Task
 
 TaskT = TypeVar("TaskT", bound=Task)
 Column: TypeAlias = str | Callable[[Mapping[str, Any]], Any]
-"""A column by its name, or a function that makes the value of a row."""
+"""A column by its name, or a function that makes the value from a row."""
 
 
 class Rows(Sequence[TaskT], Generic[TaskT]):
     """A data set as a sequence of tasks, made when they are asked for; the data set stays on disk.
 
-    `data` is a list of dicts, a split of a `datasets.Dataset`, a table of Arrow, a frame of pandas or polars, or
-    anything else whose `[index]` gives a dict. `id` and `prompt` name the columns of these fields; `columns` those of
-    other fields that are called otherwise than their column. In the place of a name may stand a function of the row.
-    A column that no field takes is left out. With `id=None` the number of the row is the id. A slice is a Rows, too,
-    and keeps the numbers of its rows.
+    Columns that no field takes are left out. A slice is a Rows, too, and keeps the numbers of its rows.
 
-    :raises ValueError: for a column that the data does not have, or a field that the task type does not have. A row
-        that the task type refuses is one when it is asked for; the message has its number and the field.
+    Args:
+        data: A list of dicts, a split of a `datasets.Dataset`, an Arrow table, a frame of pandas or polars, or anything
+            else whose `[index]` returns a dict.
+        task_type: The class of the tasks.
+        id: The column of the field `id`, or a function of the row; None takes the number of the row.
+        prompt: The column of the field `prompt`, or a function of the row.
+        columns: For other fields whose column has another name: the column, or a function of the row, by the name of
+            the field.
+
+    Raises:
+        ValueError: The data does not have a column, or the task type a field. If the task type refuses a row, it is
+            raised when that row is asked for; the message has the row's number and the field.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
             return self._type.model_validate(fields)
 
     def _fields(self, row: Mapping[str, Any], number: int) -> Iterator[tuple[str, Any]]:
-        """Yield name and value of each field for which the row has something; another one's default stands."""
+        """Yield name and value of each field for which the row has a value; other fields keep their defaults."""
         for name, column in self._columns.items():
             if not isinstance(column, str):
                 yield name, _made(column, row, number, name)
@@ -83,7 +89,7 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
 
 @contextmanager
 def naming_row(number: int) -> Iterator[None]:
-    """Turn what is said of a row that is no task into a ValueError of one line, with its number and the field."""
+    """Turn the error of a row that is not a task into a ValueError of one line, with the row's number and the field."""
     try:
         yield
     except ValidationError as error:
@@ -97,7 +103,7 @@ def naming_row(number: int) -> Iterator[None]:
 def _chosen(
     source: RowSource, kind: type[Task], columns: Mapping[str, Column], named: Mapping[str, Column | None]
 ) -> dict[str, Column]:
-    """Return the column of each field: that which is named, else the one that is called like it."""
+    """Return the column of each field: the one that is named, or else the one with the field's name."""
     for name in columns:
         if name in named:
             raise ValueError(f"columns: {name!r} has an argument of its own; write {name}=...")

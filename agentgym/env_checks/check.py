@@ -43,7 +43,7 @@ class Settings:
     cls: type[Env[Any]]
     task: Task
     oracle: Sequence[Reply] | ReplyPolicy | None
-    """None plays only what needs no solution."""
+    """None plays only the parts that need no solution."""
     noop: Sequence[Reply] | ReplyPolicy
     boxes: Boxes | None
     threshold: float
@@ -57,7 +57,7 @@ class Settings:
 
 
 class EnvCheck(Coroutine[Any, Any, None]):
-    """The coroutine of a check; it is listed until it is awaited, so that a forgotten `await` is found."""
+    """The coroutine of a check; it is listed until it is awaited, so that a missing `await` is found."""
 
     unawaited: ClassVar[list["EnvCheck"]] = []
 
@@ -103,7 +103,7 @@ async def run_checks(settings: Settings) -> None:
 
 
 async def find_mistakes(settings: Settings) -> list[Finding]:
-    """Run every check, and return what it found, each thing once."""
+    """Run every check, and return the findings, each once."""
     findings = check_class(settings.cls)
     if not findings:
         findings = check_tasks(settings.cls)
@@ -126,7 +126,7 @@ def _check_left(left: Sequence[str]) -> Iterator[Finding]:
 
 
 async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
-    """Play all that is checked; again with an engine that sees, where the env shows an image."""
+    """Play everything that is checked, and again with an engine that sees images if the env shows one."""
     async with AsyncExitStack() as stack:
         boxes, no_box = await stack.enter_async_context(_boxes(settings.cls, settings.boxes))
         stage = Stage(settings.cls, settings.task, boxes, settings.models, sees=sees)
@@ -147,7 +147,7 @@ async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
 
 
 async def _solved(settings: Settings, stage: Stage, no_box: str) -> tuple[list[Finding], list[ObservedRollout]]:
-    """Play the oracle, and again where that went well; return the findings and the plays, none without an oracle."""
+    """Play the oracle, and again if that went well; return the findings and the plays, none without an oracle."""
     if settings.oracle is None:
         return [], []
     first = await stage.run("oracle", Scripted(settings.oracle))
@@ -181,7 +181,7 @@ def _check_oracle(settings: Settings, play: ObservedRollout, no_box: str) -> Ite
         if message["role"] == "tool" and text_of(message["content"]).startswith("error: ")
     ]
     if play.error is not None and not play.bad_rewards:
-        change = no_box or "make the script of the oracle play through"
+        change = no_box or "make the oracle's script play to the end"
         yield Finding("oracle", f"the rollout failed: {play.error}", change)
     elif play.reward is not None and play.reward < settings.threshold:
         scores = dict(play.rollout.rewards) if play.rollout is not None else {}
@@ -196,14 +196,14 @@ def _check_oracle(settings: Settings, play: ObservedRollout, no_box: str) -> Ite
 
 
 def _check_failure(text: str, no_box: str) -> Iterator[Finding]:
-    """Yield a finding for a tool that timed out or raised; a ToolError is meant for the model and is none."""
+    """Yield a finding for a tool that timed out or raised; a ToolError is meant for the model and is no finding."""
     late = re.fullmatch(r"(tool '.*') timed out after (.*)", text)
     broken = re.match(r"(tool '[^']*') failed: (.*)", text, re.DOTALL)
     if late is not None:
         wrong = f"{late[1]} took longer than its {late[2]} in the oracle's play"
         yield Finding("timeout", wrong, "raise its timeout_s, or make it faster")
     elif broken is not None:
-        change = "mend the tool, or raise ag.ToolError where the model is to read that"
+        change = "fix the tool, or raise ag.ToolError if the model is meant to read that"
         yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's play", no_box or change)
 
 
@@ -289,7 +289,7 @@ def _check_rewards(settings: Settings, plays: Sequence[ObservedRollout]) -> Iter
     for play in plays:
         for name, wrong in play.bad_rewards.items():
             named = name if name == "step()" else f"reward {name!r}"
-            yield Finding("reward", f"{named} {wrong}", "return a finite number, or raise where there is none")
+            yield Finding("reward", f"{named} {wrong}", "return a finite number, or raise if there is none")
         low, high = settings.reward_range or (float("-inf"), float("inf"))
         if play.reward is not None and not low <= play.reward <= high:
             yield Finding(

@@ -1,4 +1,4 @@
-"""The comparison of two plays of one seed: what differs does not come from the seed."""
+"""The comparison of two plays with the same seed: differences do not come from the seed."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ SEED = "draw from random.Random(seed) with the seed that reset(seed=...) is give
 
 
 def compare(first: ObservedRollout, second: ObservedRollout) -> list[Finding]:
-    """Return the first thing in which two plays of one script differ; rewards only where all else is the same."""
+    """Return the first difference between two plays of one script; rewards only if everything else is the same."""
     if _texts(first.prompt) != _texts(second.prompt):
         wrong = f"the same seed gave another first prompt{_shown(first.prompt, second.prompt)}"
         return [Finding("seed", wrong, SEED)]
@@ -34,7 +34,7 @@ def _answers(first: Sequence[Message], second: Sequence[Message]) -> Iterator[Fi
     for before, after in zip(first, second, strict=False):
         if _texts([before]) != _texts([after]):
             name = f"tool {before['name']!r}" if "name" in before else "step()"
-            change = f"{SEED}, or pass repeatable=False where the world itself never answers the same twice"
+            change = f"{SEED}, or pass repeatable=False if the world itself never answers the same twice"
             yield Finding(
                 "seed", f"{name} answered the same call of the same seed differently{_shown([before], [after])}", change
             )
@@ -55,12 +55,12 @@ def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Findin
         if before[name] != after.get(name)
     ]
     wrong = "; ".join(named) or f"the reward was {first.reward!r} and then {second.reward!r}"
-    change = f"{SEED}, or pass repeatable=False where a judge never answers the same twice"
+    change = f"{SEED}, or pass repeatable=False if a judge never answers the same twice"
     yield Finding("reward", f"{wrong} for the same play of the same seed", change)
 
 
 def failed_again(second: ObservedRollout) -> Iterator[Finding]:
-    """Yield a finding where a play that went well fails when it is repeated."""
+    """Yield a finding if a play that went well fails when it is repeated."""
     if second.error is not None:
         wrong = f"the same play of the same seed failed the second time: {second.error}"
         yield Finding("seed", wrong, "leave nothing behind that a second rollout meets, and draw from the seed alone")
@@ -82,7 +82,7 @@ def _cut(text: str) -> str:
 
 
 def shared_state(cls: type[Env[Any]]) -> dict[str, str]:
-    """Return the attributes of the class and its bases by name, each value as a text that can be compared."""
+    """Return the attributes of the class and its bases by name, with each value as text that can be compared."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith(("agentgym.", "builtins", "typing")):
@@ -105,7 +105,7 @@ def compare_state(before: dict[str, str], after: dict[str, str], name: str, shar
         Finding(
             "shared",
             f"{name}.{key} is an attribute of the class, and a rollout changed it: all rollouts share it",
-            f"make it in __init__ (self.{key} = ...), or pass shared=[{key!r}] where they are meant to share it",
+            f"make it in __init__ (self.{key} = ...), or pass shared=[{key!r}] if they are meant to share it",
         )
         for key in changed
     ]

@@ -82,7 +82,7 @@ _SPLITS: tuple[Split, Split] = ("train", "test")
 
 
 def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool) -> list[Finding]:
-    """Return a finding for tasks that are in both splits under different ids.
+    """Return a finding if tasks are in both splits under different ids.
 
     In rows of data one such task is enough. Tasks that are made from their index may be equal by chance, so all of
     those that are compared must be equal.

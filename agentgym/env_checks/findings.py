@@ -20,7 +20,7 @@ class Finding:
 
 
 def report(name: str, findings: Sequence[Finding]) -> None:
-    """Raise one AssertionError with a line for each finding, where there are any."""
+    """Raise one AssertionError with a line for each finding, if there are any."""
     if findings:
         raise AssertionError("\n".join([f"check_env({name}): {counted(findings)}", *map(str, findings)]))
 

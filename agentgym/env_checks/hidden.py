@@ -1,4 +1,4 @@
-"""The search for values that the model must not read in what it reads."""
+"""The search for secrets in the texts that the model reads."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from agentgym.messages import Message, text_of
 from agentgym.types import Task
 
 CHECKS = ("solution", "check", "hidden", "hidden_tests", "verifier")
-"""Fields of a task that no prompt and no tool may show, where they hold a text of at least `LONG` characters."""
+"""Fields of a task that no prompt and no tool may show if they hold at least `LONG` characters of text."""
 ANSWERS = ("answer", "answers", "expected", "gold", "secret", *CHECKS)
 """Fields that no exception of a tool may show. A tool's answer may: a tool is there to find the answer."""
 LONG = 8
@@ -18,10 +18,10 @@ CHANGE = "keep it out of what tools return and raise, and out of files that the 
 
 
 def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[ObservedRollout]) -> list[Finding]:
-    """Return a finding for each secret and place where the model reads it before it wrote it itself.
+    """Return a finding for each secret and place in which the model reads it before it wrote it itself.
 
-    `secrets`, and a check or solution in a field of the task, may be in no message at all; an answer may be in no text
-    of an exception. What the task's own prompt says is not secret.
+    `secrets`, and a check or solution in a field of the task, must be in no message at all; an answer must be in no
+    exception text. Text in the task's own prompt is not secret.
     """
     found: dict[str, Finding] = {}
     for play in plays:
@@ -45,7 +45,7 @@ def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _place(play: ObservedRollout, secret: str, *, anywhere: bool) -> str | None:
-    """Return where the model first reads the secret; None where it does not, or had written it before."""
+    """Return where the model first reads the secret; None if it does not, or had written it before."""
     if anywhere and any(_holds(text_of(message["content"]), secret) for message in play.prompt):
         return "the first prompt"
     for turn in play.turns:

@@ -1,4 +1,4 @@
-"""The check that nothing a policy says or leaves in its box makes the env raise: that would take the rollout out."""
+"""The check that nothing a policy says or leaves in its box makes the env raise, which would cost the reward."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -19,26 +19,26 @@ from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.types import Rollout
 
 CHANGE = (
-    "what the policy left behind is scored: return 0.0 for it; an exception leaves the rollout without a reward, "
-    "and a policy learns to bring it about"
+    "score whatever the policy left behind, and return 0.0 for this; an exception leaves the rollout without a reward, "
+    "and a policy learns to provoke it"
 )
 NOT_OF_THE_ENV = tuple(kind.__name__ for kind in (SandboxError, EngineError, MachineError))
 
 
 class Raised:
-    """What the env raised, each line once, with what it met there."""
+    """The errors that the env raised, each line once, with the content that caused them."""
 
     def __init__(self, known: Sequence[ObservedRollout]) -> None:
         self.known = {play.error for play in known}
         self.met: dict[str, list[str]] = {}
 
     def add(self, what: str, error: str) -> None:
-        """Note an error, unless the env raises it at anything."""
+        """Note an error, unless the env raises it without hostile content, too."""
         if error not in self.known:
             self.met.setdefault(error, []).append(what)
 
     def add_play(self, what: str, play: ObservedRollout) -> None:
-        """Note what ended a rollout, and what was raised in the scores after its own."""
+        """Note the error that ended a rollout, and those of the scores after its own."""
         failure = None if play.rollout is None else play.rollout.failure
         if play.error is not None and (failure is None or failure.type not in NOT_OF_THE_ENV):
             self.add(what, play.error)
@@ -63,7 +63,7 @@ async def check_hostile(
     noop: Sequence[Reply] | ReplyPolicy,
     plays: Sequence[ObservedRollout],
 ) -> list[Finding]:
-    """Play the env with hostile texts, and score what the oracle left with each hostile thing in its place."""
+    """Play the env with hostile texts, and score the oracle's play with each hostile content in its place."""
     raised, scored = Raised(plays), list[Rollout]()
     right = text_of(plays[0].turns[-1].action["content"]) if oracle is not None and plays[0].turns else ""
     texts = [*TEXTS.items(), *wrong_types(right)]
@@ -87,7 +87,7 @@ async def check_hostile(
 
 
 def _calls(plays: Sequence[ObservedRollout]) -> Iterator[ToolCall]:
-    """Yield the calls of the first play, which is that of the oracle where there is one."""
+    """Yield the calls of the first play, which is that of the oracle if there is one."""
     for turn in plays[0].turns if plays else ():
         yield from turn.action.get("tool_calls", ())
 
@@ -101,7 +101,7 @@ async def _add_group_reward(raised: Raised, stage: Stage, rollouts: Sequence[Rol
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep what rewards raise at hostile things out of the log: the check itself says it."""
+    """Keep errors of rewards at hostile content out of the log, because the check itself reports them."""
     log = logging.getLogger("agentgym.failures")
 
     def drop(_: logging.LogRecord) -> bool:

@@ -16,13 +16,13 @@ from typing import Any, Self
 from agentgym.machine.clock import THREAD as CLOCK_THREAD
 
 THREAD_GRACE_S = 2.0
-"""Most seconds that are waited for the end of a thread."""
+"""The maximum wait for the end of a thread, in seconds."""
 TOOL_GRACE_S = 10.0
-"""Most seconds that are waited for the end of a thread of a plain tool or reward."""
+"""The maximum wait for the end of a thread of a plain tool or reward, in seconds."""
 PROCESS_GRACE_S = 1.0
-"""Most seconds that are waited for the end of a child process."""
+"""The maximum wait for the end of a child process, in seconds."""
 TASK_GRACE_S = 1.0
-"""Most seconds that are waited for the end of an asyncio task."""
+"""The maximum wait for the end of an asyncio task, in seconds."""
 
 _made_now: list[list[str]] = []
 """Lists that each temporary file and folder of this process is added to when it is made."""
@@ -38,7 +38,7 @@ _heard = threading.Event()
 
 
 class LeakWatch:
-    """A block of code that should leave nothing behind; `left()` says in words what it left.
+    """Watches a block of code that should leave nothing behind; `left()` says in words what it left.
 
     What the process had before the block does not count. With `processes=False` child processes and the library's own
     threads and tasks do not count either: an open pool of boxes starts them when it needs them.

@@ -1,4 +1,4 @@
-"""Envs that are observed while they are played: what they said, how they scored, what they waited for."""
+"""Envs that are observed while they are played: their messages, their scores, and what they waited for."""
 
 import asyncio
 import functools
@@ -32,7 +32,7 @@ class Turn:
     over: bool = False
     """Whether the rollout ended with this turn."""
     waited_in: str | None = None
-    """The name of the code that first waited in this turn; None where nothing did."""
+    """The name of the code that first waited in this turn; None if nothing did."""
 
 
 @dataclass(slots=True)
@@ -63,11 +63,11 @@ class ObservedRollout:
 
     @property
     def reward(self) -> float | None:
-        """The rollout's reward; None where it failed."""
+        """The rollout's reward; None if it failed."""
         return None if self.rollout is None else self.rollout.reward
 
     def first_wait(self, where: str, turn: int) -> None:
-        """Note that the code of this turn waits for the first time; cancel the rollout where that was asked for."""
+        """Note that the code of this turn waits for the first time; cancel the rollout if that was asked for."""
         running = asyncio.current_task()
         if turn == RESET:
             self.waited_in_reset = True
@@ -80,7 +80,7 @@ class ObservedRollout:
             running.cancel()
 
     def went_on(self, where: str) -> None:
-        """Note that the code returned; where it had been cancelled, it swallowed the cancellation."""
+        """Note that the code returned; if it had been cancelled, it swallowed the cancellation."""
         if self.cancelled.is_set():
             self.swallowed_by = where
             raise asyncio.CancelledError
@@ -122,7 +122,7 @@ class FirstWait(Generic[T]):
 
 
 class Watching(Protocol):
-    """What hears of an observed env."""
+    """Receives what an observed env does."""
 
     play: ObservedRollout
     offers_tools: bool

@@ -90,7 +90,7 @@ class Stage:
         score_twice: bool = False,
         hostile: Hostile | None = None,
     ) -> ObservedRollout:
-        """Play one rollout to its end; whatever it raises is in `error` of what is returned. Its id has `name`."""
+        """Play one rollout to its end, with `name` in its id; whatever it raises is in `error` of the result."""
         play = self.play = ObservedRollout(cancel_in=cancel_in, score_twice=score_twice, hostile=hostile)
         playing = self._begin(name, engine)
         cancelled = asyncio.create_task(play.cancelled.wait())
@@ -122,7 +122,7 @@ class Stage:
         return asyncio.create_task(playing)
 
     def read(self, messages: Any) -> list[Message]:
-        """Return the messages with their contents as they are kept, as they were given where that is not possible."""
+        """Return the messages with their contents as they are kept, or as they were given if that is not possible."""
         try:
             kept = [kept_message(message, "") for message in messages]
         except (ValueError, AttributeError):  # The rollout refuses them.

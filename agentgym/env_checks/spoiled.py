@@ -1,4 +1,4 @@
-"""What a policy may say and leave in its box that no reward expects, and the box that shows it to an env."""
+"""Hostile content that a policy may say or leave in its box, and the box that shows it to an env."""
 
 import asyncio
 import copy
@@ -32,14 +32,14 @@ TEXTS: Mapping[str, str] = {
     "a division by zero": "1/0",
     "a path that leads out": "../../\0/etc/passwd",
 }
-"""What a model may write, by what it is."""
+"""Texts that a model may write, by their description."""
 NO_TEXT: Mapping[str, bytes] = {"bytes that are not UTF-8": b"\xff\xfe\x00\x01"}
 MOST_VARIED = 4
 """Keys of an object that are each given wrong values."""
 
 
 def wrong_types(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what stands in the place of a right JSON text, with values of other types in it, by what it is."""
+    """Yield variants of a right JSON text with values of other types, each after its description."""
     try:
         right = json.loads(text)
     except (ValueError, RecursionError):
@@ -58,11 +58,11 @@ ARGUMENTS: Mapping[str, Mapping[type, Any]] = {
     "texts with NUL": {str: "../a\0b"},
     "empty texts": {int: 0, float: 0.0, str: "", list: [""], dict: {"": ""}},
 }
-"""What stands in the place of a call's arguments, by their type; those of other types stay as they are."""
+"""Replacements for a call's arguments, by their type; arguments of other types stay as they are."""
 
 
 def hostile_calls(calls: Iterable[ToolCall]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what a model may call each tool with in the place of the first right call, by what it is."""
+    """Yield hostile variants of the first right call of each tool: description, name and arguments."""
     seen: set[str] = set()
     for call in calls:
         name, given = call["function"]["name"], call["function"]["arguments"]
@@ -75,16 +75,16 @@ def hostile_calls(calls: Iterable[ToolCall]) -> Iterator[tuple[str, str, dict[st
 
 @dataclass(slots=True)
 class Hostile:
-    """What an env meets in one rollout, and what its own code raised at it."""
+    """The hostile content that an env meets in one rollout, and the errors that its own code raised."""
 
     text: str | None = None
-    """The text that stands in the place of all that the model says; None leaves that as it is."""
+    """The text that replaces everything that the model says; None leaves that as it is."""
     answers: Sequence[tuple[str, str | None]] = ()
-    """Answers with which the env is scored again, by what they are; None is the answer of a model that gave none."""
+    """Answers with which the env is scored again, after their description; None is a missing answer."""
     box: bool = False
-    """Whether the env is scored again for each thing that may be in its box."""
+    """Whether the env is scored again for each hostile content of its box."""
     raised: list[tuple[str, BaseException]] = field(default_factory=list)
-    """What the env met in those scores, and what it raised at it."""
+    """The content that the env met in those scores, and the error that it raised."""
 
     def said(self, message: Message) -> Message:
         """Return a message with the hostile text in it."""
@@ -99,7 +99,7 @@ Score = Callable[[], Awaitable[dict[str, float]]]
 
 
 async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, float]:
-    """Return the score of an env, which is asked again for each answer, and each thing that may be in its box."""
+    """Return the score of an env, and score it again for each answer and each hostile content of its box."""
     real, metrics = env._box, dict(env.metrics)
     shown = SpoiledBox(real) if hostile.box and real is not None else None
     env._box = real if shown is None else shown
@@ -121,7 +121,7 @@ async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, f
 
 
 async def _scored(hostile: Hostile, what: str, score: Score) -> None:
-    """Score once more, and note what is raised that no engine and no box is behind."""
+    """Score once more, and note errors that come neither from an engine nor from a box."""
     try:
         wrong = {name: value for name, value in (await score()).items() if not math.isfinite(value)}
         if wrong:
@@ -133,27 +133,27 @@ async def _scored(hostile: Hostile, what: str, score: Score) -> None:
 
 
 class SpoiledBox(TextFiles):
-    """A box that answers as the real one, and then as if all its files and programs said one hostile thing."""
+    """A box that answers like the real one, and later as if all its files and programs held one hostile content."""
 
     def __init__(self, real: Box) -> None:
         self.real = real
         self.content: bytes | BoxContentError | None = None
-        """What is in every file; None for what is there indeed."""
+        """The content of every file; None for the real one."""
         self.seen: list[bytes] = []
-        """What was in the files that were read, and what programs wrote."""
+        """The content of the files that were read, and the output of programs."""
         self.is_asked = False
         self.verdicts: list[Verdict] = []
         self.asked_verdicts = 0
 
     def spoil(self, content: bytes | BoxContentError) -> None:
-        """Have all files and programs say this from now on."""
+        """Let all files hold, and all programs print, this content from now on."""
         self.content, self.asked_verdicts = content, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
     def contents(self) -> Iterator[tuple[str, bytes | BoxContentError]]:
-        """Yield what may be in the box, by what it is; nothing where no reward looks."""
+        """Yield hostile contents of the box, each after its description; none if no reward reads the box."""
         if not self.is_asked:
             return
         yield "a file that is missing", of_number(errno.ENOENT, "it")
@@ -181,7 +181,7 @@ class SpoiledBox(TextFiles):
         return self.seen[-1]
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
-        """Return names that are none of those that were expected."""
+        """Return names that nobody expects."""
         self.is_asked = True
         if self.content is None:
             return await self.real.list(path, timeout_s=timeout_s)
@@ -200,7 +200,7 @@ class SpoiledBox(TextFiles):
         return []
 
     async def archive(self, path: str = ".", target: str | Path | None = None, **settings: Any) -> bytes:
-        """Refuse: what an archive holds is as hostile as what `get` gives, and what is read is the archive's own."""
+        """Refuse: the content of an archive is as hostile as that of `get`, and reading it is up to the caller."""
         self.is_asked = True
         if self.content is None:
             return await self.real.archive(path, target, **settings)
@@ -226,7 +226,7 @@ class SpoiledBox(TextFiles):
         return ExecResult(status="ok", exit_code=0, stdout=text, stderr="")
 
     async def verify(self, **settings: Any) -> Verdict:
-        """Return the real verdict; it is found once, for nothing hostile is in what the host says of cases."""
+        """Return the real verdict, computed once, because nothing hostile is in the host's report of cases."""
         if self.content is None or self.asked_verdicts >= len(self.verdicts):
             self.verdicts.append(await self.real.verify(**settings))
             return self.verdicts[-1]

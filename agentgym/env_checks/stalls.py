@@ -1,4 +1,4 @@
-"""The search for code of an env that holds up the event loop, and every other rollout with it."""
+"""The search for code of an env that blocks the event loop, and every other rollout with it."""
 
 import asyncio
 import inspect
@@ -17,7 +17,7 @@ from agentgym.environments.rewards import rewards_of
 from agentgym.tools.tool import class_tools
 
 LOOKS = 4
-"""Number of looks at a held-up loop that must find a method in it before the method is named."""
+"""How many checks of a blocked loop must find a method in it before the method is named."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Stall:
 
 
 class StallWatch:
-    """A watch on the running loop, from a thread; `findings()` names the methods that held it up for `limit_s`."""
+    """Watches the running loop from a thread; `findings()` names the methods that blocked it for `limit_s` seconds."""
 
     def __init__(self, cls: type[Env[Any]], limit_s: float) -> None:
         self.limit_s = limit_s

@@ -104,7 +104,7 @@ def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     if not _is_env(found):
         like = nearest(attribute, [name for name, value in vars(loaded).items() if _is_env(value)])
         raise ValueError(
-            f"env: {env!r} is no Env class; name a subclass of ag.Env or ag.ToolEnv behind the colon ({like})"
+            f"env: {env!r} is no Env class; name a subclass of ag.Env or ag.ToolEnv after the colon ({like})"
         )
     made: type[Env[Any]] = found
     return made

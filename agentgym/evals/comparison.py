@@ -27,15 +27,15 @@ class Comparison:
     """Holds the mean rewards of the tasks that two evaluations have in common, and says whether they differ."""
 
     rewards: Mapping[str, tuple[float, float]]
-    """The mean reward of each task in the one and in the other, by its id."""
+    """The mean reward of each task in the first and in the second, by the task's id."""
     left_out: int = 0
-    """Tasks that have a scored rollout in one of the two alone."""
+    """How many tasks have a scored rollout in only one of the two."""
     attempts_left_out: int = 0
-    """Scored attempts beyond those that the other side has at their task."""
+    """How many scored attempts were left out because the other side has fewer at their task."""
     seeds: tuple[int | None, int | None] = (None, None)
-    """The seeds of the one and of the other; None where it is not known."""
+    """The seeds of the first and of the second; None if it is not known."""
     sides: tuple[str, str] = ("", "")
-    """What the one and the other are: which evaluation of a run; empty for an evaluation of its own."""
+    """Which evaluation of a run each of the two is; empty for a separate evaluation."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """The least and the largest reward that is possible, as far as is known."""
 
@@ -56,13 +56,13 @@ class Comparison:
 
     @property
     def means(self) -> tuple[float, float]:
-        """The mean over tasks of the one and of the other; each task counts alike."""
+        """The mean over tasks of the first and of the second; each task counts the same."""
         pairs = np.array(list(self.rewards.values()))
         return float(pairs[:, 0].mean()), float(pairs[:, 1].mean())
 
     @property
     def differences(self) -> dict[str, float]:
-        """How much more each task earned in the other than in the one."""
+        """How much more each task earned in the second than in the first."""
         return {name: other - one for name, (one, other) in self.rewards.items()}
 
     @property
@@ -96,11 +96,21 @@ def compare(
 ) -> Comparison:
     """Compare two evaluations, or the folders that they were kept in.
 
-    `phase` says which evaluation of a training run is meant, or of the one and of the other: `after` training,
-    `before` it, or a number of steps. Both must have played the same tasks; with `common` those that both have played
-    are compared. The seeds may differ; `luck` says whether they do. Raises ValueError if the tasks are not the same, if
-    a task's fields differ, or if no task has a scored rollout in both; AgentGymError for a folder without such an
-    evaluation.
+    The seeds may differ; `Comparison.luck` says whether they do.
+
+    Args:
+        one: The first evaluation, or its folder, or that of a training run.
+        other: The second one.
+        phase: Which evaluation of a training run is meant: `after` training, `before` it, or a number of steps; or two
+            of these, for the first and the second.
+        common: Whether only the tasks that both have played are compared, instead of refusing other ones.
+
+    Returns:
+        The mean rewards by task, their difference with its interval, and p.
+
+    Raises:
+        ValueError: The tasks are not the same, a task's fields differ, or no task has a scored rollout in both.
+        AgentGymError: A folder holds no such evaluation.
     """
     phases = (phase, phase) if isinstance(phase, str) else tuple(phase)
     if len(phases) not in (1, 2):
@@ -184,7 +194,7 @@ class _Side:
         return cls(attempts, set(found), (min([0.0, *rewards]), max([1.0, *rewards])), **known)
 
     def differs(self, other: "_Side", name: str) -> bool:
-        """Whether both know the task, and not as the same."""
+        """Whether both know the fields of the task, and these differ."""
         one, two = self.tasks.get(name), other.tasks.get(name)
         return one is not None and two is not None and not same_fields(one, two)
 
@@ -218,7 +228,7 @@ def _number(rollout_id: str, otherwise: int) -> int:
 
 
 def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:
-    """The phase and the step of the evaluation that is meant, and a word for it; "" for that of an evaluation."""
+    """Return the phase and the step of the evaluation that is meant, and its name; "" for a separate evaluation."""
     if not held:
         raise AgentGymError(f"run: {folder} holds no evaluation; name the folder of one")
     if not trained and [of for of, _ in held] == [PHASE]:

@@ -36,7 +36,7 @@ from agentgym.types import Group, Rollout, Sampling, Task
 
 _LOG = logging.getLogger(__name__)
 TASKS = 128
-"""Most tasks of an evaluation that does not say how many."""
+"""The number of tasks of an evaluation that is not told how many to play."""
 
 
 async def evaluate(
@@ -60,19 +60,40 @@ async def evaluate(
     ray: str = OFF,
     workers: int | None = None,
 ) -> Evaluation:
-    """Play `k` rollouts of each of the first `n` tasks of the split, or of `tasks`, on any model; by default of 128.
+    """Play `k` rollouts of each task on any model, and return them with their scores.
 
-    `model` is an open engine, the folder or hub name of a model, the folder of an adapter, or the URL of a chat
-    endpoint. Where the env asks for a sandbox and no `boxes` are given, a pool is opened and closed. The same seed
-    plays the same draws, and each attempt at a task has luck of its own; fewer tasks than `n` are warned of. An attempt
-    solves its task with a reward of at least `solved`. With `out`, each rollout is kept in that folder when it ends, in
-    the store that training has; with `resume`, those that are there are not played again, but for failed ones with
-    `retry_failed`; where the env has group rewards, all of a task are played again. `progress` shows a bar on stderr.
-    `models` are what the env asks by name, each given as `model` is. With `ray`, the rollouts are played by `workers`
-    processes on a Ray cluster, by default one a node: auto joins a running one or starts one here, HOST:PORT joins that
-    one; each opens the model itself, so that `model` is a name or a folder, an endpoint, or an engine on servers. A
-    worker that is lost is replaced, and its rollouts are played again. Raises ValueError where there is no task,
-    TypeError for an argument of another type, AgentGymError where all rollouts failed.
+    Args:
+        env: The env's class, its registered name, or where it is, such as `"my_env:Pointers"`.
+        model: An open engine, the folder or hub name of a model, the folder of an adapter, or the URL of a chat
+            endpoint.
+        n: How many tasks to play, the first of the split or of `tasks`; 128 by default. A warning says if there are
+            fewer.
+        k: The attempts at each task.
+        seed: The same seed gives the same draws; each attempt at a task has luck of its own.
+        solved: The least reward with which an attempt solves its task.
+        tasks: The tasks to play instead of those of the split.
+        split: The split to take the tasks from.
+        boxes: An open pool of boxes; without it, a pool is opened and closed if the env asks for a sandbox.
+        concurrency: The most rollouts that are played at once.
+        sampling: How the model is sampled.
+        out: The folder that each rollout is kept in when it ends, in a store like that of training.
+        resume: Whether rollouts that the folder has are not played again. With group rewards, all attempts at a task
+            are played again unless all are there.
+        retry_failed: Whether failed rollouts of the folder are played again after all.
+        progress: Whether a bar is shown on stderr.
+        models: The models that the env asks by name, each given as `model` is.
+        ray: Where to play instead of this process: `auto` joins a running Ray cluster or starts one here, HOST:PORT
+            joins that one. Each worker opens the model itself, so `model` must be a name, a folder, an endpoint, or an
+            engine on servers. A lost worker is replaced, and its rollouts are played again.
+        workers: The number of processes on the cluster, by default one for each node.
+
+    Returns:
+        The rollouts and their scores.
+
+    Raises:
+        ValueError: There is no task, or an argument or the folder does not fit.
+        TypeError: An argument has another type.
+        AgentGymError: All rollouts failed.
     """
     _check_types(n=n, k=k, seed=seed, concurrency=concurrency, tasks=tasks, sampling=sampling)
     k, seed, concurrency = int(k), int(seed), int(concurrency)  # NumPy's whole numbers are no JSON
@@ -87,7 +108,7 @@ async def evaluate(
     check_boxes(boxes)
     asked = _checked_models(models)
     if ray == OFF and workers is not None:
-        raise ValueError("workers: without ray there is this process alone; give ray, or leave workers out")
+        raise ValueError("workers: only an evaluation on Ray has workers; set ray, or leave workers out")
     cls = find_env(env)
     chosen = _chosen(cls, n, tasks, split)
     refuse_images(model, cls, chosen)
@@ -141,7 +162,7 @@ async def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class _Player:
-    """Has the rollouts of an evaluation played, and says and keeps each when it ends."""
+    """Plays the rollouts of an evaluation, and reports and keeps each when it ends."""
 
     playing: Playing
     k: int
@@ -198,7 +219,7 @@ class _Player:
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
-    """Return the named models; TypeError or ValueError, naming the entry, for what is none."""
+    """Return the named models; TypeError or ValueError, naming the entry, for anything else."""
     if not isinstance(models, Mapping | None):
         return dict(check_models(models))  # which refuses it
     opened = check_models({name: each for name, each in (models or {}).items() if not isinstance(each, str | Path)})
@@ -210,7 +231,7 @@ def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Model], played: S
     asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
     asked |= {segment.model for rollout in played for segment in rollout.segments}
     for name in sorted(models.keys() - asked):
-        like = nearest(name, cls.stand_ins) if cls.stand_ins else "the env may call it otherwise"
+        like = nearest(name, cls.stand_ins) if cls.stand_ins else "the env may use another name for it"
         _LOG.warning("%s: no rollout has asked the model %r; %s", cls.__name__, name, like)
 
 
@@ -234,7 +255,7 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
         what = f'{cls.__name__}.tasks("{split}") has no task' if tasks is None else "the sequence is empty"
         raise ValueError(f"tasks: {what}; an evaluation needs at least one")
     if n is not None and len(chosen) < n:
-        _LOG.warning("%s: n is %d, and there are %d tasks, all of which are played", cls.__name__, n, len(chosen))
+        _LOG.warning("%s: n is %d, but there are only %d tasks; all of them are played", cls.__name__, n, len(chosen))
     if n is None and tasks is not None and len(found) > len(chosen):
         _LOG.warning(
             "%s: of the %d tasks that were given the first %d are played; n=%d plays all",
@@ -248,7 +269,7 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
 
 
 def _usable(played: Mapping[str, Rollout], tasks: Sequence[Task], k: int, judged: Set[str]) -> dict[str, Rollout]:
-    """Return the kept rollouts that are not played again: where a group is judged, those of whole groups."""
+    """Return the kept rollouts that are not played again: if a group is judged, only those of whole groups."""
     names = {task.id: _ids(task, k) for task in tasks}
     whole = {name for name, ids in names.items() if name not in judged or all(one in played for one in ids)}
     return {name: done for name, done in played.items() if done.group_id in whole}

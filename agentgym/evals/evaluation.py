@@ -14,7 +14,7 @@ from agentgym.types import Group, Rollout
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "requests", "uncounted_requests", "cost")
 COUNTED = tuple(f"usage/{name}" for name in _COUNTS)
-"""The metrics of a rollout in which an endpoint's own counts are."""
+"""The metrics of a rollout that hold an endpoint's own counts."""
 CALLS = ("tool_calls", "tool_errors", "malformed_calls", "retries")
 """The metrics of a rollout that say how its calls went, and how often it was begun again."""
 
@@ -29,11 +29,11 @@ class Evaluation:
     envs: Mapping[str, EnvVersion] = field(default_factory=dict)
     """What the env was, or each member of a mixture, by name."""
     seed: int | None = None
-    """The seed of its draws and of the luck in its env; None where it is not known."""
+    """The seed of its draws and of the luck in its env; None if it is not known."""
     solved: float = 1.0
     """The least reward of an attempt that solves its task."""
     resumed: int | None = None
-    """How many of the rollouts were in the folder before, and were not played again; None without `resume`."""
+    """How many of the rollouts were in the folder already and were not played again; None without `resume`."""
     not_kept: int = 0
     """How many of the rollouts could not be written to `out`, such as on a full disk; `resume` plays them again."""
 
@@ -52,7 +52,7 @@ class Evaluation:
 
     @property
     def reward(self) -> float:
-        """Mean over the rollouts that have a reward; nan where none has."""
+        """The mean over the rollouts that have a reward; nan if none has."""
         scored = [r.reward for r in self.rollouts if r.reward is not None]
         return float(np.mean(scored)) if scored else float("nan")
 
@@ -63,9 +63,9 @@ class Evaluation:
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """The kinds of failures, each by the text of the first, and how often each came, the most frequent first.
+        """The kinds of failures and how often each occurred, the most frequent first.
 
-        Of one kind are those of one type and place, whatever their texts say.
+        Failures of the same type and place are one kind, whatever their texts say; the text of the first stands for it.
         """
         counts = FailureCounts()
         counts.add(self.rollouts)
@@ -84,14 +84,19 @@ class Evaluation:
         return {name.removeprefix("reward/"): of for name, of in means.items() if name.startswith("reward/")}
 
     def calls(self) -> dict[str, float]:
-        """Return the tool calls, the errors, the malformed calls and the retries of a scored rollout, in the mean."""
+        """Return the mean number of tool calls, errors, malformed calls and retries of a scored rollout."""
         means = self.groups.metrics()
         return {name: means.get(f"rollout/{name}", 0.0) for name in CALLS}
 
     def ids_solved(self, least: float, most: float, *, solved: float | None = None) -> list[str]:
-        """Return the ids of the tasks of whose scored rollouts a share from `least` to `most` solves the task.
+        """Return the ids of the tasks that a share of `least` to `most` of their scored rollouts solves.
 
-        Tasks without a scored rollout are left out. Written to a file, an id a line, they are a run's `tasks_from`.
+        Tasks without a scored rollout are left out. Written to a file, one id a line, they are a run's `tasks_from`.
+
+        Args:
+            least: The least share, from 0 to 1.
+            most: The largest share, from 0 to 1.
+            solved: The least reward that solves a task; by default that of the evaluation.
         """
         if not 0 <= least <= most <= 1:
             raise ValueError(f"least, most: must be shares from 0 to 1, the lesser first, got {least} and {most}")
@@ -103,7 +108,7 @@ class Evaluation:
         """Estimate the chance, mean over tasks, that one of `k` attempts has a reward of at least `solved`; unbiased.
 
         `solved` is by default that of the evaluation. The formula is that of `pass_at_k` (Chen et al., 2021). Tasks
-        with fewer than k scored rollouts are left out; nan where all are.
+        with fewer than k scored rollouts are left out; nan if all are.
         """
         return _mean(self._chances(pass_at_k, k, solved))
 
@@ -118,7 +123,7 @@ class Evaluation:
     def interval(self) -> Interval:
         """Return the 95 % interval of `reward`, over tasks.
 
-        Rewards are taken to lie between 0 and 1, or the least and the largest that was seen if these are outside.
+        Rewards are assumed to lie between 0 and 1; observed rewards outside widen that range.
         """
         means = [mean_reward(group) for group in self.groups if group.scored]
         rewards = [r.reward for r in self.rollouts if r.reward is not None]
@@ -162,7 +167,7 @@ class Evaluation:
 
 
 def mean_reward(group: Group) -> float:
-    """Return the mean reward of the scored rollouts of a task; nan where there is none."""
+    """Return the mean reward of the scored rollouts of a task; nan if there is none."""
     return _mean([r.reward for r in group.scored if r.reward is not None])
 
 

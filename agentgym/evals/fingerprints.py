@@ -1,4 +1,4 @@
-"""What the models of an evaluation are, beside their names: a resumed one must be of the same."""
+"""Fingerprints of an evaluation's models: a resumed evaluation must have the same ones."""
 
 import json
 from collections.abc import Mapping
@@ -15,31 +15,31 @@ from agentgym.run.settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
 Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
-"""What each model's answers depend on, by part; "" is the one that is evaluated."""
+"""For each model by name, the parts that its answers depend on; "" is the model that is evaluated."""
 KEPT = "fingerprints"
-"""Their place in the settings of an evaluation."""
+"""The key of the fingerprints in the settings of an evaluation."""
 PARTS = {
-    "files": "what is in the model's files",
-    "weights": "what is in the engine's weights",
-    "adapter_files": "the adapter, what is in its files,",
-    "adapter": "the adapter, or the weights that the engine was given,",
+    "files": "the content of the model's files",
+    "weights": "the content of the engine's weights",
+    "adapter_files": "the content of the adapter's files",
+    "adapter": "the adapter, or the weights that were given to the engine,",
     "chat": "the chat template",
     "context_tokens": "the engine's context_tokens",
     "served": "the model that the endpoint serves",
     "version": "the version of the engine's policy",
 }
-"""What a part of a fingerprint is."""
+"""The parts of a fingerprint, in words."""
 _OPENED = ("weights", "adapter")
-"""What an open engine tells of a model that was given by name: an open engine may play the rest."""
+"""The parts that an open engine adds for a model given by name, so that an open engine may play the rest."""
 
 
 async def fingerprints(models: Mapping[str, Model]) -> Fingerprints:
-    """Return what is known of the models before those that are given by name are opened."""
+    """Return the fingerprints of the models before those given by name are opened."""
     return {name: await _fingerprint_of(model) for name, model in models.items()}
 
 
 async def fingerprints_now(models: Mapping[str, Model], playing: Playing) -> Fingerprints:
-    """Return what is known of models that were opened by name: the model of an endpoint, files that were fetched."""
+    """Return the fingerprints of models that were opened by name: the model of an endpoint, files that were fetched."""
     named = {name: model for name, model in models.items() if isinstance(model, str | Path)}
     found = {name: await _fingerprint_of(model) for name, model in named.items()}
     if isinstance(playing, OwnPlaying):
@@ -63,9 +63,10 @@ async def _fingerprint_of(model: Model) -> dict[str, str]:
 
 
 def hold_models(folder: Path, found: Fingerprints) -> None:
-    """Keep in the folder of an evaluation what is not kept there yet.
+    """Write the fingerprints to the folder of an evaluation, unless they are there already.
 
-    :raises ValueError: for a model of which a part is not what was kept; it names the part.
+    Raises:
+        ValueError: A part of a model differs from the one that was kept; the message names the part.
     """
     path = folder / SETTINGS
     begun = read_object(path, within=folder)
@@ -88,7 +89,7 @@ def _refuse_unknown(folder: Path, name: str, kept: Mapping[str, str], parts: Map
     """Raise ValueError for a model of which no part is known both from before and now."""
     if kept and parts and not kept.keys() & parts.keys():
         raise ValueError(
-            f"{f'models[{name!r}]' if name else 'model'}: nothing tells whether it is what it was when {folder} was "
-            f"begun: {', '.join(kept)} known then, {', '.join(parts)} now; give it as it was given then, by name or as "
-            "an engine, or name another folder"
+            f"{f'models[{name!r}]' if name else 'model'}: it cannot be told whether this is the model that {folder} "
+            f"was begun with: {', '.join(kept)} known then, {', '.join(parts)} now; give it as it was given then, by "
+            "name or as an engine, or name another folder"
         )

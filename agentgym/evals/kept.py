@@ -34,9 +34,9 @@ _LOG = logging.getLogger(__name__)
 PHASE = "eval"
 """The phase of an evaluation's rollouts in its store."""
 SUMMARY = "summary.json"
-"""The file in the folder that holds the scores, once all is played."""
+"""The file in the folder that holds the scores once everything is played."""
 MUST_AGREE = ("env", "env_args", "model", "models", "split", "seed", "sampling", "group_size")
-"""Settings that a resumed evaluation must have as it was begun; it may have more tasks and more rollouts."""
+"""Settings that must be the same in a resumed evaluation, which may have more tasks and more rollouts."""
 
 
 def settings_of(
@@ -51,7 +51,7 @@ def settings_of(
 ) -> dict[str, Any]:
     """Return what an evaluation was begun with, as its folder keeps it.
 
-    `split` is None for tasks that were given, `group_size` where no reward depends on the other rollouts of a task.
+    `split` is None if the tasks were given, `group_size` if no reward depends on the other rollouts of a task.
     """
     return {
         "env": f"{env.__module__}:{env.__qualname__}",
@@ -74,17 +74,17 @@ class KeptRollouts:
         self._disk = Refusals(_LOG.warning)
         self._turn = threading.Lock()
         self._gone = False
-        """Whether the folder was removed and could not be made again: the store is no file any more."""
+        """Whether the folder was removed and could not be made again, so that the store has no file any more."""
         self._given = len(played)
         self.played = played
         """Rollouts that an earlier process played, by their ids."""
 
     def hold_models(self, found: Fingerprints) -> None:
-        """Keep what is known of the models by now; ValueError for one that is not what the folder was begun with."""
+        """Keep the fingerprints of the models; ValueError if one differs from what the folder was begun with."""
         if not self._follow() or not self._has_settings():
             return
         write = partial(hold_models, self._held.path, found)
-        self._disk.attempt(SETTINGS, write, then="a resumed evaluation does not know the models by them")
+        self._disk.attempt(SETTINGS, write, then="a resumed evaluation cannot tell whether its models are the same")
         self._settings = read_bytes(self._held.path / SETTINGS, within=self._held.path)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
@@ -92,9 +92,9 @@ class KeptRollouts:
         self._store.vocabulary.token_bytes = token_bytes
 
     def add(self, task: Task, rollouts: Sequence[Rollout]) -> None:
-        """Return when rollouts of a task are on disk together, so that they outlive the process; it blocks.
+        """Write rollouts of a task, and block until all of them are on disk, so that they survive the process.
 
-        What the disk does not take is held in memory, and tried again with the next ones.
+        Rollouts that cannot be written are held in memory, and tried again with the next ones.
         """
         self._follow()
         self._given += len(rollouts)
@@ -103,26 +103,26 @@ class KeptRollouts:
         self._store.flush()
 
     def sign(self, group: Group) -> None:
-        """Write the signs of a task's rollouts, all of which were added: they are made by comparing them."""
+        """Write the signs of a task's rollouts once all were added, because signs come from comparing them."""
         self._store.sign(group, phase=PHASE, step=0)
 
     def finish(self, evaluation: Evaluation) -> None:
-        """Write the summary; what the disk does not take is said, and the evaluation has its result all the same."""
+        """Write the summary, or report that it cannot be written; the evaluation returns its result either way."""
         if not self._follow():
             return
         text = json.dumps(_finite(summary_of(evaluation)), allow_nan=False, indent=2) + "\n"
         path = self._held.path / SUMMARY
-        self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is returned all the same")
+        self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is returned nevertheless")
 
     @property
     def lost(self) -> int:
-        """How many rollouts could not be kept; it is known when the folder is closed."""
+        """How many rollouts could not be kept; known once the folder is closed."""
         return self._given if self._gone else self._store.lost
 
     def _follow(self) -> bool:
         """Go on where the folder is now, or in a new one if it was removed or another process has taken it.
 
-        Return whether there is one; if it cannot be made now, that is said, and the next call tries again.
+        Return whether there is one; if it cannot be made now, report that, and the next call tries again.
         """
         with self._turn:
             try:
@@ -148,7 +148,7 @@ class KeptRollouts:
         return change
 
     def _has_settings(self) -> bool:
-        """Whether the folder has its settings; if not, they are written, or the disk's refusal is said."""
+        """Whether the folder has its settings; if not, write them, or report that they cannot be written."""
         path = self._held.path / SETTINGS
         write = partial(write_whole, path, self._settings)
         return path.is_file() or self._disk.attempt(SETTINGS, write, then="it cannot be resumed without it")
@@ -168,11 +168,13 @@ def kept_in(
 ) -> Iterator[KeptRollouts]:
     """Hold the folder of an evaluation, and keep its rollouts there.
 
-    Without `resume` the folder must hold no evaluation. With it, what is there is not played again; with `retry_failed`
-    the rollouts without a reward are. Raises ValueError, naming the field, if settings or tasks are not those that it
-    was begun with, if it holds more tasks, or more than `k` rollouts of one, for a model whose fingerprint is another
-    one, and for a task that a store does not give back as it is. Logs a warning for an env whose version or files are
-    other ones.
+    Without `resume` the folder must hold no evaluation. With it, rollouts that are there are not played again, except
+    for those without a reward if `retry_failed` is set. A warning is logged if the version or the files of the env have
+    changed.
+
+    Raises:
+        ValueError: Settings, tasks or fingerprints are not those that the folder was begun with, it holds more tasks or
+            more than `k` rollouts of one, or a store does not give a task back unchanged; the message names the field.
     """
     refuse_unkept(tasks)
     make_folder(folder)
@@ -185,8 +187,8 @@ def kept_in(
             warn_of_other_envs(begun_envs(folder), envs)
         elif (folder / FILE).is_file():
             raise ValueError(
-                f"out: {folder} holds rollouts, and its {SETTINGS} is gone: nothing says what they were played with; "
-                "name another folder"
+                f"out: {folder} holds rollouts, but its {SETTINGS} is missing, so nothing says what they were "
+                "played with; name another folder"
             )
         else:
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
@@ -212,7 +214,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool) -> dict[str, Rollout]:
-    """The rollouts of these tasks by their ids, of two with one id the later."""
+    """Return the rollouts of these tasks by their ids; of two with the same id, the later one."""
     found: dict[str, Rollout] = {}
     with RolloutStore(folder) as store:
         _refuse_fewer(folder, {s.rollout_id: s.group_id for s in store.summaries(phase=PHASE)}, tasks, k)
@@ -270,7 +272,7 @@ def _summary_of_task(group: Group, solved: int) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """The value with None for each number that JSON has no form for: a score of no rollout."""
+    """Return the value with None for each number that JSON cannot express, such as the mean of no rollouts."""
     if isinstance(value, dict):
         return {name: _finite(of) for name, of in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

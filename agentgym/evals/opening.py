@@ -45,7 +45,7 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
 
 
 def refuse_images(model: Model, env: type[Env[Any]], tasks: Iterable[Task]) -> None:
-    """Raise ValueError where the env shows images and the model reads token ids: it would be shown none."""
+    """Raise ValueError if the env shows images but the model reads token ids, so that it would see none."""
     reads = is_url(model) if isinstance(model, str | Path) else _is_asked(model)
     if reads:
         return
@@ -86,12 +86,12 @@ def is_url(model: str | Path) -> bool:
 
 
 def adapter_folder(folder: Path) -> Path | None:
-    """Return the folder of an adapter: this one, or that of a run; None where neither is one."""
+    """Return the folder of an adapter: this one, or `adapter` in the folder of a run; None if neither is one."""
     return next((path for path in (folder, folder / "adapter") if (path / _ADAPTER).is_file()), None)
 
 
 def base_of(adapter: Path) -> str:
-    """Return the base model of an adapter; ValueError where its config names none."""
+    """Return the base model of an adapter; ValueError if its config names none."""
     base = read_object(adapter / _ADAPTER, within=None).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"model: the adapter {adapter} names no base model; open an engine and give it the adapter")

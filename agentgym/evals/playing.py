@@ -87,7 +87,7 @@ async def open_playing(
     *,
     at_once: int,
 ) -> AsyncIterator[OwnPlaying]:
-    """Open the model, the named ones, the env's resources, and boxes for so many rollouts where none are given."""
+    """Open the model, the named ones, the env's resources, and boxes for `at_once` rollouts if none are given."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(open_engine(model))
         named: dict[str, Engine] = {}
@@ -101,7 +101,7 @@ async def open_playing(
 
 
 async def _apart(work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the work's result; None where it was cancelled, and not with the task that waits for it."""
+    """Return the work's result; None if it was cancelled, unless the task that waits for it was cancelled, too."""
     try:
         return await asyncio.create_task(work)
     except asyncio.CancelledError:

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from agentgym.types import Rollout
 
 LINES = 10
-"""The most lines of one evaluation where stderr is no terminal."""
+"""The maximum number of lines of one evaluation if stderr is not a terminal."""
 
 
 @contextmanager
 def progress_bar(total: int, done: int, *, shown: bool) -> Iterator[Callable[[Rollout], None]]:
-    """Show a bar on stderr for the block where that is `shown`; what it yields is called with each rollout that ends.
+    """Show a bar on stderr during the block if `shown`; call what it yields with each rollout that ends.
 
-    Where stderr is no terminal, there are a few plain lines instead. `done` of the `total` rollouts were there before,
-    and say nothing of the time that is left.
+    If stderr is not a terminal, there are a few plain lines instead. `done` of the `total` rollouts were there before,
+    and are left out of the estimate of the remaining time.
     """
     if not shown:
         yield lambda rollout: None

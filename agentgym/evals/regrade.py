@@ -61,12 +61,12 @@ class Regraded:
     kept: int = 0
     """Rollouts without a reward, which stay without one."""
     not_kept: int = 0
-    """Rollouts that are not in the folder: the disk did not take them all, and there is no folder then."""
+    """Rollouts that could not be written: if any could not, there is no folder, and this counts all of them."""
     failures: list[str] = field(default_factory=list)
-    """The errors of rollouts that had a reward, and have none now."""
+    """The errors of rollouts that had a reward before and have none now."""
     reward: Change = field(default_factory=Change)
     rewards: dict[str, Change] = field(default_factory=lambda: defaultdict(Change))
-    """Those by name, without their weights; 0 where a rollout had none of the name."""
+    """The named rewards, without their weights; 0 for a rollout without one of that name."""
 
     def add(self, before: Rollout, after: Rollout) -> None:
         """Count a rollout that had a reward."""
@@ -90,15 +90,31 @@ async def regrade(
     step: int | None = None,
     concurrency: int = 16,
 ) -> Regraded:
-    """Score the rollouts of a run or an evaluation again, and write them with their new rewards into the folder `out`.
+    """Score the rollouts of a run or an evaluation again, and write them with their new rewards to a folder.
 
-    What was played, its metrics and the rewards that steps gave stay; the old folder is only read. Rollouts without a
-    reward stay as they are. Raises EnvError, naming the reward and what it reads, where one needs more than the task,
-    the answer and what `restore_played` sets, and AgentGymError where no rollout could be scored.
+    Conversations, metrics and the rewards that steps gave stay the same; the old folder is only read. Rollouts without
+    a reward stay as they are.
+
+    Args:
+        run: The folder of the run or the evaluation.
+        env: The env whose rewards are computed.
+        out: The folder to write to, which must be new or empty.
+        models: The models that the rewards ask by name.
+        phase: The phase of the rollouts to score; all by default.
+        step: The step of the rollouts to score; all by default.
+        concurrency: The most rollouts that are scored at once.
+
+    Returns:
+        The rewards before and after.
+
+    Raises:
+        EnvError: A reward needs more than the task, the answer and the attributes that `restore_played` sets; the
+            message names the reward and what it reads.
+        AgentGymError: No rollout could be scored.
     """
     run, out, named = whole_path(run), whole_path(out), check_models(models)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"out: {out} is there already; name another folder")
+        raise ValueError(f"out: {out} exists already; name another folder")
     done = Regraded(out)
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a regrade that was killed
@@ -125,7 +141,7 @@ async def _write(
     with RolloutStore(run) as store:
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
-            raise ValueError("run: it has no rollout as is asked for")
+            raise ValueError("run: it has no rollout of this phase and step")
         seed = begun_seed(run)
         async with open_resources(env) as resources:
             scorer = _Scorer(env, models, resources, asyncio.Semaphore(concurrency))
@@ -141,12 +157,12 @@ async def _write(
         raise AgentGymError(f"all {len(done.failures)} rollouts failed; the first one: {done.failures[0]}")
     disk = Refusals(_LOG.warning)
     write = partial(_write_settings, run, part, env)
-    if writer.lost or not disk.attempt(SETTINGS, write, then="the new rewards are returned, and not kept"):
+    if writer.lost or not disk.attempt(SETTINGS, write, then="the new rewards are returned, but not kept"):
         done.not_kept = done.rollouts
 
 
 def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes]:
-    """Return what the run kept of its tokens; it is asked in the thread of the writer."""
+    """Return the bytes that the run kept of its tokens; called in the thread of the writer."""
     with RolloutStore(run) as store:
         return store.token_bytes(model, ids)
 
@@ -266,7 +282,7 @@ class _Scorer:
 
 
 async def _within(env: Env[Any], where: str, seconds: float) -> Any:
-    """Return the score; EnvError where it takes longer."""
+    """Return the score; EnvError if it takes longer."""
     limit: TimeLimit = TimeLimit(seconds)
     score: Callable[[], Any] = env.score
     with boundary(EnvError, where):
@@ -289,7 +305,7 @@ def _check_scores(cls: type[Env[Any]]) -> None:
 
 
 def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, float]) -> None:
-    """Raise UnplayedError where a step gave a reward by name: `score` may not have been asked."""
+    """Raise UnplayedError if a step gave a reward by name, because `score` may not have been asked."""
     given = [name for name in rollout.rewards if name not in scores and name != NAME]
     if given and cls.step is not ToolEnv.step:
         raise UnplayedError(
@@ -299,7 +315,7 @@ def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, flo
 
 
 def _write_settings(run: Path, out: Path, env: type[Env[Any]]) -> None:
-    """Write the settings of the run, with what its rewards are of now."""
+    """Write the settings of the run, with the env that its rewards come from now."""
     try:
         begun = read_object(run / SETTINGS, within=run)
     except (OSError, ValueError):

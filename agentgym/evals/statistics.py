@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 10_000
-"""Flips of a permutation test that is not exact."""
+"""Random flips of a permutation test that is not exact."""
 EXACT_TASKS = 13
-"""Most tasks whose differences are flipped in every way."""
+"""Up to so many tasks, all flips of their differences are tried."""
 Array: TypeAlias = NDArray[np.float64]
 Z = 1.959963984540054
-"""The value above which a normal variable is in 2.5 % of all cases."""
+"""The 97.5 % quantile of the standard normal distribution."""
 MOST_TRIALS = 1e6
-"""Most trials that a mean counts as: of values that hardly differ."""
+"""The largest effective number of trials, for values that hardly differ."""
 _TAIL = 0.025
-"""The share of all cases in which a bound is on the wrong side."""
+"""The probability that a bound is on the wrong side of the true value."""
 _CHUNK = 1 << 22
 """Draws that are in memory at once."""
 
@@ -41,7 +41,7 @@ def pass_hat_k(scored: int, solved: int, k: int) -> float:
 
 
 class Interval(NamedTuple):
-    """The bounds of a 95 % interval: in at least 93 % of all evaluations it holds the value that is estimated."""
+    """The bounds of a 95 % interval, which contains the estimated value in at least 93 % of all evaluations."""
 
     low: float
     high: float
@@ -53,10 +53,16 @@ class Interval(NamedTuple):
 def interval_over_tasks(
     values: Sequence[float], weights: Sequence[float] | None = None, *, least: float = 0.0, most: float = 1.0
 ) -> Interval:
-    """Return the 95 % interval of the mean over tasks, of which those that were played are a sample.
+    """Return the 95 % interval of the mean over all tasks, of which those that were played are a sample.
 
-    `weights` are the numbers of rollouts that each value is the mean of. `least` and `most` are the bounds that a value
-    can have; values outside widen them. nan if there is no value.
+    Args:
+        values: One value for each task.
+        weights: The number of rollouts that each value is the mean of; equal by default.
+        least: The least possible value; smaller values lower it.
+        most: The largest possible value; larger values raise it.
+
+    Returns:
+        The bounds; nan if there is no value.
     """
     value = np.asarray(values, np.float64)
     if not len(value):
@@ -71,8 +77,8 @@ def intervals(values: Array, weights: Array | None = None, *, least: float, most
 
     The bounds are those of Clopper and Pearson (1934) for as many trials as would give the variance of the mean, which
     Korn and Graubard (1998) call the effective sample size; for values of 0 and 1 it is the number of tasks, and the
-    interval is exact. Tasks of a kind that is rare may be missing among those that were played: no bound is nearer to
-    the mean than what a kind can add that as many tasks miss in 2.5 % of all cases.
+    interval is exact. The sample may miss a rare kind of task: each bound is at least as far from the mean as a kind
+    can move it that a sample of this size misses in 2.5 % of all cases.
     """
     unit = (values - least) / (most - least)
     weight = np.ones_like(unit) if weights is None else weights / weights.mean(1, keepdims=True)
@@ -91,7 +97,7 @@ def intervals(values: Array, weights: Array | None = None, *, least: float, most
 
 
 def _fewer(tasks: Array) -> Array:
-    """What the effective sample size is multiplied by because the variance is itself an estimate (Student's t)."""
+    """Return the factor for the effective sample size that allows for an estimated variance (Student's t)."""
     free = np.maximum(tasks - 1, 1.0)
     more = [  # Abramowitz and Stegun, 26.7.5
         (Z**3 + Z) / 4,
@@ -103,7 +109,7 @@ def _fewer(tasks: Array) -> Array:
 
 
 def _upper(mean: Array, trials: Array) -> Array:
-    """The upper bound of Clopper and Pearson for a share of so many trials, which need not be whole."""
+    """Return Clopper and Pearson's upper bounds of shares, for numbers of trials that need not be whole."""
     solved = mean * trials
     beyond = solved >= trials - 1e-9
     rest = np.where(beyond, 1.0, trials - solved)
@@ -158,8 +164,8 @@ def beta_share(x: Array, a: Array, b: Array, log_beta: Array) -> Array:
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of a paired permutation test: how often flipped signs give as large a mean.
 
-    Where both sides are alike, each task's difference could as well have had the other sign (Fisher, 1935). All flips
-    are tried up to EXACT_TASKS tasks, and RESAMPLES drawn ones beyond, the given one among them; nan for no task.
+    If both sides are equal, each task's difference could just as well have had the other sign (Fisher, 1935). Up to
+    EXACT_TASKS tasks all flips are tried, beyond that RESAMPLES random ones and the given one; nan for no task.
     """
     difference = np.asarray(differences, np.float64)
     if not len(difference):
@@ -178,6 +184,6 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def least_p(differences: Sequence[float]) -> float:
-    """Return the least value that `sign_flip_p` could have for differences of these sizes: if all had one sign."""
+    """Return the least value that `sign_flip_p` could have for differences of these sizes: that of equal signs."""
     differing = sum(difference != 0 for difference in differences)
     return float(min(1.0, 2.0 ** (1 - differing))) if differences else float("nan")

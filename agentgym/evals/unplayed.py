@@ -1,4 +1,4 @@
-"""Instances of an env that have not played: what only a play sets cannot be read from them in silence."""
+"""Instances of an env that have not played: reading an attribute that only a play sets is an error."""
 
 import dis
 import inspect
@@ -15,18 +15,18 @@ from agentgym.errors import EnvError
 from agentgym.types import Rollout, StopReason
 
 GIVEN = frozenset({"task", "metrics", "role_rewards", "answer", "_models", "_forks", "_resources", "_threads", "_box"})
-"""What is set without a play, and what agentgym's own methods answer for."""
+"""The attributes that are set without a play, or that agentgym's own methods provide."""
 
 
 class UnplayedError(EnvError):
-    """A reward reads what only a play sets."""
+    """A reward reads something that is only set while the env is played."""
 
 
 def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
-    """Return an instance that is as at the end of the rollout, as far as that can be known without playing it.
+    """Return an instance in its state at the end of the rollout, as far as that can be known without playing it.
 
-    Where the env restores the rest by itself (`restore_played`), it is trusted. Else reading what its own code assigns,
-    or the box, raises UnplayedError, which `reads_of` also gives where the env swallows it.
+    If the env restores the rest itself (`restore_played`), it is trusted. Otherwise reading the box, or an attribute
+    that the env's own code assigns, raises UnplayedError, which `reads_of` also returns if the env swallows it.
     """
     restores = env.restore_played is not Env.restore_played
     cls: type = env
@@ -44,7 +44,7 @@ def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
 
 
 def reads_of(made: Env[Any]) -> UnplayedError | None:
-    """Return the first error of a read that was refused, also where the env's code has caught it."""
+    """Return the first error of a read that was refused, even if the env's code has caught it."""
     return next(iter(made.__dict__.get("_reads", ())), None)
 
 
@@ -60,7 +60,7 @@ def _last_message(rollout: Rollout) -> str:
 
 @cache
 def _watched(env: Any) -> Any:
-    """The env as a class whose instances raise UnplayedError where they are asked for one of their `_unplayed`."""
+    """Return a subclass of the env whose instances raise UnplayedError if one of their `_unplayed` is read."""
 
     def read(self: Any, name: str) -> Any:
         if name in object.__getattribute__(self, "__dict__").get("_unplayed", ()):
@@ -83,8 +83,8 @@ def _refused(env: type[Env[Any]], name: str) -> UnplayedError:
     if name == "box":
         return UnplayedError(f"{what}, and a rollout's box is gone with it; play the tasks again, with agentgym eval")
     return UnplayedError(
-        f"{what}, which only a play sets; write `def restore_played(self, rollout)` in the env, which sets it from the "
-        "rollout's messages, or play the tasks again, with agentgym eval"
+        f"{what}, which is only set while the env is played; write `def restore_played(self, rollout)` in the env, "
+        "which sets it from the rollout's messages, or play the tasks again, with agentgym eval"
     )
 
 

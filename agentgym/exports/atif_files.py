@@ -109,7 +109,7 @@ def _checked(path: Path, folder: Path | None) -> dict[str, Any]:
     try:
         found: dict[str, Any] = read_object(path, within=folder)
     except OSError as error:
-        raise ValueError(f"{path}: no file of JSON can be read there ({error.strerror})") from error
+        raise ValueError(f"{path}: no JSON file can be read there ({error.strerror})") from error
     try:
         _Trajectory.model_validate(found)
     except ValidationError as error:

@@ -48,11 +48,11 @@ class Exported:
 def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | None = None) -> Exported:
     """Write the chosen rollouts of a run, or of an evaluation, in the order of their writing.
 
-    ATIF is a folder of files, the others are one file of lines. AgentGymError where `out` is there already, or where
+    ATIF is a folder of files, the others are one file of lines. AgentGymError if `out` exists already, or if
     nothing is left to write; then nothing is written.
     """
     if out.exists():
-        raise AgentGymError(f"out: {out} is there already; name another one")
+        raise AgentGymError(f"out: {out} exists already; name another one")
     done = Exported(out)
     with RolloutStore(run) as store:
         found = _chosen(store, chosen, done.left_out)

@@ -1,1 +1,1 @@
-"""The folders that runs and evaluations write: names, what their disk takes, and where they are now."""
+"""The folders that runs and evaluations write to: their names, full disks, and where they are after a move."""

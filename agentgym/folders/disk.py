@@ -1,4 +1,4 @@
-"""What happens if a disk does not take what is written: it is counted and said, and work goes on."""
+"""Writing to a disk that may be full or broken: what cannot be written is counted and reported, and work goes on."""
 
 import errno
 import os
@@ -12,17 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 
 CODES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE))
-"""The system's errors of a disk that is full, broken, or cannot be written to."""
+"""The system's error codes for a disk that is full, broken, or not writable."""
 _OF_SQLITE = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY))
 SAID_AGAIN_S = 60.0
-"""Seconds in which one kind of trouble is said once."""
+"""Seconds in which one kind of trouble is reported only once."""
 _IN_TEXT = re.compile(r"\[Errno (\d+)\]|os error (\d+)")  # of Python, and of what is written in Rust
 
 
 def disk_trouble(error: BaseException) -> str | None:
-    """Return why a disk did not take what was written, such as "No space left on device"; None for any other error.
+    """Return why something could not be written to disk, such as "No space left on device"; None for any other error.
 
-    The causes of the error are looked at too, and what torch and safetensors make of the system's error.
+    The causes of the error are checked too, as are the errors that torch and safetensors make of the system's.
     """
     for each in _with_causes(error, set()):
         if getattr(each, "sqlite_errorcode", 0) & 0xFF in _OF_SQLITE:
@@ -47,7 +47,7 @@ def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseEx
 
 
 class Refusals:
-    """Writes files whose loss need not end the work, and counts what the disk did not take."""
+    """Writes files that the work can go on without, and counts those that could not be written."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.counts: Counter[str] = Counter()
@@ -56,9 +56,14 @@ class Refusals:
         self._said: dict[str, float] = {}
 
     def attempt(self, what: str, write: Callable[[], object], *, then: str) -> bool:
-        """Write something, and return whether the disk took it; every other error is raised.
+        """Write something, and return whether the disk took it.
 
-        What it did not take is said, with what happens `then`, once a minute at most.
+        If it did not, report that at most once a minute, with what happens `then`. All other errors are raised.
+
+        Args:
+            what: What is written, as reports and counts name it.
+            write: Writes it.
+            then: What happens if it cannot be written, as the end of a sentence.
         """
         try:
             write()
@@ -70,7 +75,7 @@ class Refusals:
         return True
 
     def refused(self, what: str, why: str, *, then: str) -> None:
-        """Count something that could not be written, and say it unless it was said in the last minute."""
+        """Count something that could not be written, and report it unless that was done in the last minute."""
         self.counts[what] += 1
         now = time.monotonic()
         if now - self._said.get(what, -SAID_AGAIN_S) >= SAID_AGAIN_S:
@@ -79,9 +84,10 @@ class Refusals:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that is never half written: it is there with all of its content, or as it was before.
+    """Write a file as a whole: afterwards it has all of its new content, or is as it was before.
 
-    Raises an OSError that names the file.
+    Raises:
+        OSError: It cannot be written; the error names the file.
     """
     data = content.encode() if isinstance(content, str) else content
     fresh: Path | None = None

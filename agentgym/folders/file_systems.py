@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 NO_LOCKS = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP))
-"""The system's errors of a file system without locks."""
+"""The system's error codes for a file system without locks."""
 SHARED: Mapping[int, str] = {
     0x6969: "NFS",
     0x0BD00BD0: "Lustre",
@@ -26,7 +26,7 @@ SHARED: Mapping[int, str] = {
     0x01161970: "GFS2",
     0x7461636F: "OCFS2",
 }
-"""Names of file systems that other machines may write to, or whose memory maps may not be shared, by Linux's magic."""
+"""Names of file systems that other machines may write to, or that may not share memory maps, by Linux's magic."""
 
 
 def shared_kind(folder: Path) -> str | None:
@@ -42,9 +42,11 @@ def shared_kind(folder: Path) -> str | None:
 
 
 def has_locks(folder: Path, lock: Callable[[IO[bytes], int], object]) -> bool:
-    """Return whether files in a folder can be locked by `fcntl.flock`, or `fcntl.lockf` as SQLite does it.
+    """Return whether files in a folder can be locked; True if no file can be made there to find out.
 
-    True if no file can be made there to find out.
+    Args:
+        folder: The folder.
+        lock: How to lock a file: `fcntl.flock`, or `fcntl.lockf` as SQLite does.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

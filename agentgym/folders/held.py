@@ -1,4 +1,4 @@
-"""The folder that a process writes to, found again when it was moved, and made again when it was removed."""
+"""The folder that a process writes to: found again after a move, and made again after a removal."""
 
 import os
 import threading
@@ -19,13 +19,13 @@ class Change:
     path: Path
     """Where to write from now on."""
     lost: bool
-    """Whether what was in the folder is gone: the one at `path` is new."""
+    """Whether the content of the folder is gone and the one at `path` is new."""
     said: str
-    """A sentence about it."""
+    """The sentence that reports it."""
 
 
 class HeldFolder:
-    """Knows where a folder is, also after it was moved; Linux finds it by an open handle. Any thread may ask."""
+    """Tracks where a folder is, even after a move, which Linux tells by an open handle; safe to use from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,10 +38,12 @@ class HeldFolder:
             os.close(self._handle)
 
     def follow(self) -> Change | None:
-        """Return what has happened to the folder since the last call, and stand at its new place; None for nothing.
+        """Return what has happened to the folder since the last call, and follow it; None if nothing has.
 
-        A folder that was removed, or is out of reach, is made anew: at its old place, or beside what is there now.
-        Raises OSError if it cannot be made now; the next call tries again.
+        A folder that was removed, or is out of reach, is made again: at its old place, or beside what is there now.
+
+        Raises:
+            OSError: It cannot be made now; the next call tries again.
         """
         with self._turn:
             return None if self._is_at(self.path) else self._gone_after()
@@ -50,23 +52,24 @@ class HeldFolder:
         before = self.path
         if (now := self._moved_to()) is not None:
             self._stand_at(now)
-            said = f"The folder {before} was moved to {now} while it was written to; what follows is written there."
+            said = f"The folder {before} was moved to {now} while it was written to; the rest is written there."
             return Change(now, lost=False, said=said)
         now = self._made_anew()
-        beside = "" if now == before else f", and another one is in its place: {now} was made beside it"
+        beside = "" if now == before else f", and another one has taken its place: {now} was made beside it"
         return Change(
             now,
             lost=True,
             said=(
                 f"The folder {before} was removed while it was written to{beside}. Settings, figures and rollouts so "
-                f"far are written again into {now}, and what follows too; other files of it are lost."
+                f"far are written again to {now}, and later ones too; its other files are lost."
             ),
         )
 
     def leave(self) -> Change:
-        """Make a new folder beside this one, which another process has taken, and stand there from now on.
+        """Make a new folder beside this one, which another process has taken, and use it from now on.
 
-        Raises OSError if it cannot be made.
+        Raises:
+            OSError: It cannot be made.
         """
         with self._turn:
             before, now = self.path, self._made_anew()
@@ -74,7 +77,7 @@ class HeldFolder:
         return Change(now, lost=True, said=said)
 
     def _made_anew(self) -> Path:
-        """Make a folder where none is, and hold it in place of this one, which stays held if it cannot be made."""
+        """Make a folder under a free name, and hold it in place of this one, which stays held if that fails."""
         now = free_name(self.path)
         now.mkdir(parents=True)
         try:
@@ -95,7 +98,7 @@ class HeldFolder:
         self.path = path
 
     def _is_at(self, path: Path) -> bool:
-        """Whether the folder is at the path; True too if that cannot be told, as of a server that does not answer."""
+        """Whether the folder is at the path; True also if that cannot be told, as when a server does not answer."""
         try:
             return os.path.samestat(os.fstat(self._handle), path.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -112,5 +115,5 @@ class HeldFolder:
 
 
 def place_now(path: Path) -> Path:
-    """Return where a folder is that was at this path when this process began to write to it."""
+    """Return where the folder is now that was at this path when this process began to write to it."""
     return _MOVED.get(path, path)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 
 def whole_path(path: str | Path) -> Path:
-    """Return the path from the root on: a later change of the working folder does not move it.
+    """Return the absolute path, which a later change of the working folder does not move.
 
-    Raises ValueError for a relative path if the working folder no longer exists.
+    Raises:
+        ValueError: The path is relative, and the working folder no longer exists.
     """
     try:
         return Path(path).absolute()
@@ -26,15 +27,22 @@ def whole_path(path: str | Path) -> Path:
 
 
 def free_name(path: Path) -> Path:
-    """Return the path if nothing is there, or else the first of PATH-2, PATH-3 and so on at which nothing is."""
+    """Return the path if it is free, or else the first free one of PATH-2, PATH-3 and so on."""
     return next(name for name in _names(path) if not os.path.lexists(name))
 
 
 def new_folder(within: Path, prefix: str = "") -> Path:
-    """Make a new folder, named by the time, in another one, and return its whole path.
+    """Make a new folder, named after the time, in another one, and return its absolute path.
 
-    No other process gets the same one: if several ask within a second, the later ones get a number behind the time,
-    such as 20260801-101500-2. Raises ValueError if it cannot be made.
+    No other process gets the same one: if several ask within a second, the later ones get a number after the time,
+    such as 20260801-101500-2.
+
+    Args:
+        within: The folder to make it in.
+        prefix: The beginning of its name, before the time.
+
+    Raises:
+        ValueError: It cannot be made.
     """
     within = whole_path(within)
     for folder in _names(within / f"{prefix}{datetime.now().strftime('%Y%m%d-%H%M%S')}"):
@@ -45,7 +53,12 @@ def new_folder(within: Path, prefix: str = "") -> Path:
 
 
 def make_parents(folder: Path) -> None:
-    """Make a folder and those above it; FileExistsError if it is there, ValueError if it cannot be made."""
+    """Make a folder and those above it.
+
+    Raises:
+        FileExistsError: It exists already.
+        ValueError: It cannot be made.
+    """
     while True:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -69,14 +82,14 @@ def cannot_be_made(folder: Path, error: OSError) -> ValueError:
 
 
 def drop_unused(folder: Path) -> None:
-    """Remove a folder that `new_folder` made and nothing was written to, and the empty ones that it was made in."""
+    """Remove an empty folder that `new_folder` made, and the folders above it if they are empty too."""
     with suppress(OSError):
         for empty in (folder, *list(folder.parents)[:2]):
             empty.rmdir()
 
 
 def command(*words: str | Path) -> str:
-    """Return a command line of agentgym that works when it is typed: each word is quoted for the shell if need be."""
+    """Return a command line of agentgym that can be typed as it is: its words are quoted for the shell where needed."""
     return shlex.join([*_program(), *(shown(word) if isinstance(word, Path) else word for word in words)])
 
 

@@ -1,4 +1,4 @@
-"""Unpacking and parsing of what somebody else may have written: no few bytes become many."""
+"""Unpacking and parsing untrusted content: a few bytes never become many."""
 
 import json
 import re
@@ -9,25 +9,29 @@ from typing import Any
 from agentgym.foreign_files.opening import MOST_BYTES, UnreadableFileError, read_bytes
 
 MOST_LEVELS = 200
-"""The most levels of lists and objects in JSON: code that walks them calls itself for each."""
+"""The maximum nesting of lists and objects in JSON: code that walks them recurses once for each level."""
 MOST_VALUES = 1 << 22
-"""The most lists, objects and commas of one JSON text; each becomes a Python object of up to 100 bytes."""
+"""The maximum number of lists, objects and commas in a JSON text; each becomes a Python object of up to 100 bytes."""
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
-"""What goes wrong where values are not what they should be."""
+"""The errors of code that meets values other than it expects."""
 _SMALL = 1 << 22
-"""JSON of fewer bytes cannot become more than memory holds, whatever is in it."""
+"""JSON of fewer bytes fits in memory when it is parsed, whatever it holds."""
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""A text in JSON, or one that is never closed: to look for its end from each quote in it would take for ever."""
+"""A string in JSON, or one that is never closed: looking for its end from each quote in it would take for ever."""
 
 
 class Unpacker:
-    """Unpacks the compressed JSON of one thing, such as a rollout; all of it together has a limit."""
+    """Unpacks the compressed JSON of one thing, such as a rollout, up to a total size of `most` bytes."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = self._left = most
 
     def unpacked(self, blob: bytes) -> Any:
-        """Return the value that a blob of compressed JSON holds; ValueError where it is damaged or too large."""
+        """Return the value that a blob of compressed JSON holds.
+
+        Raises:
+            ValueError: It is damaged, or too large together with what was unpacked before.
+        """
         unpacking = zlib.decompressobj()
         try:
             text = unpacking.decompress(blob, self._left + 1)
@@ -42,10 +46,13 @@ class Unpacker:
 
 
 def parsed(text: bytes) -> Any:
-    """Return the value of a JSON text; ValueError where it is none, nests too deep, or holds too many values.
+    """Return the value of a JSON text.
 
-    Whole numbers are as large as Python reads them, and NaN and Infinity are numbers: whoever computes with one checks
-    it, as `agentgym.foreign_files.values` does.
+    Whole numbers may be as large as Python reads them, and NaN and Infinity are numbers: code that computes with one
+    must check it, as `agentgym.foreign_files.values` does.
+
+    Raises:
+        ValueError: It is not JSON, nests too deep, or holds too many values.
     """
     if len(text) > _SMALL and _values(text) > MOST_VALUES and _values(_TEXT.sub(b"", text)) > MOST_VALUES:
         raise ValueError(f"it holds more than {MOST_VALUES:,} values")
@@ -59,24 +66,24 @@ def parsed(text: bytes) -> Any:
 
 
 def read_json(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> Any:
-    """Return the value of a file of JSON.
+    """Return the value in a JSON file; `within` and `most` are as in `read_bytes`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        UnreadableFileError: It is no regular file, too large, or no JSON within the limits.
+        UnreadableFileError: It is not a regular file, is too large, or holds no JSON within the limits.
     """
     content = read_bytes(path, within=within, most=most)
     try:
         return parsed(content)
     except ValueError as error:
-        raise UnreadableFileError(f"{path}: it holds no JSON that can be read ({error})") from error
+        raise UnreadableFileError(f"{path}: it holds no readable JSON ({error})") from error
 
 
 def read_object(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Return the object of a file of JSON; the errors are those of `read_json`, also where it holds no object."""
+    """Return the object in a JSON file; the errors are those of `read_json`, also if it holds no object."""
     found = read_json(path, within=within, most=most)
     if not isinstance(found, dict):
-        raise UnreadableFileError(f"{path}: it must hold an object of JSON, got {type(found).__name__}")
+        raise UnreadableFileError(f"{path}: it must hold a JSON object, got {type(found).__name__}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Databases of SQLite that somebody else may have made: only read, and never for longer than their size explains."""
+"""Untrusted SQLite databases: only read, and never for longer than their size explains."""
 
 import fcntl
 import json
@@ -16,36 +16,35 @@ from agentgym.folders.file_systems import has_locks, shared_kind
 from agentgym.foreign_files.opening import MOST_BYTES, UnreadableFileError, regular_file
 
 LOOK_EACH = 10_000
-"""Steps of SQLite's machine between two looks at the limit; they take a fraction of a millisecond."""
+"""Steps of SQLite's machine between two checks of the limit; they take a fraction of a millisecond."""
 FREE_STEPS = 20_000_000
 """Steps that every statement may take: about a second."""
 STEPS_A_BYTE = 50
-"""Steps more for each byte of the file; a row of a run's store has hundreds of bytes and takes tens of steps."""
+"""Additional steps for each byte of the file; a row of a run's store has hundreds of bytes and takes tens of steps."""
 FREE_ROWS, BYTES_A_ROW = 1000, 32
-"""Rows that every statement may give, and the fewest bytes of the file that each further one stands for."""
+"""Rows that every statement may give, and the bytes of the file that allow for each further one."""
 FREE_BYTES = 1 << 20
-"""Bytes that one value may have beyond those of the file."""
+"""Bytes by which one value may be larger than the file."""
 MEMORY_A_BYTE = 16
 """Bytes of memory that all rows may take for each byte of the file: the smallest number of a byte takes 28."""
 MOST_SCHEMAS = 100
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
-"""What a rollback journal ends with where it names a file for SQLite to delete."""
+"""The end of a rollback journal that names a file for SQLite to delete."""
 
 
 class ForeignDatabase:
-    """Reads one database without trusting it: it runs no code, and what it gives has limits.
+    """Reads one database without trusting it: it runs no code, and its results have limits.
 
-    A run may write to it meanwhile. Nothing is written but SQLite's own shared memory beside a database in write-ahead
-    mode, `NAME-shm`; a rollback journal is never rolled back.
-
+    A run may write to it meanwhile. The reader writes nothing except SQLite's own shared memory beside a database in
+    write-ahead mode, `NAME-shm`; it never rolls back a rollback journal.
     Raises:
         FileNotFoundError: There is no such file.
-        UnreadableFileError: It, or what SQLite would open beside it, is no regular file.
-        sqlite3.Error: It is no database, or another process holds it.
+        UnreadableFileError: It, or a file that SQLite would open beside it, is not a regular file.
+        sqlite3.Error: It is not a database, or another process holds it.
     """
 
     _sound: ClassVar[set[tuple[object, ...]]] = set()
-    """Schemas that were looked at and hold what was wanted: most stores have the same."""
+    """Schemas that were checked and have what was wanted: most stores have the same."""
 
     def __init__(self, path: Path, *, within: Path | None) -> None:
         self.path = regular_file(path, within=within)
@@ -63,7 +62,7 @@ class ForeignDatabase:
         """Return the names of the columns and the rows of a statement.
 
         Raises:
-            UnreadableFileError: It takes more time, or gives more, than a database of this size has reason to.
+            UnreadableFileError: It takes more time, or gives more, than the size of the database explains.
             sqlite3.Error: The database is damaged.
         """
         try:
@@ -85,20 +84,20 @@ class ForeignDatabase:
                 most_bytes -= sum(map(getsizeof, row))
                 if len(found) > most_rows or most_bytes < 0:
                     cursor.close()
-                    raise UnreadableFileError(f"{self.path}: a table of it gives more than a file of its size can hold")
+                    raise UnreadableFileError(f"{self.path}: a table gives more than a file of this size can hold")
         except sqlite3.OperationalError as error:
             if self._left < 0:
                 raise UnreadableFileError(
-                    f"{self.path}: a statement takes longer than a file of its size has reason to"
+                    f"{self.path}: a query takes longer than the size of the file explains"
                 ) from error
             raise
         return names, found
 
     def check_tables(self, wanted: Mapping[str, Collection[str]]) -> None:
-        """Raise UnreadableFileError unless each of these is a plain table with these plain columns; others are let be.
+        """Raise UnreadableFileError unless each of these is a plain table with these plain columns; ignore others.
 
         Args:
-            wanted: The names of columns by those of tables.
+            wanted: The names of the columns, by the name of their table.
         """
         _, rows = self.rows("SELECT type, name, rootpage, sql FROM sqlite_master")
         schema = (tuple(wanted), *((kind, name, bool(page), sql) for kind, name, page, sql in rows))
@@ -126,7 +125,7 @@ class ForeignDatabase:
         return self._left < 0
 
     def _measure(self) -> bool:
-        """Measure the database and its write-ahead log on the disk, without holes; whether they have grown."""
+        """Measure the database and its write-ahead log on disk, without holes, and return whether they have grown."""
         before, self._size = self._size, 0
         for path in (self.path, f"{self.path}-wal"):
             with suppress(OSError):
@@ -137,9 +136,9 @@ class ForeignDatabase:
 
 
 def check_beside(path: Path) -> None:
-    """Raise UnreadableFileError where SQLite would open something beside the database that no run has made.
+    """Raise UnreadableFileError if SQLite would open a file beside the database that no run has made.
 
-    It follows links, writes into its shared memory, and deletes the file that a rollback journal names.
+    SQLite follows links, writes into its shared memory, and deletes the file that a rollback journal names.
     """
     for end in ("-journal", "-wal", "-shm"):
         beside = f"{path}{end}"
@@ -149,14 +148,14 @@ def check_beside(path: Path) -> None:
             continue
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             raise UnreadableFileError(
-                f"{beside}: SQLite would open it, and it is no regular file of its own; remove it"
+                f"{beside}: SQLite would open it, but it is a link or not a regular file; remove it"
             )
 
 
 def check_journal(path: Path) -> None:
-    """Raise UnreadableFileError where a rollback journal beside the database names a file that SQLite would delete.
+    """Raise UnreadableFileError if a rollback journal beside the database names a file that SQLite would delete.
 
-    Whoever opens the database to write calls it; no run writes such a journal.
+    Call it before opening the database for writing; no run writes such a journal.
     """
     check_beside(path)
     journal = path.with_name(f"{path.name}-journal")
@@ -167,11 +166,13 @@ def check_journal(path: Path) -> None:
     except OSError:
         return
     if end == _SUPER_JOURNAL:
-        raise UnreadableFileError(f"{journal}: it tells SQLite to delete another file, as no run's does; remove it")
+        raise UnreadableFileError(
+            f"{journal}: it tells SQLite to delete another file, which no run's journal does; remove it"
+        )
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write to the file."""
+    """Return a connection that cannot write to the file."""
     address = f"{path.as_uri()}?mode=ro"
     if shared_kind(path.parent) is not None and not has_locks(path.parent, fcntl.lockf):
         return _without_locks(address)
@@ -193,14 +194,14 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _without_locks(address: str) -> sqlite3.Connection:
-    """A connection on a file system without locks; the exclusive mode reads a store in write-ahead mode, too."""
+    """Return a connection on a file system without locks; the exclusive mode reads a store in write-ahead mode, too."""
     connection = _opened(f"{address}&vfs=unix-none")
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection
 
 
 def _opened(address: str) -> sqlite3.Connection:
-    """A connection for which nothing that stands in the file is to be trusted."""
+    """Return a connection that trusts nothing in the file."""
     connection = sqlite3.connect(address, uri=True, isolation_level=None)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)

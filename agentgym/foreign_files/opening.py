@@ -1,4 +1,4 @@
-"""Opening of files that somebody else may have made: regular files alone, of a size that memory holds."""
+"""Opening untrusted files: only regular ones, of a size that fits in memory."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from typing import BinaryIO
 from agentgym.errors import AgentGymError
 
 MOST_BYTES = 128 << 20
-"""The most bytes of a file that is read whole, unless its reader says otherwise."""
+"""The maximum size in bytes of a file that is read as a whole, unless the caller sets another one."""
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
@@ -19,13 +19,13 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a fo
 class UnreadableFileError(AgentGymError, ValueError):
     """A file cannot be read safely, or is not what it should be; the message names the file and the reason.
 
-    A file that is not there is a FileNotFoundError.
+    A missing file is a FileNotFoundError instead.
     """
 
 
 @contextmanager
 def opened(path: Path, *, within: Path | None) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; a pipe or a device is refused without waiting for it.
+    """Open a regular file for reading; refuse a pipe or a device without waiting for it.
 
     Args:
         path: The file.
@@ -33,18 +33,18 @@ def opened(path: Path, *, within: Path | None) -> Iterator[BinaryIO]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        UnreadableFileError: It is no regular file, a link leads out of the folder, or the system refuses it.
+        UnreadableFileError: It is not a regular file, a link leads out of the folder, or the system refuses it.
     """
     with os.fdopen(_descriptor(path, within), "rb") as file:
         yield file
 
 
 def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> bytes:
-    """Return what a regular file holds, at most `most` bytes.
+    """Return the content of a regular file of at most `most` bytes; the arguments are those of `opened`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        UnreadableFileError: As of `opened`; or it has more bytes.
+        UnreadableFileError: As in `opened`, or the file is larger.
     """
     with opened(path, within=within) as file:
         try:
@@ -56,10 +56,10 @@ def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> by
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UnreadableFileError where a file of the folder is a link that leads out of it, a pipe or a device.
+    """Raise UnreadableFileError if a file in the folder is a link that leads out of it, a pipe or a device.
 
-    Whoever writes into a folder that may be a stranger's calls it: what is written to a link changes another file.
-    Links to folders stay, such as to checkpoints on another disk.
+    Call it before writing into a folder that may come from somebody else: writing to a link changes another file. Links
+    to folders are allowed, such as to checkpoints on another disk.
     """
     try:
         found = list(os.scandir(folder))
@@ -73,22 +73,22 @@ def check_folder(folder: Path) -> None:
                     f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it"
                 )
         elif not entry.is_file() and not entry.is_dir() and not stat.S_ISSOCK(entry.stat().st_mode):
-            raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, and no regular file; remove it")
+            raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, not a regular file; remove it")
 
 
 def regular_file(path: Path, *, within: Path | None) -> Path:
-    """Return the path without links of a regular file, for what opens files itself.
+    """Return the path of a regular file, without links, for code that opens files itself.
 
     Raises:
         FileNotFoundError: There is no such file.
-        UnreadableFileError: As of `opened`.
+        UnreadableFileError: As in `opened`.
     """
     os.close(_descriptor(path, within))
     return Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
 
 
 def _descriptor(path: Path, within: Path | None) -> int:
-    """Open the file; where a link leads is looked at first."""
+    """Open the file, after checking where a link leads."""
     try:
         if within is not None and (path.parent != within or path.is_symlink()):
             real = Path(os.path.realpath(path))
@@ -102,7 +102,7 @@ def _descriptor(path: Path, within: Path | None) -> int:
     kind = stat.S_IFMT(os.fstat(file).st_mode)
     if kind != stat.S_IFREG:
         os.close(file)
-        raise UnreadableFileError(f"{path}: it is {_KINDS.get(kind, 'a device')}, and no regular file")
+        raise UnreadableFileError(f"{path}: it is {_KINDS.get(kind, 'a device')}, not a regular file")
     return file
 
 
@@ -112,6 +112,6 @@ def _refusal(path: Path, error: OSError | ValueError) -> Exception:
     if isinstance(error, UnreadableFileError):
         return error
     if isinstance(error, OSError):
-        reason = "a socket is no regular file" if error.errno == errno.ENXIO else error.strerror
+        reason = "a socket is not a regular file" if error.errno == errno.ENXIO else error.strerror
         return UnreadableFileError(f"{path}: it cannot be read ({reason})")
     return UnreadableFileError(f"{str(path)!r}: it cannot be read ({error})")  # a name with NUL

@@ -1,4 +1,4 @@
-"""Checks of the values that somebody else may have written: JSON has larger numbers than arrays and files hold."""
+"""Checks of untrusted values: JSON has larger numbers than arrays and files can hold."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ def whole(value: Any, name: str) -> int:
 
 
 def number(value: Any, name: str, *, finite: bool = True) -> float:
-    """Return a number as it is; ValueError, which names it, for anything else and for what no float holds."""
+    """Return a number as it is; ValueError, which names it, for anything else and for a number that no float holds."""
     right = isinstance(value, int | float) and (isinstance(value, float) or abs(value) <= LARGEST)
     if not right or (finite and not math.isfinite(value)):
         raise ValueError(f"{name}: must be a number, got {_shown(value)}")

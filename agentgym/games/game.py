@@ -86,11 +86,11 @@ class Game(ToolEnv[GameTask]):
         return GameTask(id=seed, prompt=cls.rules, seed=seed, seat=seed % cls.players)
 
     def start(self, seed: int) -> None:
-        """Begin the game; the same seed begins it the same way. What is left to chance later is drawn from `luck`."""
+        """Begin the game; the same seed must begin it the same way. Draw later chance from `luck`."""
         raise NotImplementedError(f"{type(self).__name__}.start(seed)")
 
     def play(self, action: str, player: int) -> None:
-        """Make the player's move; IllegalMove, with what to do instead, where the rules do not allow it."""
+        """Make the player's move; IllegalMove, with what to do instead, if the rules do not allow it."""
         raise NotImplementedError(f"{type(self).__name__}.play(action, player)")
 
     def observe(self, player: int) -> str:
@@ -142,12 +142,13 @@ class Game(ToolEnv[GameTask]):
 
     @reward
     async def outcome(self) -> float:
-        """Return what the game is worth to the model's seat."""
+        """Return the reward of the game for the model's seat."""
         return self.forfeit if self.to_move() is not None else self.returns()[self.task.seat]
 
     def _begin_luck(self, seed: int | None) -> None:
         self.luck = random.Random(seed_for("game", self.task.seed, str(seed)))
-        """Chance on the way, such as dice: other draws for each attempt of an evaluation, the same in one group."""
+        """The generator for chance during the game, such as dice: the same draws in one group, others for each attempt
+        of an evaluation."""
         self._rng = random.Random(seed_for("opponent", self.task.seed, str(seed)))
 
     def _refused(self, action: str) -> str | None:

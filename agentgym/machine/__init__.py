@@ -1,1 +1,1 @@
-"""What the machine does to a rollout: it stops, and it runs out of threads, descriptors and memory."""
+"""What the machine does to rollouts: it stops the process, and it runs out of threads or file descriptors."""

@@ -1,9 +1,9 @@
 """A clock for event loops that stands still while the process does, and a watch on what holds a loop up.
 
-A process stands still when it is stopped (SIGSTOP, `scontrol suspend`), when its container is paused, and when its
-machine is. A thread that wakes up four times a second notices: it knows the time that it slept, waited for a processor
-and waited for the interpreter's lock, and what is left of the time that passed is a standstill. So neither a loaded
-machine nor code that holds the lock is taken for one.
+A process stands still when it is stopped (SIGSTOP, `scontrol suspend`), and when its container or its machine is
+paused. A thread that wakes up four times a second notices: it knows how long it slept, waited for a processor and
+waited for the interpreter's lock, and the rest of the time that passed is a standstill. So neither a loaded machine nor
+code that holds the lock is taken for one.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 NAP_S = 0.25
 """Seconds between two beats."""
 LEAST_S = 1.0
-"""Seconds that a standstill takes at least; a shorter gap counts against the limits."""
+"""The least seconds of a standstill; a shorter gap counts towards the limits."""
 HELD_S = 2.0
-"""Seconds without a turn of an event loop after which the code that holds it is named, again at each doubling."""
+"""Seconds without a turn of an event loop after which the code that blocks it is named, and again at each doubling."""
 PATIENCE_S = 2.0
 """Most seconds that a loop waits for a beat that is late."""
 THREAD = "agentgym-clock"
@@ -37,7 +37,7 @@ THREAD = "agentgym-clock"
 WAKE_S = 0.0005
 """Most seconds that a look at the interpreter's lock takes beside the switch interval: timer slack, a sleeping core."""
 _OWN_USAGE: int | None = getattr(resource, "RUSAGE_THREAD", None)
-"""What asks for the usage of one thread; None where the system is not Linux: a standstill counts as any time there."""
+"""The argument that asks for the usage of one thread; None outside of Linux, where a standstill counts as any time."""
 
 
 class Standstills(NamedTuple):
@@ -49,13 +49,13 @@ class Standstills(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the clocks of this machine and the scheduler say of the thread that takes it, in seconds."""
+    """What the machine's clocks and the scheduler say about the current thread, in seconds."""
 
     monotonic: float
     with_suspension: float
-    """The same clock, but for the time that the machine was suspended, which it counts too."""
+    """The same clock, but including the time for which the machine was suspended."""
     waited: float
-    """The time that the thread was ready to run, and had no processor."""
+    """How long the thread was ready to run, but had no processor."""
     switches: int
     """How often the thread has waited for anything."""
     interval: float = 0.005
@@ -63,7 +63,7 @@ class Reading:
 
     @classmethod
     def now(cls) -> "Reading":
-        """Read the clocks, again where something came in between: they must tell of one moment."""
+        """Read the clocks, and again if something came in between: they must describe one moment."""
         assert _OWN_USAGE is not None
         while True:
             read = cls(
@@ -77,11 +77,11 @@ class Reading:
                 return read
 
     def still_since(self, before: "Reading", slept: float) -> tuple[float, float]:
-        """The seconds of a standstill since `before` on the monotonic clock, and those of a suspension beside them.
+        """Return the seconds of a standstill since `before` on the monotonic clock, and those of a suspension.
 
-        A thread that waits for the interpreter's lock wakes up once in each switch interval, and takes some time for
-        it: at short intervals that is most of its wait. It is counted at its most, so that no held lock is taken for a
-        standstill.
+        A thread that waits for the interpreter's lock wakes up once in each switch interval, and each time takes a
+        moment: at short intervals that is most of its wait. It is counted at its maximum, so that no held lock is
+        taken for a standstill.
         """
         passed = self.monotonic - before.monotonic
         each = max(self.interval, before.interval) + WAKE_S
@@ -129,7 +129,7 @@ class LoopClock:
         self.held = Held()
 
     def __call__(self) -> float:
-        """Return the time; a late beat is waited for, which says whether the process stood still."""
+        """Return the time; if a beat is late, wait for it first: it tells whether the process stood still."""
         heart = self._heart
         while True:
             beat = heart.beat  # Before the time is read: a standstill between the two makes the beat late.
@@ -164,7 +164,7 @@ class Heart:
         """The beat after which none came, so that nobody waits for it again."""
 
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the loop a clock, and run the thread; nothing where no thread can be started."""
+        """Give the loop a clock, and run the thread; do nothing if no thread can be started."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 begun = threading.Event()
@@ -180,7 +180,7 @@ class Heart:
             self.clocks.add(clock)
 
     def comes_after(self, beat: _Beat) -> bool:
-        """Wait for the beat after this one, for `PATIENCE_S` seconds at most; whether it came."""
+        """Wait at most `PATIENCE_S` seconds for the beat after this one, and return whether it came."""
         until = time.monotonic() + PATIENCE_S
         while self.beat is beat and beat is not self._missed and self._is_alive() and time.monotonic() < until:
             time.sleep(0.001)
@@ -205,7 +205,7 @@ class Heart:
             before = Reading.now() if said else now  # What it takes to say something is no standstill.
 
     def _has_work(self) -> bool:
-        """Whether any loop is open; where none is, the next one starts another thread."""
+        """Whether any loop is open; if none is, the next one starts another thread."""
         with self._lock:
             if any(clock.is_open for clock in list(self.clocks)):
                 return True
@@ -213,9 +213,9 @@ class Heart:
             return False
 
     def note(self, still: float, suspended: float, at: float) -> bool:
-        """Take what passed since the last beat in, and return whether that was a standstill.
+        """Note what passed since the last beat, and return whether that was a standstill.
 
-        A suspension is only counted: the loops' clocks do not have it.
+        A suspension is only counted, because the loops' clocks leave it out anyway.
         """
         off = still if still >= LEAST_S else 0.0
         seconds = off + (suspended if suspended >= LEAST_S else 0.0)
@@ -224,14 +224,14 @@ class Heart:
             self.standstills = Standstills(self.standstills.times + 1, self.standstills.seconds + seconds)
             _aside.warn(
                 "the process stood still for %.1f s: it was stopped, or its container or machine was paused; no time "
-                "limit of this process counts that, but those that a box keeps inside do if it was stopped, too",
+                "limit of this process counts that time, but limits inside a box do if the box was stopped, too",
                 seconds,
             )
         return bool(seconds)
 
 
 class _Aside:
-    """Logs in a thread of its own, which ends when all is said: a slow handler must not make the beats late."""
+    """Logs in a thread of its own, which ends when all is logged: a slow handler must not make the beats late."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -270,9 +270,9 @@ _aside = _Aside()
 
 
 def keep_time(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the clock of this loop, which runs in this thread, stand still while the process does.
+    """Make the clock of the loop stand still while the process does; call it in the loop's thread.
 
-    Every timer and time limit of the loop follows it. A loop with a clock of its own, such as uvloop's, keeps that.
+    All timers and time limits of the loop follow it. A loop with a clock of its own, such as uvloop's, keeps that.
     """
     if type(loop.time) is not LoopClock and type(loop).time is asyncio.BaseEventLoop.time and _OWN_USAGE is not None:
         _heart.keep(loop)
@@ -284,9 +284,9 @@ def standstills() -> Standstills:
 
 
 def _look_at(clock: LoopClock, now: float) -> bool:
-    """Name the code that holds a loop up, in the log, where looks one after the other find the same function.
+    """Log the name of the code that blocks a loop if several checks in a row find the same function.
 
-    Return whether it was named.
+    Return whether it was logged.
     """
     frames = _running_in_loop(sys._current_frames().get(clock.thread)) if now - clock.turned > NAP_S else None
     if not frames:
@@ -301,8 +301,8 @@ def _look_at(clock: LoopClock, now: float) -> bool:
         return False
     clock.held.said = seconds
     _aside.warn(
-        "%s has held the event loop for %.1f s, at %s: no other rollout goes on meanwhile, and no time limit can "
-        "end it; await something in it, or make it a plain `def`, which runs in a thread of its own",
+        "%s has held the event loop for %.1f s, at %s: meanwhile no other rollout goes on, and no time limit can end "
+        "it; await something in it, or make it a plain `def`, which runs in a thread of its own",
         holder,
         seconds,
         place_of_frame(frames[0]),
@@ -311,9 +311,9 @@ def _look_at(clock: LoopClock, now: float) -> bool:
 
 
 def _running_in_loop(frame: FrameType | None) -> list[FrameType]:
-    """The frames, the innermost first, that a turn of the loop has called; none if the loop waits or has ended.
+    """Return the frames that a turn of the loop has called, the innermost first; none if the loop waits or has ended.
 
-    A loop that waits for the verdict on a late beat is in this file, and held up by nobody.
+    A loop that waits for a late beat is in this file, and nobody blocks it.
     """
     found: list[FrameType] = []
     while frame is not None:
@@ -333,7 +333,7 @@ _RUN_ONCE: Any = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-d
 
 
 def _forget() -> None:
-    """Begin anew in a process that was forked, which has no thread."""
+    """Start over in a forked process, which has no such thread."""
     _heart.__init__()  # type: ignore[misc]
     _aside.__init__()  # type: ignore[misc]
 

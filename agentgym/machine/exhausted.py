@@ -1,4 +1,4 @@
-"""What the machine has run out of: threads and processes, or descriptors of files."""
+"""What the machine has run out of: threads and processes, or file descriptors."""
 
 import errno
 import os
@@ -8,11 +8,11 @@ _DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Say what the machine has no more of, where an error is of that and agentgym gets none either; else None.
+    """Return what the machine has run out of, if that caused the error and agentgym cannot get any either; else None.
 
-    An error alone does not tell whose it is: code that opens as many files as a model asked for meets the limit by
-    itself, and has given them back by the time of this look. Memory and room on a disk are not among it: how much of
-    them a tool takes is what its arguments ask for.
+    The error alone does not tell whose fault it is: code that opens as many files as a model asked for reaches the
+    limit by itself, and has closed them again by the time of this check. Memory and disk space are left out, because a
+    tool takes as much of them as its arguments ask for.
     """
     if _is_of_threads(error) and not _can_start_a_thread():
         return "no thread or process can be started"
@@ -22,7 +22,7 @@ def exhausted(error: BaseException) -> str | None:
 
 
 def _is_of_threads(error: BaseException) -> bool:
-    """Whether it is of the start of a thread or of a process; both count against one limit."""
+    """Whether a thread or a process could not be started; both count against the same limit."""
     if isinstance(error, OSError):
         return error.errno == errno.EAGAIN
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)

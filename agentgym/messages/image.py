@@ -108,13 +108,13 @@ class Image:
             )
         mime_type, mark, written = url[len(DATA) :].partition(BASE64)
         if not mark:
-            raise ValueError(f"url: must hold {BASE64!r} behind its media type, got {url!r:.80}")
+            raise ValueError(f"url: must hold {BASE64!r} after its media type, got {url!r:.80}")
         if mime_type not in (*IMAGE_TYPES, "image/jpg"):
             raise ValueError(f"url: its media type must be one of {', '.join(IMAGE_TYPES)}, got {mime_type!r:.80}")
         try:
             data = base64.b64decode(written, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueError(f"url: what is behind {BASE64!r} is no base64 ({error}); is it cut off?") from None
+            raise ValueError(f"url: the part after {BASE64!r} is not base64 ({error}); is it cut off?") from None
         return cls(data, mime_type)
 
     @property

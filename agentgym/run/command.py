@@ -220,7 +220,7 @@ def _env_arguments(default: RunConfig, arguments: Sequence[str]) -> tuple[dict[s
             continue
         value = text if equals else next(words, None)
         if value is None:
-            _refuse_flag(type(default), f"{flag}: needs a value behind it")
+            _refuse_flag(type(default), f"{flag}: needs a value after it")
         member, dot, name = flag.removeprefix("--env.").rpartition(".")
         texts[f"{member}{dot}{name.replace('-', '_')}"] = value
     return texts, others

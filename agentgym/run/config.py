@@ -152,7 +152,8 @@ class RunConfig:
     keep: Positive = 2
     """Checkpoints that stay; the oldest goes first."""
     seed: Seed = 0
-    """The seed of all chance: the order of tasks, envs, sampling, first weights, evaluations; from 0 to 2^63 - 1."""
+    """The seed of everything random: the order of tasks, envs, sampling, initial weights, evaluations; from 0 to
+    2^63 - 1."""
     ray: Name = OFF
     """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
     HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
@@ -162,9 +163,9 @@ class RunConfig:
     prompts: Positive = 8
     """Tasks in a batch."""
     group_size: Positive = 8
-    """Rollouts of each task, at least 2: a reward is worth what it is above those of the same task."""
+    """Rollouts of each task, which are compared with each other; at least 2, or 1 with a teacher or a critic."""
     rest_rounds: Count = 0
-    """How often a task is passed over once all its rollouts were worth the same, solved or not; 0: none is."""
+    """How often a task is passed over after all its rollouts had the same reward, solved or not; 0: never."""
     box: Kind = "auto"
     """Where the model's code runs; auto is what the env declares."""
     oversample: Oversample = field(default_factory=Oversample)
@@ -179,10 +180,10 @@ class RunConfig:
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
     advantage_level: AdvantageLevel = "outcome"
-    """What the advantage of a token is of: its rollout (outcome), what came after its turn (turn), the branches from
-    the states before and after its turn (branches), or a critic that learns what a state is worth (value)."""
+    """What the advantage of a token comes from: its rollout (outcome), the rewards after its turn (turn), the branches
+    from the states before and after its turn (branches), or a critic that learns the value of states (value)."""
     gae: GAE = field(default_factory=GAE)
-    """Discount and weight of what was seen, with advantage_level value."""
+    """Discount and lambda of generalised advantage estimation, with advantage_level value."""
     branching: Branching = field(default_factory=Branching)
     """The states that branches are played from, and how many, with advantage_level branches."""
     teacher: FolderOrName | None = None
@@ -201,7 +202,7 @@ class RunConfig:
     solved: float = 1.0
     """The least reward that solves a task, in eval/pass@K, groups/solved_by_all and the counts of resting tasks."""
     eval_every: Count = 0
-    """Steps from one evaluation to the next, whose best policy is kept in best/; 0: only before and after."""
+    """Steps from one evaluation to the next; the best policy is kept in best/; 0: only before and after training."""
     eval_seed: Seed | None = None
     """The seed of every evaluation; None derives one from seed."""
     track: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
@@ -247,9 +248,9 @@ class RunConfig:
         if not self.merge and (whole := {self.train.loss, self.train.correction} & WHOLE_SEGMENTS.keys()):
             raise ValueError(f"merge: {min(whole)} needs each segment whole in one sample; leave it out")
         if self.ray == OFF and self.cluster != ClusterConfig():
-            raise ValueError("cluster: without ray there is this process alone; set ray, or leave cluster out")
+            raise ValueError("cluster: only a run on Ray has a cluster; set ray, or leave cluster out")
         if self.group_size < 2 and self.teacher is None and self.advantage_level != "value":
-            raise ValueError("group_size: one rollout has no other of its task to be better than; use at least 2")
+            raise ValueError("group_size: one rollout has no other of its task to be compared with; use at least 2")
         if self.eval_every and not self.eval_tasks:
             raise ValueError("eval_every: there are no held-out tasks; set eval_tasks, or leave eval_every at 0")
         if self.resume is not None and self.out not in (None, self.resume):

@@ -27,7 +27,7 @@ class FolderInUse(AgentGymError):
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of `out` where it is not there; ValueError where that is not to be had."""
+    """Make the folder of `out` if it does not exist; ValueError if that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -68,7 +68,7 @@ class LockedFolder(HeldFolder):
         except FolderInUse as taken:
             raise FolderInUse(
                 f"{taken}. Its lock was removed while this process wrote to it, and that other process has taken it: "
-                "this one ends here, and leaves the folder to it"
+                "this process ends, and leaves the folder to the other one"
             ) from None
         os.close(self._lock)
         self._lock = fresh
@@ -76,7 +76,7 @@ class LockedFolder(HeldFolder):
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[LockedFolder]:
-    """Hold the folder for one run; FolderInUse where a running process holds it.
+    """Hold the folder for one run; FolderInUse if a running process holds it.
 
     The lock file is removed at the end. A process that is killed leaves the file, which the kernel unlocks, and the
     next run takes it over. Only processes that see the same file system's locks are told apart. On a file system
@@ -142,7 +142,7 @@ def _claimed(path: Path) -> int:
 
 
 def _take_from_the_dead(path: Path) -> None:
-    """Remove the lock file of a process that has ended; FolderInUse where it runs, or where that cannot be known."""
+    """Remove the lock file of a process that has ended; FolderInUse if it runs, or if that cannot be known."""
     try:
         said = path.read_text(errors="replace")
     except FileNotFoundError:
@@ -161,14 +161,14 @@ def _take_from_the_dead(path: Path) -> None:
     if state == "alive":
         raise _in_use(path, f"process {_holder(said)}{place}")
     raise FolderInUse(
-        f"out, resume: {path.parent} is in use by process {_holder(said)}{place}, as {path} says, and it cannot be "
-        "seen from here whether that process runs; if it has ended, remove that file"
+        f"out, resume: {path.parent} is in use by process {_holder(said)}{place} according to {path}, and this machine "
+        "cannot tell whether that process still runs; if it has ended, remove that file"
     )
 
 
 def _in_use(path: Path, who: str) -> FolderInUse:
     return FolderInUse(
-        f"out, resume: {path.parent} is in use by {who}; wait for its end, stop it, or name another folder"
+        f"out, resume: {path.parent} is in use by {who}; wait until it ends, stop it, or name another folder"
     )
 
 

@@ -196,7 +196,7 @@ def _refuse_too_few(env: type[Env[Any]], run: "RunConfig", *, train: int, test: 
             count = len(split_tasks(env, split))
         except NotImplementedError:
             raise ValueError(
-                f"env: {env.__name__} says nothing of its tasks; give it `@classmethod def tasks(cls, split)`, which "
+                f"env: {env.__name__} declares no tasks; give it `@classmethod def tasks(cls, split)`, which "
                 'returns a sequence of tasks for "train" and another one for "test"'
             ) from None
         if count < least:
@@ -205,5 +205,5 @@ def _refuse_too_few(env: type[Env[Any]], run: "RunConfig", *, train: int, test: 
             set_too = [name for name, value in more.items() if value and split == "train"]
             why = f", since prompts and {' and '.join(set_too)} put as many in play at once" if set_too else ""
             raise ValueError(
-                f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, at least {least} are needed{why}"
+                f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, but at least {least} are needed{why}"
             )

@@ -183,7 +183,7 @@ def _begun(folder: Path) -> Mapping[str, Any]:
         begun: Mapping[str, Any] = dict(_kept(folder)["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"resume: {folder} is no folder of a run, its {SETTINGS} cannot be read ({type(error).__name__})"
+            f"resume: {folder} is not the folder of a run: its {SETTINGS} cannot be read ({type(error).__name__})"
         ) from None
     return begun
 

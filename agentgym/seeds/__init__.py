@@ -1,4 +1,4 @@
-"""Seeds: one function derives the seed of everything that is left to chance."""
+"""Seeds: one function derives the seed of everything random."""
 
 from agentgym.seeds.derivation import VERSION, Purpose, seed_for
 

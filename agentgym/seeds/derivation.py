@@ -1,4 +1,4 @@
-"""The seeds of everything that is left to chance, each derived from what it is for."""
+"""The seeds of everything random, each derived from its purpose."""
 
 from hashlib import blake2b
 from typing import Literal, TypeAlias
@@ -25,21 +25,20 @@ Purpose: TypeAlias = Literal[
     "task order",
     "turn",
 ]
-"""What a seed is for. Each purpose is named in one place of the code, so no two uses share a stream."""
+"""What a seed is for. Each purpose is used in one place of the code only, so no two uses share a stream."""
 
 
 def seed_for(purpose: Purpose, *of: int | str, bits: int = 63) -> int:
-    """Derive the seed of one use from everything that tells it from all others.
+    """Derive the seed of one use from everything that distinguishes it from all others.
 
-    Seeds of other purposes or other parts have nothing to do with it, neighbouring numbers included. The same call
-    gives the same seed in every process, on every machine and in every version of Python.
+    Seeds for other purposes or other parts are unrelated to it, even if the parts are neighbouring numbers. The same
+    call gives the same seed in every process, on every machine and in every version of Python.
 
     Args:
         purpose: What the seed is for.
-        of: What tells this use from the others of its purpose, such as the run's seed, an id and a number.
-        bits: The size of the seed: 63 for generators of our own and engines, 31 where it goes to code that may pass it
+        of: What distinguishes this use from others of its purpose, such as the run's seed, an id and a number.
+        bits: The size of the seed: 63 for agentgym's own generators and engines, 31 if it goes to code that may pass it
             on to a generator with 32 bits, such as NumPy's `seed`.
-
     Returns:
         A whole number from 0 to 2**bits - 1.
     """

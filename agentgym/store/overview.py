@@ -1,4 +1,4 @@
-"""What became of a run's rollouts by task, by failure and by reward, counted by SQLite."""
+"""The outcomes of a run's rollouts by task, by failure and by reward, counted by SQLite."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -102,7 +102,7 @@ def failure_kinds(store: RolloutStore) -> list[FailureKind]:
 
 
 def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[list[float], list[int]]:
-    """Return the edges and the counts of equal bins over the rewards; nothing of both where no rollout has a reward."""
+    """Return the edges and the counts of equal bins over the rewards; both are empty if no rollout has a reward."""
     where, values = conditions(store, filters, store.far_rewards() if filters.suspicious else set())
     with store.one_moment(), store.sound("rewards"):
         sql = f"FROM rollouts WHERE {where} AND reward IS NOT NULL"
@@ -119,7 +119,7 @@ def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[
 
 
 def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float]:
-    """Return the advantage of the first trained turn of each of these rollouts, where a step has made one."""
+    """Return the advantage of the first trained turn of each of these rollouts, if a step has computed one."""
     rows = store.query(
         "SELECT rollout, advantages FROM segments WHERE rollout IN (SELECT value FROM json_each(?)) "
         "AND advantages IS NOT NULL ORDER BY rollout, place DESC",

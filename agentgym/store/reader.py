@@ -1,4 +1,4 @@
-"""The reader of a run's rollout store: rollouts chosen by what became of them, rebuilt whole."""
+"""The reader of a run's rollout store: it finds rollouts by their outcome and rebuilds them."""
 
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
@@ -56,8 +56,8 @@ class StoredRollout:
     advantages: tuple[tuple[float, ...] | None, ...]
     """For each segment, one number a turn; None where it was not trained on."""
     logprob_gap: float | None = None
-    """Largest difference between the engine's and the trainer's log-probabilities, in nats; None where it was not
-    trained on, or where an earlier mini-batch of the same step had moved the policy."""
+    """Largest difference between the engine's and the trainer's log-probabilities, in nats; None if it was not
+    trained on, or if an earlier mini-batch of the same step had changed the policy."""
     suspicious: tuple[str, ...] = ()
     """Names of what is odd about it; `agentgym.store.suspicious.SIGNS` says what they mean."""
 
@@ -81,7 +81,7 @@ class StoredRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """One line about a stored rollout, which is had without reading what was said."""
+    """One line about a stored rollout, found without reading its messages."""
 
     number: int
     phase: str
@@ -100,9 +100,9 @@ class RolloutSummary:
 
 
 class RolloutStore:
-    """The rollouts of a run, read while it runs or later: `with RolloutStore("runs/mine") as store`.
+    """Reads the rollouts of a run, while it runs or later: `with RolloutStore("runs/mine") as store`.
 
-    It opens with FileNotFoundError where the folder has no store, and with ValueError where it cannot be read.
+    Opening it raises FileNotFoundError if the folder has no store, and ValueError if the store cannot be read.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -134,7 +134,7 @@ class RolloutStore:
         ids: Sequence[str] = (),
         limit: int | None = None,
     ) -> Iterator[StoredRollout]:
-        """The rollouts that meet every condition, in `order`, one in memory at a time.
+        """Yield the rollouts that meet every condition, in `order`, with one in memory at a time.
 
         `worst` and `best` leave failed ones out. An id is a rollout's (`task/0`), its task's (`task`), or its number
         in the store.
@@ -146,7 +146,7 @@ class RolloutStore:
                 yield found
 
     def get(self, number: int) -> StoredRollout | None:
-        """The rollout of that number; None where there is none."""
+        """Return the rollout of that number; None if there is none."""
         return self._one(number, self.far_rewards())
 
     def summaries(
@@ -160,7 +160,7 @@ class RolloutStore:
         ids: Sequence[str] = (),
         limit: int | None = None,
     ) -> list[RolloutSummary]:
-        """One line for each rollout that `find` would give."""
+        """Return one line for each rollout that `find` would yield."""
         far = self.far_rewards()
         where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
         sql = f"SELECT number, {SUMMARY_COLUMNS}, suspicious, logprob_gap FROM rollouts"
@@ -185,18 +185,18 @@ class RolloutStore:
         phase: str | None = None,
         ids: Sequence[str] = (),
     ) -> int:
-        """How many rollouts `find` would give."""
+        """Return how many rollouts `find` would yield."""
         where, values = _conditions(order, failed, suspicious, step, phase, ids, self.far_rewards())
         return int(self.query(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
 
     def task(self, group_id: str) -> dict[str, Any] | None:
-        """The fields of a group's task; None where the run did not keep it."""
+        """Return the fields of a group's task; None if the run did not keep it."""
         rows = self.query("SELECT task FROM tasks WHERE group_id = ?", stored_text(group_id))
         with self.sound(f"task {group_id!r}"):
             return Unpacker().unpacked(rows[0][0]) if rows else None
 
     def token_bytes(self, model: str, ids: Collection[int]) -> dict[int, bytes]:
-        """The bytes of those of these ids that the run kept; `model` is the segment's, "" for the policy."""
+        """Return the bytes of the token ids that the run kept; `model` is the segment's, "" for the policy."""
         if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'vocabulary'"):
             return {}
         rows = self.query("SELECT ids, lengths, bytes FROM vocabulary WHERE model = ?", stored_text(model))
@@ -209,7 +209,7 @@ class RolloutStore:
         return [row[0] for row in self.query(sql, *values, _all(limit))]
 
     def far_rewards(self) -> set[int]:
-        """The rollouts whose reward is far from all others of their phase."""
+        """Return the numbers of the rollouts whose reward is far from all others of their phase."""
         found: set[int] = set()
         with self.one_moment():
             for phase in self.phases():
@@ -223,7 +223,7 @@ class RolloutStore:
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """Let all that is read within the block be of one moment, whatever is written meanwhile."""
+        """Read everything within the block as of one moment, whatever is written meanwhile."""
         connection = self._opened().connection
         if connection.in_transaction:  # a block around this one has begun it
             yield
@@ -248,7 +248,7 @@ class RolloutStore:
 
     @contextmanager
     def sound(self, what: str) -> Iterator[None]:
-        """Turn what goes wrong where bytes of the store are unpacked into StoreError, which says of what they are."""
+        """Turn errors of unpacking bytes of the store into a StoreError that says what they belong to."""
         try:
             yield
         except StoreError:
@@ -257,7 +257,7 @@ class RolloutStore:
             raise damaged(self.path, ValueError(f"{what}: {error}")) from error
 
     def phases(self) -> list[str]:
-        """The names of the phases that have rollouts, in alphabetical order."""
+        """Return the names of the phases that have rollouts, in alphabetical order."""
         return [phase for (phase,) in self.query("SELECT DISTINCT phase FROM rollouts ORDER BY phase")]
 
     def _rollout(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
@@ -276,9 +276,9 @@ class RolloutStore:
         )
 
     def query(self, sql: str, *values: object) -> list[Any]:
-        """The rows that a statement of the store's own tables gives; StoreError where the file is damaged.
+        """Return the rows of a query on the store's own tables; StoreError if the file is damaged.
 
-        A value of another kind than its column is damage, too.
+        A value of another type than its column counts as damage, too.
         """
         database = self._opened()
         try:

@@ -122,7 +122,7 @@ def _kind(value: object) -> str:
 
 
 def open_store(path: Path) -> sqlite3.Connection:
-    """A connection that writes to the store at `path`, which is made where it is not there.
+    """Open a connection that writes to the store at `path`, which is made if it does not exist.
 
     Readers see whole rollouts only, as each is written in one transaction. They never block the writer: the file is in
     write-ahead mode, but on a file system that other machines may share, where that mode does not work. Raises
@@ -204,7 +204,7 @@ def _recover(path: Path) -> str:
 
 
 def _check_version(path: Path, found: int) -> None:
-    """Raise StoreError for a version that cannot be read; 0 is a store that has not been written yet."""
+    """Raise StoreError for a version that cannot be read; 0 means that nothing has been written yet."""
     if found not in (0, *READABLE):
         raise StoreError(
             f"{path}: the store has version {found}, and this agentgym reads versions {READABLE[0]} to {VERSION}; "
@@ -242,10 +242,10 @@ def _without_wal(path: Path) -> str | None:
 
 @cache
 def _say_shared(path: Path, kind: str) -> None:
-    """Say once for each store what is other on such a file system, and what to do."""
+    """Warn once for each store of what differs on such a file system, and what to do."""
     _LOG.warning(
-        "%s is on %s: it is written without SQLite's write-ahead log, and whoever reads it may make the run wait for "
-        "up to %g s; `agentgym show`, `view` and `report` are better given a copy of the folder while the run goes on",
+        "%s is on %s: it is written without SQLite's write-ahead log, and reading it may make the run wait for up to "
+        "%g s; while the run goes on, give `agentgym show`, `view` and `report` a copy of the folder",
         *(path, kind, OPEN_SECONDS),
     )
 
@@ -259,15 +259,15 @@ def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return StoreError(
-            f"{path}: it was left in the middle of a change, which {path.name}-journal beside it takes back, and a "
-            "reader takes nothing back; resume its run, or move that file out of the folder"
+            f"{path}: a change to it was interrupted, and {path.name}-journal beside it would undo that change, which "
+            "a reader must not do; resume its run, or move that file out of the folder"
         )
     if _is_busy(error):
         todo = "another process holds it: wait for that process, or end it"
     elif code == sqlite3.SQLITE_FULL:
         todo = "make room on its disk"
     elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
-        todo = "see that it is a file that may be written to, and that its disk has room"
+        todo = "check that it is a writable file, and that its disk has room"
     elif write:
         todo = f"move {path.name}, and {path.name}-wal if there is one, out of the folder: the run makes a new store"
     else:

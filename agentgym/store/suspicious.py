@@ -1,4 +1,4 @@
-"""Signs that a rollout was rewarded for the wrong thing, or that its numbers are wrong; cheap ones, for every rollout.
+"""Cheap signs, for every rollout, that it was rewarded for the wrong thing or that its numbers are wrong.
 
 A sign is a reason to read the rollout, not a proof. Those of one group are found when it is written; those that need
 the training step or the other rollouts of the run are found by the reader.
@@ -21,17 +21,17 @@ SIGNS: Mapping[str, str] = {
 }
 """Every sign by its name, in words."""
 SAME_TURNS = 3
-"""So many turns of one text are a repetition."""
+"""The number of turns with the same text that count as a repetition."""
 LARGE_GAP = 1.0
 """Nats; the two sides of a sound run differ by far less, in bfloat16 too."""
 FEWEST = 8
 """Scored rollouts of a phase before a reward can be far from all others."""
 FAR = 3.0
-"""A reward is far where the nearest other one is this many times the range of all others away."""
+"""A reward is far if the nearest other one is this many times the range of all others away."""
 
 
 def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
-    """The signs of each rollout of a group that has any, by the rollout's id; failed rollouts have none."""
+    """Return the signs of each rollout of a group that has any, by the rollout's id; failed rollouts have none."""
     rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
     if not rewards:
         return {}
@@ -55,7 +55,7 @@ def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
 
 
 def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:
-    """The signs of a rollout, those of the writer first."""
+    """Return the signs of a rollout, those of the writer first."""
     found = (signs or "").split()
     if gap is not None and gap > LARGE_GAP:
         found.append("logprob-gap")
@@ -67,14 +67,14 @@ def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -
 def is_far(reward: float, nearest: float, farthest: float) -> bool:
     """Whether `reward` is far from others that lie between `nearest` and `farthest`, both on one side of it.
 
-    Where all others are equal there is no range to measure by: then ten times their size, at least 10, is far.
+    If all others are equal, there is no range to compare with: then ten times their size, at least 10, is far.
     """
     spread = abs(farthest - nearest)
     return abs(reward - nearest) > (FAR * spread if spread else 10 * max(1.0, abs(nearest)))
 
 
 def far_ends(lowest: Sequence[tuple[int, float]], highest: Sequence[tuple[int, float]], count: int) -> set[int]:
-    """Which of a phase's rollouts has a reward far from all others; only the lowest and the highest can.
+    """Return which of a phase's rollouts have a reward far from all others; only the lowest and the highest can.
 
     `lowest` and `highest` are the numbers and rewards of the two rollouts at each end, the outermost first; `count`
     is how many scored rollouts there are.

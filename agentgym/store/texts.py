@@ -24,13 +24,13 @@ MARK = "phase || ' ' || step || ' ' || rollout_id || ' ' || seconds || ' ' || to
 
 
 def marks(store: RolloutStore, numbers: list[int]) -> dict[int, str]:
-    """Return the marks of those of these rollouts that there are."""
+    """Return the marks of those of these rollouts that exist."""
     asked = ", ".join(map(str, numbers))
     return dict(store.query(f"SELECT number, {MARK} FROM rollouts WHERE number IN ({asked})"))
 
 
 def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTexts]:
-    """Return the texts of the next rollouts behind that number, at most `limit`."""
+    """Return the texts of the next rollouts after that number, at most `limit`."""
     sql = f"SELECT number, {MARK}, group_id, rollout_id, detail FROM rollouts WHERE number > ? ORDER BY number LIMIT ?"
     texts = list[RolloutTexts]()
     for found, mark, group_id, rollout_id, detail in store.query(sql, number, limit):
@@ -40,7 +40,7 @@ def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTe
 
 
 def texts_of(store: RolloutStore, number: int) -> list[str]:
-    """Return the texts of one rollout; none where there is no such rollout."""
+    """Return the texts of one rollout; none if there is no such rollout."""
     found = texts_behind(store, number - 1, 1)
     return list(found[0].texts) if found and found[0].number == number else []
 

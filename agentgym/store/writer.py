@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 class _Place:
     folder: Path
     lost: bool
-    """Whether the store is gone where it was, and is to be written again from what is open."""
+    """Whether the store is gone from its place, and must be written again from the open connection."""
 
 
 _Work: TypeAlias = GroupsJob | SignsJob | StepJob
@@ -127,14 +127,14 @@ class RolloutWriter:
         self._jobs.put(SignsJob(group, phase, step))
 
     def add_step(self, trained: Iterable[Trained], *, phase: str = "train", step: int) -> None:
-        """Write what the step's training computed, beside the rollouts that were added for it.
+        """Write the results of the step's training, beside the rollouts that were added for it.
 
         A generator is run in the writer's thread.
         """
         self._jobs.put(StepJob(trained, phase, step))
 
     def flush(self) -> None:
-        """Return when all that was added before was tried, and is on disk if the disk took it; it blocks.
+        """Block until everything that was added before was tried, and is on disk if the disk took it.
 
         What is on disk then outlives a power cut too.
         """
@@ -187,7 +187,7 @@ class RolloutWriter:
         return connection
 
     def _wait_for(self, error: Exception) -> None:
-        """Say that the store takes nothing now, the first time."""
+        """Report, the first time, that nothing can be written to the store now."""
         if self._stuck is None:
             said = "they are held in memory and tried again, and the run goes on"
             self._refusals.refused("rollouts", said_of(error), then=said)
@@ -240,7 +240,7 @@ class RolloutWriter:
             self._lose(dropped, self._stuck)
 
     def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
-        """Write the first of what is held, or put its parts in its place; the error where it is to be tried again."""
+        """Write the first of the held jobs, or replace it by its parts; return the error if it must be tried again."""
         try:
             if isinstance(job, StepJob):
                 in_transaction(connection, lambda to: write_step(to, job))
@@ -336,7 +336,7 @@ class RolloutWriter:
         self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])
 
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
-        """Write the task, or say the first time that one is not written; its rollouts are written either way."""
+        """Write the task, or warn the first time that one cannot be; its rollouts are written either way."""
         try:
             refuse_unkept([task])
             row = (stored_text(group_id), packed(task_fields(task)))

@@ -107,7 +107,7 @@ def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp
         ),
         (
             ("hello/env.py:Helo",),
-            "env: 'hello/env.py:Helo' is no Env class; name a subclass of ag.Env or ag.ToolEnv behind the colon "
+            "env: 'hello/env.py:Helo' is no Env class; name a subclass of ag.Env or ag.ToolEnv after the colon "
             "(did you mean 'Hello'?)",
         ),
         (("no/env.py",), "env: there is no file no/env.py; name one, as in my_env.py:Pointers"),

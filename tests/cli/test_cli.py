@@ -358,7 +358,7 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
     assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())  # bfloat16, both
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
     assert cli.main(["merge", str(tmp_path / "adapter"), str(tmp_path / "merged")]) == 1
-    assert "is there already; name a new folder" in capsys.readouterr().err
+    assert "exists already; name a new folder" in capsys.readouterr().err
     assert cli.main(["merge", str(tmp_path / "adapter"), str(tmp_path / "again"), "--base", "tiny"]) == 0
     assert cli.main(["merge", str(tmp_path / "adapter"), str(tmp_path / "no"), "--base", "./nowhere"]) == 1
     assert "base: there is no folder ./nowhere; give one that exists" in capsys.readouterr().err

@@ -138,8 +138,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[
             "--env.most_word: Short declares no such parameter; did you mean 'most_words'?",
         ),
         ("play", ("--env.most-words", "many"), "--env.most_words: must be a valid integer"),
-        ("serve", ("--env.most_words",), "serve: --env.most_words: needs a value behind it"),
-        ("check", ("--env.most_words", "--number", "1"), "check: --env.most_words: needs a value behind it"),
+        ("serve", ("--env.most_words",), "serve: --env.most_words: needs a value after it"),
+        ("check", ("--env.most_words", "--number", "1"), "check: --env.most_words: needs a value after it"),
     ],
 )
 def test_a_wrong_parameter_is_named_by_every_command_that_plays(
@@ -245,7 +245,7 @@ def stored_rewards(folder: Path, name: str) -> list[float]:
             "eval: --models.judge: write --models.NAME.FIELD, as in --models.judge.url URL/v1",
         ),
         (["--models.judge.urll", "x"], 2, "eval: --models.judge.urll: write --models.NAME.FIELD"),
-        (["--models.judge.url"], 2, "eval: --models.judge.url: needs a value behind it"),
+        (["--models.judge.url"], 2, "eval: --models.judge.url: needs a value after it"),
         (
             ["--models.judge.concurrency", "many"],
             2,

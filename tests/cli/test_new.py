@@ -57,7 +57,7 @@ def test_the_new_tool_env_is_ten_lines_of_code() -> None:
         ("class", "folder: 'class' is no name of a Python package"),
         ("json", "folder: there is a Python package json already; take another name, such as my_json"),
         ("pydantic", "folder: there is a Python package pydantic already; take another name, such as my_pydantic"),
-        ("there", "folder: there is there already; take another name, or remove it first"),
+        ("there", "folder: there exists already; take another name, or remove it first"),
         ("no/where/shop", "folder: there is no folder no/where; make it first"),
     ],
 )

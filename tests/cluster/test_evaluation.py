@@ -60,7 +60,7 @@ async def test_an_open_engine_and_open_boxes_are_refused_before_anything_starts(
             await ag.evaluate(Slow, engine, n=1, ray="auto")
         with pytest.raises(ValueError, match=r"^models\['judge'\]: on Ray each worker opens"):
             await ag.evaluate(Judged, "tiny", n=1, ray="auto", models={"judge": engine})
-    with pytest.raises(ValueError, match=r"^workers: without ray there is this process alone"):
+    with pytest.raises(ValueError, match=r"^workers: only an evaluation on Ray has workers"):
         await ag.evaluate(Slow, "tiny", n=1, workers=2)
 
 

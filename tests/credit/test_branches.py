@@ -203,7 +203,7 @@ def test_an_estimator_with_a_unit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"turn": 0}, "turn: a branch begins behind a turn"),
+        ({"turn": 0}, "turn: a branch begins after a turn"),
         ({"reward": None}, "reward: None exactly when failure"),
         ({"reward": float("nan")}, "reward: nan is not finite"),
         ({"stop_reason": ""}, "stop_reason: empty"),

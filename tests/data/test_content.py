@@ -127,14 +127,14 @@ class Judge:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (later, r"^Holder\.value: a function has .* keep what it is chosen by, .* `Field\(exclude=True\)`"),
+        (later, r"^Holder\.value: a function has .* keep the key that selects it, .* `Field\(exclude=True\)`"),
         (lambda text: True, r"^Holder\.value: a function"),
         (len, r"^Holder\.value: a function"),
         (partial(later, "x"), r"^Holder\.value: a function"),
         ({"judges": [later]}, r"^Holder\.value\.judges\.0: a function"),
         (
             Judge(),
-            r"^Holder\.value: a Judge has no text .* keep what it is made from, or write `Field\(exclude=True\)`",
+            r"^Holder\.value: a Judge .* keep the data that it is made from, or write `Field\(exclude=True\)`",
         ),
         (Inner.model_construct(names={later}), r"^Holder\.value\.names\.0: a function"),
         (SecretStr("x"), r"^Holder\.value: a SecretStr is .* write `value: str = Field\(repr=False\)`"),
@@ -186,11 +186,11 @@ def test_a_stored_task_is_the_task_that_it_was(seed: int) -> None:
     [
         (
             {"a"},
-            r"^Holder\.value: a stored task has \['a'\] where this has {'a'}; give it a type .* such as set\[str\]",
+            r"^Holder\.value: a stored task has \['a'\] where this one has {'a'}; give it a type .* such as set\[str\]",
         ),
-        ({"deep": [(1,)]}, r"^Holder\.value\.deep\.0: a stored task has \[1\] where this has \(1,\)"),
+        ({"deep": [(1,)]}, r"^Holder\.value\.deep\.0: a stored task has \[1\] where this one has \(1,\)"),
         (b"\xff", r"^Holder\.value: .* write `model_config = pydantic\.ConfigDict\(ser_json_bytes='base64'"),
-        (np.arange(2), r"^Holder\.value: a stored task has \[0, 1\] where this has array"),
+        (np.arange(2), r"^Holder\.value: a stored task has \[0, 1\] where this one has array"),
         ({1: 2}, r"^Holder\.value: a stored task has {'1': 2} where"),
     ],
 )
@@ -204,9 +204,7 @@ def test_a_type_that_refuses_what_it_writes_is_refused_by_field() -> None:
         model_config = ConfigDict(arbitrary_types_allowed=True)
         value: np.ndarray
 
-    with pytest.raises(
-        ValueError, match=r"^Numbers\.value: a task that was stored could not be made again: .*got \[0, 1, 2\]"
-    ):
+    with pytest.raises(ValueError, match=r"^Numbers\.value: a stored task could not be read back: .*got \[0, 1, 2\]"):
         refuse_unkept([made(Numbers, value=np.arange(3))])
 
 
@@ -265,7 +263,7 @@ def test_an_excluded_field_is_no_content_and_its_default_is_never_taken_for_it()
     one, other = made(Judged, kind="a", check=later), made(Judged, kind="a", check=lambda text: False)
     assert content(one) == content(other)
     refuse_unkept([one, made(Defaulted)])
-    with pytest.raises(ValueError, match=r"^Defaulted\.check: it is excluded, so that a stored task has its default"):
+    with pytest.raises(ValueError, match=r"^Defaulted\.check: it is excluded, so a stored task has its default"):
         refuse_unkept([made(Defaulted, check=lambda text: False)])
 
 

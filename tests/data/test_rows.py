@@ -124,9 +124,9 @@ def test_a_column_or_a_field_that_is_not_there_is_refused_before_a_row_is_read(g
     ("data", "why"),
     [
         ({"train": [], "test": []}, "^data: give one sequence of rows, got a mapping with the keys train, test"),
-        (iter(PLAIN), "^data: must have rows that an index gives, got list_iterator"),
-        (set(), "^data: must have rows that an index gives, got set"),
-        ("rows", "^data: must have rows that an index gives, got str"),
+        (iter(PLAIN), "^data: must have a length and rows by index, got list_iterator"),
+        (set(), "^data: must have a length and rows by index, got set"),
+        ("rows", "^data: must have a length and rows by index, got str"),
         ([{"prompt": "x"}, 3], "^data: a row must be a dict of columns, and row 1 is 3"),
     ],
 )

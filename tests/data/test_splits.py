@@ -91,7 +91,7 @@ def test_shares_that_make_no_parts_are_refused(shares: dict[str, float], why: st
 
 def test_rows_that_are_no_tasks_are_refused_with_the_way_to_make_them_tasks() -> None:
     rows: Any = [{"id": 1, "prompt": "x"}]
-    with pytest.raises(ValueError, match=r"number 0 is no task but .*; write ag\.Rows\(data, MyTask\)"):
+    with pytest.raises(ValueError, match=r"number 0 is not a task but .*; write ag\.Rows\(data, MyTask\)"):
         ag.split(rows, train=0.5, test=0.5)
 
 

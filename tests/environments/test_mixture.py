@@ -229,9 +229,9 @@ def test_the_command_line_sets_the_weights_and_a_parameter_of_one_of_several_env
 
 def test_a_member_with_too_few_tasks_is_refused_before_the_run_begins(tmp_path: Path) -> None:
     run = replace(SETTINGS, env={"terse": 1, "rows": 1}, prompts=6, out=tmp_path / "run")
-    with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, at least 3 are needed"):
+    with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, but at least 3 are needed"):
         asyncio.run(ag.train_policy(run))
-    with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, at least 3 are .* staleness"):
+    with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, but at least 3 .* staleness"):
         asyncio.run(ag.train_policy(replace(run, prompts=3, staleness=1)))
     assert not (tmp_path / "run").exists()
 

@@ -105,7 +105,7 @@ def test_a_flag_takes_the_place_of_the_recipes_value_alone() -> None:
     [
         (["--env.dificulty", "3"], "Recipe: --env.dificulty: Adding declares no such parameter; did you mean"),
         (["--env.difficulty", "ten"], "Recipe: --env.difficulty: must be a valid integer"),
-        (["--env.difficulty"], "Recipe: --env.difficulty: needs a value behind it"),
+        (["--env.difficulty"], "Recipe: --env.difficulty: needs a value after it"),
     ],
 )
 def test_a_flag_that_the_env_refuses_is_one_line_with_its_name(

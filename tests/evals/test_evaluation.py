@@ -129,7 +129,7 @@ async def test_fewer_tasks_than_were_asked_for_are_warned_of(
 ) -> None:
     played = await ag.evaluate(Guess, Scripted([say("101")]), n=n)
     assert len(played.groups) == 5
-    assert ("n is 400, and there are 5 tasks" in caplog.text) == warned
+    assert ("n is 400, but there are only 5 tasks" in caplog.text) == warned
 
 
 class Parts(Guess):

@@ -123,7 +123,7 @@ async def test_an_adapter_that_training_went_on_writing_is_refused_though_all_is
     assert (await resumed(model, tmp_path / "eval")).resumed == 2
     tensors = load_file(folder / "adapter_model.safetensors")
     save_file({name: of + 1e-3 for name, of in tensors.items()}, folder / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=r"^model: the adapter, "):
+    with pytest.raises(ValueError, match=r"^model: the content of the adapter's files is not"):
         await resumed(model, tmp_path / "eval")
 
 
@@ -135,7 +135,7 @@ async def test_a_models_folder_whose_files_were_changed_is_refused(tmp_path: Pat
     assert (await resumed(folder, tmp_path / "eval")).resumed == 2
     with (folder / "chat_template.jinja").open("a") as file:
         file.write(" ")
-    with pytest.raises(ValueError, match=r"^model: what is in the model's files is not what it was"):
+    with pytest.raises(ValueError, match=r"^model: the content of the model's files is not what it was"):
         await resumed(folder, tmp_path / "eval")
 
 
@@ -158,7 +158,7 @@ def test_a_model_of_which_nothing_was_known_in_common_is_refused(tmp_path: Path)
     (tmp_path / "settings.json").write_text("{}")
     hold_models(tmp_path, {"": {"files": "a"}})
     with pytest.raises(
-        ValueError, match=r"^model: nothing tells whether it is what it was .* files known then, weights now"
+        ValueError, match=r"^model: it cannot be told whether this is the model .* files known then, weights now"
     ):
         hold_models(tmp_path, {"": {"weights": "a"}})
 

@@ -211,7 +211,7 @@ class Answers(Words):
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        (Counting, r"^Counting: reward 'few' reads self\.looks, which only a play sets; write `def restore_played"),
+        (Counting, r"^Counting: reward 'few' reads self\.looks, which is only set while the env is played; write `def"),
         (InSetup, r"^InSetup: reward 'few' reads self\.letters, "),
         (InInit, r"^InInit: reward 'few' reads self\.seen, "),
         (InBox, r"^InBox: reward 'few' reads self\.box, and a rollout's box is gone"),
@@ -274,11 +274,11 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
     played = await played_in(tmp_path)
     with pytest.raises(ag.EnvError, match="Steps: its rewards come from its steps"):
         await regrade(played, Steps, tmp_path / "again")
-    with pytest.raises(ValueError, match=r"out: .* is there already"):
+    with pytest.raises(ValueError, match=r"out: .* exists already"):
         await regrade(played, Words, played)
     refused = {
         ("--phase", "train"): "--phase: no rollout has the phase 'train'; there are: eval",
-        ("--step", "9"): "run: it has no rollout as is asked for",
+        ("--step", "9"): "run: it has no rollout of this phase and step",
         ("--env", "nothing"): "there is no environment 'nothing'",
         ("--concurrency", "0"): "--concurrency: must be at least 1",
     }

@@ -352,7 +352,7 @@ def test_a_sub_agent_in_a_file_of_its_own_is_a_segment_of_the_rollout(tmp_path: 
         ({"steps": [{"source": "agent"}]}, "steps.0.message: Field required"),
         ({"steps": [{"source": "user", "message": [{"type": "audio"}]}]}, "step 1: a part of the type 'audio'"),
         ({"extra": {"reward": "high"}}, "extra.reward: must be a number, got 'high'"),
-        ({"continued_trajectory_ref": "no.json"}, "no.json: no file of JSON can be read"),
+        ({"continued_trajectory_ref": "no.json"}, "no.json: no JSON file can be read"),
         ({"continued_trajectory_ref": "a.json"}, "a.json stands twice"),
     ],
 )
@@ -423,7 +423,7 @@ async def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_nothing(
     refused = {
         ("export", tmp_path / "nothing", "--to", "sft"): "run: there is no folder",
         ("export", tmp_path, "--to", "sft", "--phase", "train"): "--phase: no rollout has the phase 'train'",
-        ("export", tmp_path, "--to", "sft", "--out", tmp_path): "out: .* is there already",
+        ("export", tmp_path, "--to", "sft", "--out", tmp_path): "out: .* exists already",
         ("export", tmp_path, "--to", "sft", "--min-reward", "1"): "run: nothing of .* 1 rollouts with a reward below 1",
         ("export", tmp_path, "--to", "atif", "--step", "9"): "run: nothing of .* no rollout is as asked for",
         ("import", tmp_path, "--out", tmp_path / "new"): "paths: there is no trajectory of ATIF",

@@ -71,7 +71,7 @@ def test_a_folder_that_was_removed_and_taken_by_another_run_is_made_beside_it(pa
             change = held.follow()
             assert change is not None
             assert (change.path, change.lost) == (path.with_name("run-2"), True)
-            assert f"another one is in its place: {change.path} was made beside it" in change.said
+            assert f"another one has taken its place: {change.path} was made beside it" in change.said
             assert locked_elsewhere(change.path)
 
 
@@ -90,7 +90,7 @@ def test_a_folder_whose_lock_another_process_has_taken_is_left_to_it(path: Path)
     with hold_folder(path) as held:
         (path / LOCK).unlink()
         with hold_folder(path):
-            with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this one ends here"):
+            with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this process ends"):
                 held.follow()
             change = held.leave()
             assert change.path == path.with_name("run-2")

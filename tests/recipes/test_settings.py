@@ -205,7 +205,7 @@ def test_a_recipe_whose_settings_all_count_is_not_refused(made: type[ag.RunConfi
         (["--out", "README.md"], "README.md cannot be made (a file is in its way); name another folder"),
         (["--out", "README.md/run"], "README.md/run cannot be made (a file is in its way)"),
         (["--out", "docs"], "docs holds 'agents.md', and no run; name a new folder"),
-        (["--resume", "no_such_run"], "no_such_run is no folder of a run"),
+        (["--resume", "no_such_run"], "no_such_run is not the folder of a run"),
         (["--train.lora-targets", "no_such_layer"], "lora_targets: "),
     ],
 )

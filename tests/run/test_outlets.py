@@ -88,7 +88,7 @@ async def test_the_best_policy_of_a_finished_run_stays_when_that_is_resumed_and_
 
 
 def test_a_cluster_without_ray_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^cluster: without ray there is this process alone; set ray"):
+    with pytest.raises(ValueError, match=r"^cluster: only a run on Ray has a cluster; set ray"):
         ag.RunConfig(recipe="r", env="nim", model="m", cluster=ag.ClusterConfig(trainers=2))
 
 

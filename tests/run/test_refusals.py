@@ -54,8 +54,8 @@ def test_a_frame_becomes_one_line(said: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--train.dora", "0"], "'0' behind --train.dora is one word too many"),
-        (["--train.dora=0"], "'0' behind --train.dora is one word too many"),
+        (["--train.dora", "0"], "'0' after --train.dora is one word too many"),
+        (["--train.dora=0"], "'0' after --train.dora is one word too many"),
         (["--steps", "3", "0"], "'0' is one word too many"),
     ],
 )
@@ -64,10 +64,8 @@ def test_a_word_too_many_is_named_with_the_option_in_front_of_it(arguments: list
 
 
 def test_a_word_that_is_a_number_or_blank_is_no_option() -> None:
-    assert (
-        refusal("Unrecognized options: -1", ["--train.dora", "-1"]) == "'-1' behind --train.dora is one word too many"
-    )
-    assert refusal("Unrecognized options: ", ["--train.dora", " "]) == "'' behind --train.dora is one word too many"
+    assert refusal("Unrecognized options: -1", ["--train.dora", "-1"]) == "'-1' after --train.dora is one word too many"
+    assert refusal("Unrecognized options: ", ["--train.dora", " "]) == "'' after --train.dora is one word too many"
 
 
 def test_a_type_is_no_part_of_the_line() -> None:

@@ -112,13 +112,13 @@ async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
     tmp_path: Path, made: Callable[[str], str]
 ) -> None:
     run = replace(SETTINGS, env=made("Taskless"), model="no/such-model", out=tmp_path)
-    with pytest.raises(ValueError, match=r"^env: Taskless says nothing of its tasks; give it `@classmethod"):
+    with pytest.raises(ValueError, match=r"^env: Taskless declares no tasks; give it `@classmethod"):
         await ag.train_policy(run)
-    with pytest.raises(ValueError, match=r"^prompts: .* has 40 tasks, at least 99"):
+    with pytest.raises(ValueError, match=r"^prompts: .* has 40 tasks, but at least 99"):
         await ag.train_policy(replace(run, env=made("Constant"), prompts=99))
     with pytest.raises(
         ValueError,
-        match=r"^prompts: .* has 40 tasks, at least 42 are needed, since prompts and staleness put as many in",
+        match=r"^prompts: .* has 40 tasks, but at least 42 are needed, since prompts and staleness put as many in",
     ):
         await ag.train_policy(replace(run, env=made("Constant"), prompts=21, staleness=1))
     extra = ag.Oversample(extra_groups=1, stop="target")

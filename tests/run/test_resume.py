@@ -355,14 +355,14 @@ def test_at_temperature_0_a_run_is_refused_with_the_reason(run: ag.RunConfig) ->
 
 
 async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig) -> None:
-    with pytest.raises(ValueError, match=r"^resume: .* is no folder of a run, its settings\.json"):
+    with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: its settings\.json"):
         await train_policy(resumed(run))
 
 
 @pytest.mark.parametrize("damaged", ["[]", '{"settings": [1]}', '{"settings": null}', "{"])
 def test_damaged_settings_are_a_clear_error(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "settings.json").write_text(damaged)
-    with pytest.raises(ValueError, match=r"^resume: .* is no folder of a run, its settings\.json"):
+    with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: its settings\.json"):
         refuse_changes(tmp_path, SETTINGS)
 
 

@@ -159,7 +159,7 @@ def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained
         (tmp_path / "run/.lock").unlink()
         disk.callback(LockedFolder(tmp_path / "run").close)
 
-    with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this one ends here"):
+    with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this process ends"):
         played(run, {1: take})
     beside = tmp_path / "run-2"
     assert steps_in(beside) == [0, 1, 2]

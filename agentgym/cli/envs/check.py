@@ -1,4 +1,4 @@
-"""The command `agentgym check`: what every environment owes its users, and what to change where it does not."""
+"""The command `agentgym check`: tests the contract of an environment, and says what to change."""
 
 import asyncio
 import sys
@@ -33,7 +33,7 @@ def check(
     repeatable: bool = True,
     parameters: Parameters = NONE,
 ) -> int:
-    """Check what every environment owes its users; each finding says what to change, and the exit code is 1 then.
+    """Check the contract of an environment; each finding says what to change, and the exit code is then 1.
 
     The env's `oracle(task)`, a function in its file or a method of the class, gives replies that solve a task: they are
     played twice, and then a no-op, a malformed call and cancellations. docs/environments.md lists all findings.

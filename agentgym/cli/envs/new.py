@@ -33,7 +33,7 @@ def new(folder: tyro.conf.Positional[Path], kind: Kind = "tool") -> int:
     """
     name = folder.name
     if folder.exists():
-        raise AgentGymError(f"folder: {folder} is there already; take another name, or remove it first")
+        raise AgentGymError(f"folder: {folder} exists already; take another name, or remove it first")
     refuse_name(name)
     if not folder.parent.is_dir():
         raise AgentGymError(f"folder: there is no folder {folder.parent}; make it first")

@@ -32,9 +32,9 @@ def serve(
     """Serve the tools of an environment as an MCP server: one episode of one task.
 
     The server speaks over standard input and output, or over HTTP with --port, until its client hangs up, or until
-    Ctrl-C. Over HTTP it prints its address, and answers nobody who does not bring the token in it. The tool `answer`
-    says what a model would say without a call. The resource agentgym://task holds the task's messages, and
-    agentgym://outcome the rewards, which stderr shows at the end, too. docs/bridges.md has more.
+    Ctrl-C. Over HTTP it prints its address, and refuses requests without the token in it. The tool `answer` gives the
+    answer that a model would write without a call. The resource agentgym://task holds the task's messages, and
+    agentgym://outcome the rewards, which are also printed on stderr at the end. docs/bridges.md has more.
     --env.NAME VALUE sets a parameter of the environment.
 
     For example:
@@ -44,13 +44,13 @@ def serve(
 
     Args:
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class.
-        split: Where the task is from.
+        split: The split that the task is from.
         number: The task's number in the split; the first is 0.
-        task: The task's id, in place of its number.
+        task: The task's id, instead of its number.
         seed: The seed that the env gets.
         port: Serve HTTP at this port, 0 for a free one; without it, over standard input and output.
         host: The address to listen at, with a port.
-        token: Ask for the token that the address holds, with a port.
+        token: Require the token in the address, with a port.
     """
     cls = find(env, parameters)
     chosen = task_of(cls, split, number, task)
@@ -62,7 +62,7 @@ def serve(
         why = f"nobody can listen at {host}:{port} ({error.strerror})"
         raise AgentGymError(f"--port: {why}; take another one, or 0 for a free one") from None
     if port is not None and not token:
-        sys.stderr.write("agentgym: whoever reaches this address can play the episode; leave --no-token out\n")
+        sys.stderr.write("agentgym: anybody who reaches this address can play the episode; leave --no-token out\n")
     with suppress(KeyboardInterrupt, asyncio.CancelledError):  # The usual ends of a server.
         asyncio.run(_serve(cls, chosen, seed, listener, secrets.token_urlsafe(24) if token else None))
     return 0

@@ -16,7 +16,7 @@ def compare_runs(
     common: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     rows: int = 20,
 ) -> int:
-    """Compare two evaluations of the same tasks: how much the rewards differ, and whether chance gives as much.
+    """Compare two evaluations of the same tasks: how much the rewards differ, and whether that could be chance.
 
     For example:
     $ agentgym compare runs/eval-pointers/before runs/eval-pointers/after
@@ -24,11 +24,11 @@ def compare_runs(
 
     Args:
         one: The folder of an evaluation or of a training run, which holds rollouts.sqlite.
-        other: The folder of the one that it is compared with; a difference above 0 says that this one earned more.
-        phase: Which evaluation of a training run is meant, or of the one and of the other: after, before, or the number
-            of steps that were done before it.
-        common: Compare the tasks that both have played, although one has played others too.
-        rows: Lines of the table of tasks, those that differ most.
+        other: The folder of the second one; a difference above 0 means that this one earned more.
+        phase: Which evaluation of a training run is meant: after, before, or the number of steps done before it; or two
+            of these, for the first and the second folder.
+        common: Compare the tasks that both have played, even if one has played others too.
+        rows: Lines of the table of the tasks that differ most.
     """
     from agentgym.evals.comparison import compare
     from agentgym.evals.report import comparison_lines

@@ -52,15 +52,14 @@ def evaluate_env(
     models: Annotated[Mapping[str, ModelFlags] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None,
     parameters: Parameters = NONE,
 ) -> int:
-    """Play a model on the held-out tasks of an environment, and say its scores, their intervals and what it took.
+    """Play a model on the held-out tasks of an environment, and print its scores with intervals and what they cost.
 
-    The exit status is 0 if at least nine tenths of the rollouts have a reward and all are kept in the folder, and 3 if
-    not, with the scores of those that have one; it is 1 if none has, and for every other error. Stderr says what is
-    missing, and how to play it again.
-
+    The exit status is 0 if at least nine tenths of the rollouts have a reward and all are kept in the folder. It is 3
+    if more are missing; the scores are then those of the rest. It is 1 if no rollout has a reward, and for all other
+    errors. Stderr says what is missing, and how to play it again.
     --env.NAME VALUE sets a parameter of the environment. A model that it asks by name, such as a judge, a simulated
-    user or an opponent, has flags of its own: --models.NAME.model or --models.NAME.url, and beside these api-key-env,
-    tools, concurrency, prompt-price, cached-price and completion-price, as the flags below.
+    user or an opponent, has flags of its own: --models.NAME.model or --models.NAME.url, and also api-key-env, tools,
+    concurrency, prompt-price, cached-price and completion-price, like the flags below.
 
     For example:
     $ agentgym eval hello --model tiny
@@ -75,28 +74,28 @@ def evaluate_env(
     Args:
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class.
         model: The folder or hub name of a model, the folder of an adapter or of a run that has one, or "tiny"; with
-            --url the model's name at the endpoint, which may be left out where it serves one.
+            --url the model's name at the endpoint, which may be left out if it serves only one.
         url: A chat endpoint that speaks OpenAI's API, with the API's path, instead of a model in this process.
-        n: Play this many tasks, the first of the split; by default 128. It is not given beside --tasks.
-        k: Play each task this many times; pass@k and pass^k are of these.
-        tasks: Play the tasks with these ids alone.
+        n: Play this many tasks, the first of the split; by default 128. Not allowed with --tasks.
+        k: Play each task this many times, for pass@k and pass^k.
+        tasks: Play only the tasks with these ids.
         split: The tasks to play.
         temperature: The temperature of sampling.
-        max_tokens: The most tokens of one turn, beside the limits of the environment.
-        seed: The seed of all draws.
-        solved: The least reward of an attempt that solves its task, for pass@k, pass^k and the table.
+        max_tokens: The maximum tokens of one turn, in addition to the limits of the environment.
+        seed: The seed of everything random.
+        solved: The least reward with which an attempt solves its task, for pass@k, pass^k and the table.
         out: The folder for the rollouts and the summary; by default runs/eval-ENV/TIME.
-        resume: Go on in --out: what is there is not played again.
-        retry_failed: With --resume, play again what ended without a reward.
-        concurrency: Rollouts at once; of an endpoint also the most requests.
+        resume: Go on in --out: rollouts that are there are not played again.
+        retry_failed: With --resume, play rollouts without a reward again.
+        concurrency: The maximum number of rollouts at once, and of requests to an endpoint.
         api_key_env: The environment variable with the key of the endpoint.
-        tools: How a model at an endpoint is told of tools: by the tools API, or by text in its prompt.
+        tools: How a model at an endpoint learns of tools: through the tools API, or through text in its prompt.
         prompt_price: The price of a million tokens of prompts at the endpoint.
-        cached_price: The price of a million cached tokens of prompts; by default that of the others.
+        cached_price: The price of a million cached tokens of prompts; by default that of other prompt tokens.
         completion_price: The price of a million sampled tokens.
         rows: Lines of the table of tasks, those with the lowest rewards.
         ray: Play on a Ray cluster: auto joins a running one or starts one on this machine, HOST:PORT joins that one.
-        workers: With --ray, the processes that play, each with the model; by default one a node, or one for each unit
+        workers: With --ray, the processes that play, each with the model; by default one per node, or one for each unit
             of the resource "sandbox".
     """
     from agentgym.engines.endpoint.endpoint import Endpoint

@@ -1,4 +1,4 @@
-"""What a script is told of an evaluation beside its scores: the exit status, and lines on stderr."""
+"""What an evaluation tells a script besides its scores: the exit status, and lines on stderr."""
 
 import sys
 from pathlib import Path

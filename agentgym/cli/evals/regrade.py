@@ -30,15 +30,14 @@ def regrade_run(
     concurrency: int = 16,
     models: Annotated[Mapping[str, ModelFlags] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None,
 ) -> int:
-    """Score the rollouts of a run or an evaluation again with the env's present rewards, without playing.
+    """Score the rollouts of a run or an evaluation again with the env's current rewards, without playing.
 
-    The rollouts are written with their new rewards into a folder beside the old ones, which stay; `agentgym show`,
-    `compare` and `export` read it. If the disk does not take them, the scores are printed all the same, nothing is
-    kept, and the exit status is 3. Rewards may need the task, the answer, the metrics and what the env's own
-    `restore_played` sets; one that needs the box, or what a tool has set, is refused by name.
+    The rollouts are written with their new rewards to a folder inside the old one, whose own files stay; `agentgym
+    show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing is kept, and
+    the exit status is 3. Rewards may read the task, the answer, the metrics and the attributes that the env's own
+    `restore_played` sets; a reward that reads the box, or something that a tool has set, is refused by name.
 
-    A judge or another model that the rewards ask by name is given as in an evaluation, as in --models.judge.url URL/v1.
-
+    A judge or another model that the rewards ask by name is given as in an evaluation: --models.judge.url URL/v1.
     For example:
     $ agentgym regrade runs/eval-pointers/first
     $ agentgym regrade runs/pointers/20260801-101500 --env my_env.py:Pointers --phase eval_after
@@ -49,7 +48,7 @@ def regrade_run(
         out: The folder for the rollouts; by default regraded-TIME in the run's folder.
         phase: Only this phase, such as train or eval_after; by default all.
         step: Only the rollouts of this step.
-        concurrency: Rollouts at once.
+        concurrency: The maximum number of rollouts that are scored at once.
     """
     with opened(run) as store:
         if phase is not None and phase not in (there := store.phases()):

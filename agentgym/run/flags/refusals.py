@@ -45,7 +45,7 @@ def _of_unknown(words: list[str], hint: str, arguments: Sequence[str]) -> str:
     flag = next((word for word in words if _FLAG.match(word)), None)
     if flag is None:
         given = [part.strip() for word in arguments for part in word.split("=", 1)]
-        behind = [f" behind {one}" for one, word in pairwise(given) if word == words[0] and _FLAG.match(one)]
+        behind = [f" after {one}" for one, word in pairwise(given) if word == words[0] and _FLAG.match(one)]
         return f"{words[0]!r}{''.join(behind[:1])} is one word too many"
     meant = _MEANT.search(hint)
     return f"there is no option {flag}" + (f"; did you mean {meant[1]}?" if meant else "")

@@ -1,4 +1,4 @@
-"""Rewards that raised: counted over all rollouts by reward and line, and said once they are more than a few."""
+"""Rewards that raised: counted over all rollouts by reward and line, and reported once they are more than a few."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from agentgym.transcript import printable
 from agentgym.types import Rollout
 
 SHARE = 0.01
-"""The share of the rollouts from which on failing rewards are said."""
+"""The share of the rollouts above which failing rewards are reported."""
 
 
 class RewardFailures:
@@ -37,9 +37,9 @@ class RewardFailures:
         said = []
         if self._is_due("raised", self._raised):
             said.append(
-                f"{self._count(self._raised)} have no reward because a reward raised; {_most(self._raised)}. What the "
-                "policy left behind must be scored, or it learns to leave the batch so: `agentgym check` finds such "
-                "lines, and the reward should return 0.0 there."
+                f"{self._count(self._raised)} have no reward because a reward raised; {_most(self._raised)}. Score "
+                "whatever the policy left behind, or it learns to escape low rewards that way: `agentgym check` finds "
+                "such lines, and the reward should return 0.0 there."
             )
         if self._is_due("zero", self._zero):
             said.append(

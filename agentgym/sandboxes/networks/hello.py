@@ -39,7 +39,7 @@ class _Reader:
 
     def end(self) -> None:
         if self.data:
-            raise Malformed("a TLS greeting with more behind it")
+            raise Malformed("a TLS greeting with more after it")
 
 
 def server_name(message: bytes) -> str | None:

@@ -164,7 +164,7 @@ def after_python(words: list[str]) -> list[str] | None:
         rest = [rest[0][:2], rest[0][2:], *rest[1:]]
     if not rest or (rest[0].startswith("-") and (rest[0] not in ("-m", "-c") or len(rest) < 2)):
         raise WrongContent(
-            f"command: behind Python and any of {' '.join(OPTIONS)} must come a file, -m MODULE or -c CODE, got "
+            f"command: after Python and any of {' '.join(OPTIONS)} must come a file, -m MODULE or -c CODE, got "
             f"{' '.join(rest[:1]) or 'nothing'!r}; for anything else ask for a shell: sh -c '...'"
         )
     return rest
