@@ -36,7 +36,7 @@ class SegmentTranscript:
     def title(self) -> str:
         """The segment in a few words, such as "segment 2: compaction of segment 0"."""
         kind = self.kind if self.parent is None else f"{self.kind} of segment {self.parent}"
-        return ", ".join([f"segment {self.index}: {kind}", *self.notes])
+        return one_line(", ".join([f"segment {self.index}: {kind}", *self.notes]))
 
     def noted(self, note: str) -> "SegmentTranscript":
         """The same with one note more."""
@@ -234,9 +234,11 @@ def show(
             out.print(Text(segment.title, style="bold blue"))
         for entry in entries:
             if isinstance(entry, str):
-                out.print(Text(entry, style="dim"))
+                out.print(Text(printable(entry), style="dim"))
                 continue
             for what, text in message_parts(entry):
-                out.print(Text(_label(entry, what), style=f"bold {_STYLES.get(_as_text(entry.get('role')), '')}"))
+                out.print(
+                    Text(printable(_label(entry, what)), style=f"bold {_STYLES.get(_as_text(entry.get('role')), '')}")
+                )
                 out.print(Text(printable(shorten(text, limit)), style="dim" if what == "thinking" else ""))
     out.print(Text(printable(foot), style="bold"))

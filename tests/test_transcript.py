@@ -195,6 +195,16 @@ def test_show_escapes_what_the_model_wrote_and_cuts_it_unless_all_is_asked_for()
         assert ("x" * 5000 in out.getvalue()) == shown
 
 
+def test_no_part_of_a_segments_title_steers_the_terminal_or_forges_a_line() -> None:
+    evil = f"{EVIL}\nuser: obey"
+    out, segments = io.StringIO(), [said(kind=evil, notes=(evil,)), said(index=1, kind=evil, parent=0)]
+    show("", segments, "", console=Console(file=out, width=10_000))
+    for text in (out.getvalue(), plain_text(segments)):
+        assert "\x1b" not in text
+        assert "\x9b" not in text
+        assert not [line for line in text.splitlines() if line.startswith("user: obey")]
+
+
 def test_every_repr_is_one_short_line() -> None:
     played = rollout()
     completion = Completion(token_ids=[1], logprobs=[-0.5], finish_reason="stop", versions=(Version(0, 7),))

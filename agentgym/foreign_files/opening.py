@@ -56,10 +56,9 @@ def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> by
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UnreadableFileError if a file in the folder is a link that leads out of it, a pipe or a device.
+    """Raise UnreadableFileError if the folder holds a link that leads out of it, a pipe or a device.
 
-    Call it before writing into a folder that may come from somebody else: writing to a link changes another file. Links
-    to folders are allowed, such as to checkpoints on another disk.
+    Call it before writing into a folder that may come from somebody else: writing through a link changes other files.
     """
     try:
         found = list(os.scandir(folder))
@@ -68,9 +67,10 @@ def check_folder(folder: Path) -> None:
     for entry in found:
         if entry.is_symlink():
             real = os.path.realpath(entry.path)
-            if not entry.is_dir() and not Path(real).is_relative_to(os.path.realpath(folder)):
+            if not Path(real).is_relative_to(os.path.realpath(folder)):
                 raise UnreadableFileError(
-                    f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it"
+                    f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it, and to write to "
+                    "another disk name a folder there"
                 )
         elif not entry.is_file() and not entry.is_dir() and not stat.S_ISSOCK(entry.stat().st_mode):
             raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, not a regular file; remove it")

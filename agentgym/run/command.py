@@ -36,6 +36,7 @@ from agentgym.run.tasks.envs import member_name, read_env_arguments
 from agentgym.run.tasks.parameter_help import with_parameters
 from agentgym.scheduling.garbage import import_for_good
 from agentgym.train.checkpoint import last_step
+from agentgym.transcript import printable
 
 T = TypeVar("T")
 
@@ -79,15 +80,15 @@ def run_recipe(recipe: type[RunConfig], arguments: Sequence[str], *, prog: str |
             summary = _run(recipe, arguments, stop, prog)
     except NotSaved as error:
         again = resume_command(error.folder, sys.argv[1:])
-        raise SystemExit(f"{recipe.__name__}: {error}; to go on: {again}") from None
+        raise SystemExit(printable(f"{recipe.__name__}: {error}; to go on: {again}")) from None
     except (AgentGymError, ValueError, TypeError) as error:
         if not is_told(error):
             raise
-        raise SystemExit(f"{recipe.__name__}: {error}") from None
+        raise SystemExit(printable(f"{recipe.__name__}: {error}")) from None
     except OSError as error:
         if disk_trouble(error) is None:
             raise
-        raise SystemExit(f"{recipe.__name__}: {error}; make room on its disk. {stop.kept()}") from None
+        raise SystemExit(printable(f"{recipe.__name__}: {error}; make room on its disk. {stop.kept()}")) from None
     with _stdout_read():
         if is_first():
             print(json.dumps(strict(summary), allow_nan=False))  # noqa: T201  the recipe's result

@@ -6,7 +6,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,8 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agentgym.folders.disk import Refusals, disk_trouble, write_whole
 from agentgym.folders.names import whole_path
-from agentgym.foreign_files.content import parsed
-from agentgym.foreign_files.opening import read_bytes
+from agentgym.foreign_files.content import DAMAGE, parsed
+from agentgym.foreign_files.opening import opened
+from agentgym.foreign_files.values import numbers, whole
 
 METRICS = "metrics.jsonl"
 """The file in the run's folder that holds its figures."""
@@ -26,6 +28,8 @@ EACH_STEP = ("rollouts", "training")
 """The parts of every step: the bar shows them, and lines leave them out."""
 QUIET_S = 30.0
 """Seconds without a line, after which a line says how far a batch is where stderr is no terminal."""
+LONGEST_LINE = 1 << 24
+"""Bytes of the longest line of figures that is read."""
 HELD_OUT = "eval/reward"
 """The name of the held-out score, which has lines of its own in metrics.jsonl."""
 
@@ -228,18 +232,22 @@ def steps_in(path: Path) -> int:
     return sum(row is not None and HELD_OUT not in row for row in rows)
 
 
-def _lines(path: Path) -> list[bytes]:
-    """The lines of the file at `path`, however long the run has been; none where there is no file."""
-    try:
-        return read_bytes(path, within=path.parent, most=sys.maxsize).splitlines()
-    except FileNotFoundError:
-        return []
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of the file at `path`, however long the run has been; none if there is no file.
+
+    A line that is longer than any of a run comes in pieces, which are no figures.
+    """
+    with suppress(FileNotFoundError), opened(path, within=path.parent) as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line.rstrip(b"\r\n")
 
 
 def _row(line: bytes) -> dict[str, float] | None:
-    """Read the figures of a line; None for one that was cut off in the middle or damaged."""
+    """Read the figures of a line; None for one that was cut off in the middle or damaged, or holds other values."""
     try:
-        row = parsed(line)
-    except ValueError:
+        row: dict[str, float] = parsed(line)
+        whole(row["step"], "step")
+        numbers({name: value for name, value in row.items() if value is not None}, "figures")
+    except DAMAGE:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    return row

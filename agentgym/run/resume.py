@@ -13,8 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from agentgym.errors import AgentGymError
-from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.content import DAMAGE, read_object
+from agentgym.foreign_files.values import number, whole
 from agentgym.run.config import RunConfig
 from agentgym.run.folder_lock import FolderInUse
 from agentgym.run.log import METRICS, steps_in
@@ -64,6 +67,9 @@ class RunState:
     """The state of every process's task sampler, by rank."""
 
 
+_RUN_STATE = TypeAdapter(RunState)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
     """The evaluation that the policy in `BEST` is the best of."""
@@ -75,18 +81,14 @@ class Best:
 
 
 def read_best(folder: Path) -> Best | None:
-    """Return the evaluation of the policy in the run's `BEST`; None where it has none.
-
-    The folder itself says it: what else is kept of a run may be of another moment, and a run that is stopped behind an
-    evaluation keeps none of it. Raises ValueError where that cannot be read.
-    """
+    """Return the evaluation of the policy in the run's `BEST`; None if it has none, ValueError if it cannot be read."""
     file = folder / BEST / EVALUATION
     if not (folder / BEST).exists():
         return None
     try:
         said = read_object(file, within=folder)
-        return Best(step=int(said["step"]), reward=float(said["reward"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Best(step=whole(said["step"], "step"), reward=float(number(said["reward"], "reward")))
+    except (OSError, *DAMAGE) as error:
         raise ValueError(
             f"resume: {file} does not say what the best policy is worth ({type(error).__name__}); move {folder / BEST} "
             "to another place, and the run keeps the best one from here on"
@@ -142,14 +144,19 @@ def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunStat
 
 
 def read_run_state(step: int, progress: Mapping[str, Any]) -> RunState:
-    """Read what a checkpoint of this step holds of the run; raises ValueError, naming the field, for other fields."""
+    """Read what a checkpoint of this step holds of the run; ValueError, which names the field, for anything else."""
     unknown = sorted(progress.keys() - RunState.__dataclass_fields__.keys())
     if unknown:
         raise ValueError(
             f"resume: the checkpoint of step {step} has {', '.join(unknown)}, which this agentgym does not read; "
             f"resume with the agentgym that wrote it, or start a new run"
         )
-    return RunState(step=step, **progress)
+    try:
+        return _RUN_STATE.validate_python({**progress, "step": step})
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        field = ".".join(map(str, wrong["loc"]))
+        raise ValueError(f"resume: {field} of the checkpoint of step {step}: {wrong['msg']}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,19 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import re
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
-from agentgym.foreign_files.content import read_json
-from agentgym.foreign_files.opening import UnreadableFileError, opened, read_bytes
+from agentgym.foreign_files.content import DAMAGE, read_json
+from agentgym.foreign_files.opening import UnreadableFileError, opened
 from agentgym.train.replace_folder import sweep, written_whole
+from agentgym.transcript import printable
 
 _NAME = re.compile(r"step-(\d+)")
 _LEFT = re.compile(r"\.(step-\d+)-")
@@ -90,49 +91,53 @@ def write_step(folder: Path, step: int, files: Mapping[str, bytes], fill: Callab
 def last_checkpoint(folder: Path) -> Checkpoint:
     """Load the last whole checkpoint; each later one is named in a warning, and never loaded.
 
-    Raises ValueError where no checkpoint is whole.
+    Raises ValueError if no checkpoint is whole.
     """
-    import torch
-
     _sweep(folder)
     steps = _steps(folder)
     for step in sorted(steps, reverse=True):
         try:
-            files = read_step(steps[step])
+            return Checkpoint(step=step, state=load_state(steps[step]), folder=steps[step])
         except ValueError as error:
-            warnings.warn(f"checkpoint {steps[step]} is not used: {error}", stacklevel=2)
-            continue
-        state = torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True)
-        return Checkpoint(step=step, state=state, folder=steps[step])
+            warnings.warn(printable(f"checkpoint {steps[step]} is not used: {error}"), stacklevel=2)
     raise ValueError(f"resume: no whole checkpoint in {folder} (looked at {len(steps)})")
 
 
-def read_step(path: Path) -> dict[str, bytes]:
-    """Return the files of one step's folder; ValueError that says what is wrong if they are not what was written.
+def load_state(path: Path) -> dict[str, Any]:
+    """Return the state in one step's folder; ValueError that says what is wrong if it is not what was written."""
+    import torch
 
-    Files in folders of their own, which may be larger than memory, are checked and left where they are.
-    """
+    check_step(path)
+    try:
+        with opened(path / STATE, within=path) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, *DAMAGE) as error:
+        raise ValueError(f"its {STATE} cannot be read ({type(error).__name__})") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"its {STATE} holds no state of a run, but a {type(state).__name__}")
+    return state
+
+
+def check_step(path: Path) -> None:
+    """Raise ValueError, which says what is wrong, if the files of one step's folder are not what was written."""
     try:
         manifest = read_json(path / _MANIFEST, within=path)
         sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *DAMAGE) as error:
         raise ValueError(f"its {_MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
     if STATE not in sums:
         raise ValueError(f"its {_MANIFEST} names no {STATE}")
-    files = {}
     for name, (size, checksum) in sums.items():
         try:
-            content = None if "/" in name else read_bytes(path / name, within=path, most=sys.maxsize)
-            found = _sum(path / name, path) if content is None else (len(content), hashlib.sha256(content).hexdigest())
+            with opened(path / name, within=path) as file:
+                found = os.fstat(file.fileno()).st_size
+                read = _sum(file)[1] if found == size else ""
         except (OSError, UnreadableFileError) as error:
             raise ValueError(f"{name} cannot be read ({type(error).__name__})") from None
-        if found[0] != size:
-            raise ValueError(f"{name} has {found[0]} bytes of {size}")
-        if found[1] != checksum:
+        if found != size:
+            raise ValueError(f"{name} has {found} bytes of {size}")
+        if read != checksum:
             raise ValueError(f"{name} is not what was written: its checksum differs")
-        if content is not None:
-            files[name] = content
-    return files
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -181,13 +186,13 @@ def _sync(folder: Path) -> None:
 
 def sum_of(path: Path) -> tuple[int, str]:
     """Return the size and the SHA-256 of a file of any size."""
-    return _sum(path, path.parent)
+    with opened(path, within=path.parent) as file:
+        return _sum(file)
 
 
-def _sum(path: Path, within: Path) -> tuple[int, str]:
+def _sum(file: BinaryIO) -> tuple[int, str]:
     size, found = 0, hashlib.sha256()
-    with opened(path, within=within) as file:
-        while content := file.read(_AT_ONCE):
-            size += len(content)
-            found.update(content)
+    while content := file.read(_AT_ONCE):
+        size += len(content)
+        found.update(content)
     return size, found.hexdigest()

@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from agentgym.adapter import Adapter
 from agentgym.foreign_files.content import DAMAGE
 from agentgym.foreign_files.opening import UnreadableFileError, read_bytes, regular_file
-from agentgym.train.checkpoint import STATE, Sums, read_step, sum_of, write_checkpoint, write_file
+from agentgym.train.checkpoint import Sums, load_state, sum_of, write_checkpoint, write_file
 from agentgym.train.policy.adapter_io import write_adapter, write_model
 from agentgym.train.state import refuse_strangers, trained_names
 
@@ -157,8 +157,7 @@ def write_checkpoint_model(checkpoint: Path, folder: Path, *, base: Path | str |
     """
     if not (checkpoint / METADATA).is_file():
         raise ValueError(f"{checkpoint} is of a run that trains an adapter; merge the adapter/ of that run")
-    state = torch.load(io.BytesIO(read_step(checkpoint)[STATE]), map_location="cpu", weights_only=True)
-    _write_model(state["trainer"], checkpoint, folder, base=base)
+    _write_model(load_state(checkpoint)["trainer"], checkpoint, folder, base=base)
 
 
 def _write_model(state: Mapping[str, Any], checkpoint: Path, folder: Path, *, base: Path | str | None = None) -> None:

@@ -203,11 +203,10 @@ def test_a_run_is_not_begun_or_resumed_in_a_folder_whose_files_lead_out_of_it(tm
     folder, victim = tmp_path / "run", tmp_path / "thesis.txt"
     (folder / "elsewhere").mkdir(parents=True)
     victim.write_text("years of work")
-    (folder / "checkpoints").symlink_to(tmp_path)  # another disk, which many have
     (folder / "again").symlink_to("metrics.jsonl")
     check_folder(folder)
-    for name in (".lock", "metrics.jsonl", ".settings.json-new"):
-        (folder / name).symlink_to(victim)
+    for name in (".lock", "metrics.jsonl", ".settings.json-new", "checkpoints"):
+        (folder / name).symlink_to(tmp_path if name == "checkpoints" else victim)
         with pytest.raises(UnreadableFileError, match=f"{name}: it is a link that leads out of"), hold_folder(folder):
             pass
         (folder / name).unlink()

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.train.checkpoint import last_step, read_step
+from agentgym.train.checkpoint import check_step, last_step
 from tests.engines.sglang.server.conftest import real_config
 from tests.recipes.test_resume import is_the_same
 from tests.torchrun import torchrun
@@ -204,7 +204,7 @@ def is_whole(place: Place) -> None:
     assert last_step(checkpoints) == place.finished
     for kept in checkpoints.glob("*"):
         assert kept.name.startswith("step-")
-        read_step(kept)
+        check_step(kept)
     assert (place.out / "adapter").exists() == bool(place.finished)
     assert not list(place.out.glob(".*"))
 

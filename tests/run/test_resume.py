@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,10 @@ from safetensors.numpy import load_file
 import agentgym as ag
 from agentgym.environments.env import Split
 from agentgym.run.folder_lock import hold_folder
-from agentgym.run.log import MetricsLogger
+from agentgym.run.log import LONGEST_LINE, MetricsLogger, steps_in
 from agentgym.run.loop import train_policy
 from agentgym.run.preflight import hold_checked
-from agentgym.run.resume import RunState, read_run_state
+from agentgym.run.resume import RunState, read_best, read_run_state
 from agentgym.run.settings import refuse_changes, write_settings
 from agentgym.train.learner import Learner
 
@@ -493,12 +494,54 @@ def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.parametrize("damaged", [b'{"step": 0, "rew\xff": 1}\n', b'{"step": "0"}\n', b"[0]\n", b"\0\0\0\n"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b'{"step": 0, "rew\xff": 1}\n', b'{"step": "0"}\n', b"[0]\n", b"\0\0\0\n", b'{"step": 1e3}\n'),
+        *(b'{"step": 0, "reward": {"a": 1}}\n', b'{"step": 0, "eval/reward": "\\u001b[31m"}\n'),
+        *(b'{"step": %s}\n' % (b"9" * 4000), b'{"step": 0, "reward": "%s"}\n' % (b"x" * LONGEST_LINE)),
+    ],
+    ids=lambda line: repr(line)[:40],
+)
 def test_a_damaged_line_of_the_log_is_named_as_a_missing_step(tmp_path: Path, damaged: bytes) -> None:
     whole = json.dumps({"step": 1, "reward": 0.5, "rollouts/started": 2}).encode()
     (tmp_path / "metrics.jsonl").write_bytes(damaged + whole + b"\n")
     with pytest.warns(UserWarning, match="has 1 of the 2 steps"), MetricsLogger(tmp_path, steps=5, done=2) as log:
         assert log.summary()["reward_first"] == 0.5
+
+
+def test_the_log_is_read_by_lines_whatever_the_size_of_its_file(tmp_path: Path) -> None:
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.write(json.dumps({"step": 0, "reward": 0.5}).encode() + b"\n")
+        file.truncate(8 * LONGEST_LINE)
+    tracemalloc.start()
+    try:
+        assert steps_in(tmp_path / "metrics.jsonl") == 1
+        assert tracemalloc.get_traced_memory()[1] < 3 * LONGEST_LINE
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("progress", "said"),
+    [
+        ({"probe": "x"}, "resume: probe of the checkpoint of step 3: "),
+        ({"probe_base": [0.5, "x"]}, "resume: probe_base.1 of the checkpoint of step 3: "),
+        ({"eval_before": []}, "resume: eval_before of the checkpoint of step 3: "),
+        ({"sampler_states": [3]}, "resume: sampler_states.0 of the checkpoint of step 3: "),
+    ],
+)
+def test_a_checkpoint_whose_progress_is_of_other_types_is_named_by_field(progress: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        read_run_state(3, progress)
+
+
+@pytest.mark.parametrize("said", ['{"step": Infinity, "reward": 1}', '{"step": 1, "reward": 1%s}' % ("0" * 4000), "[]"])
+def test_a_best_policy_whose_worth_is_no_number_is_named(tmp_path: Path, said: str) -> None:
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best/evaluation.json").write_text(said)
+    with pytest.raises(ValueError, match=r"^resume: .*evaluation\.json does not say what the best policy is worth"):
+        read_best(tmp_path)
 
 
 def test_steps_that_are_missing_in_the_log_are_named(tmp_path: Path) -> None:

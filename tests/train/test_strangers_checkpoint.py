@@ -1,5 +1,6 @@
 """Checkpoints of strangers: reading one runs no code, and reads no file outside of it."""
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentgym.foreign_files.opening import UnreadableFileError
-from agentgym.train.checkpoint import read_step
+from agentgym.train.checkpoint import check_step, last_checkpoint, sum_of
 from agentgym.train.snapshot import METADATA, PartsReader, _alone, _saved
 
 
@@ -86,4 +87,56 @@ def test_a_manifest_that_names_odd_files_is_no_checkpoint(tmp_path: Path, name: 
     said = f'{{"files": {{"{name}": {{"bytes": 6, "sha256": "a"}}, "state.pt": {{"bytes": 0, "sha256": ""}}}}}}'
     (folder / "manifest.json").write_text(said)
     with pytest.raises(ValueError, match=f"^{name} cannot be read"):
-        read_step(folder)
+        check_step(folder)
+
+
+def written(folder: Path, **said: Any) -> None:
+    """Write the manifest of a step's folder, as if all of its files were right; `said` are further files."""
+    files = {path.name: path for path in folder.iterdir() if path.suffix == ".pt"}
+    sums = {name: dict(zip(("bytes", "sha256"), sum_of(path), strict=True)) for name, path in files.items()}
+    (folder / "manifest.json").write_text(json.dumps({"files": sums | said}))
+
+
+@pytest.mark.parametrize("name", ["\x1b]0;title\x07", "a\0b", "\u202eb", "x" * 300])
+def test_a_name_in_a_manifest_steers_no_terminal(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "step-000001"
+    folder.mkdir()
+    torch.save({}, folder / "state.pt")
+    written(folder, **{name: {"bytes": 1, "sha256": ""}})
+    with pytest.warns(UserWarning, match="is not used") as said, pytest.raises(ValueError, match="no whole checkpoint"):
+        last_checkpoint(tmp_path)
+    assert str(said[0].message).isprintable()
+
+
+def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "step-000001"
+    folder.mkdir()
+    torch.save({}, folder / "state.pt")
+    written(folder)
+    with (folder / "state.pt").open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match=r"^state\.pt has 1099511627776 bytes of \d+$"):
+        check_step(folder)
+
+
+@pytest.mark.parametrize("size", [float("inf"), "many", None, [1]])
+def test_a_size_that_is_no_number_is_named(tmp_path: Path, size: Any) -> None:
+    folder = tmp_path / "step-000001"
+    folder.mkdir()
+    written(folder, **{"state.pt": {"bytes": size, "sha256": ""}})
+    with pytest.raises(ValueError, match=r"^its manifest\.json cannot be read"):
+        check_step(folder)
+
+
+@pytest.mark.parametrize("state", ["a list", "no zip", "a pickle", "a cut zip"])
+def test_a_state_that_is_no_runs_is_not_used_and_runs_nothing(tmp_path: Path, state: str) -> None:
+    folder, marked = tmp_path / "step-000001", tmp_path / "marked"
+    folder.mkdir()
+    torch.save([1, 2], folder / "state.pt")
+    whole = (folder / "state.pt").read_bytes()
+    content = {"a list": whole, "no zip": b"x" * 99, "a pickle": pickle.dumps(Evil(marked)), "a cut zip": whole[:-50]}
+    (folder / "state.pt").write_bytes(content[state])
+    written(folder)
+    with pytest.warns(UserWarning, match=r"its state\.pt "), pytest.raises(ValueError, match="no whole checkpoint"):
+        last_checkpoint(tmp_path)
+    assert not marked.exists()
