@@ -8,7 +8,7 @@ from tests.env_checks.looking import Looking, LookTask
 
 FOUND = (
     r"hostile: for a group of such answers \(and for \d+ more\) the rollout has no reward: EnvError: "
-    r"Planted.group_reward: ValueError: .*, at group_of_answers.py:20 in (<listcomp>|group_reward): what the policy"
+    r"Planted.group_reward: ValueError: .*, at group_of_answers.py:20 in (<listcomp>|group_reward): score "
 )
 
 

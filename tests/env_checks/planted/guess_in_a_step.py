@@ -8,7 +8,7 @@ from tests.env_checks import looking
 
 FOUND = (
     r"hostile: for a model that says a number of 5,000 digits the rollout has no reward: EnvError: Planted.step: "
-    r"ValueError: Exceeds the limit .*, at guess_in_a_step.py:19 in step: what the policy left"
+    r"ValueError: Exceeds the limit .*, at guess_in_a_step.py:19 in step: score "
 )
 ORACLE: list[Reply] = [say("42")]
 

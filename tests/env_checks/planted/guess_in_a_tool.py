@@ -6,7 +6,7 @@ from tests.env_checks.looking import Looking
 
 FOUND = (
     r"hostile: for a model that calls 'guess' with numbers of 900 digits the rollout has no reward: EnvError: Planted: "
-    r"reward 'right' raised OverflowError: int too large to convert to float, at guess_in_a_tool.py:25 in right: what"
+    r"reward 'right' raised OverflowError: int too large to convert to float, at guess_in_a_tool.py:25 in right: score"
 )
 ORACLE: list[Reply] = [call("guess", number=42), say("done")]
 

@@ -8,7 +8,7 @@ from tests.env_checks.looking import Looking
 
 FOUND = (
     r"hostile: for a model that says broken JSON \(and for \d+ more\) the rollout has no reward: "
-    r"EnvError: Planted: reward 'right' raised JSONDecodeError: .*, at json_answer.py:19 in right: what the policy left"
+    r"EnvError: Planted: reward 'right' raised JSONDecodeError: .*, at json_answer.py:19 in right: score "
 )
 ORACLE: list[Reply] = [call("look"), say('{"answer": {"value": 42}}')]
 

@@ -5,7 +5,7 @@ from tests.env_checks.looking import Looking
 
 FOUND = (
     r"hostile: for a model that gives no answer the rollout has no reward: EnvError: Planted: reward 'right' raised "
-    r"AttributeError: 'NoneType' object has no attribute 'strip', at no_answer.py:15 in right: what the policy left"
+    r"AttributeError: 'NoneType' object has no attribute 'strip', at no_answer.py:15 in right: score "
 )
 
 

@@ -8,7 +8,7 @@ from tests.env_checks.looking import Looking
 
 FOUND = (
     r"hostile: for a model that says JSON of another type, null \(and for \d+ more\) the rollout has no "
-    r"reward: EnvError: Planted: reward 'right' raised TypeError: .*, at shape_of_an_answer.py:23 in right: what the"
+    r"reward: EnvError: Planted: reward 'right' raised TypeError: .*, at shape_of_an_answer.py:23 in right: score "
 )
 ORACLE: list[Reply] = [call("look"), say('{"answer": {"value": 42}}')]
 

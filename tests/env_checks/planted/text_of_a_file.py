@@ -7,7 +7,7 @@ from tests.env_checks.looking import Looking
 
 FOUND = (
     r"hostile: for a box that holds nothing \(and for \d+ more\) the rollout has no reward: "
-    r"EnvError: Planted: reward 'right' raised ValueError: .*, at text_of_a_file.py:22 in right: what the policy left"
+    r"EnvError: Planted: reward 'right' raised ValueError: .*, at text_of_a_file.py:22 in right: score "
 )
 ORACLE: list[Reply] = [call("look"), say("done")]
 OPTIONS = {"boxes": FakeBoxes(lambda: FakeBox(files={"result": "42"})), "idle_is_right": True}
