@@ -128,6 +128,7 @@ def test_a_size_that_is_no_number_is_named(tmp_path: Path, size: Any) -> None:
         check_step(folder)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("state", ["a list", "no zip", "a pickle", "a cut zip"])
 def test_a_state_that_is_no_runs_is_not_used_and_runs_nothing(tmp_path: Path, state: str) -> None:
     folder, marked = tmp_path / "step-000001", tmp_path / "marked"
