@@ -176,7 +176,9 @@ class PromptedPolicy:
             assert made is not None
             if sum(map(len, self._waiting.values())) >= MAX_WAITING:
                 raise RefusedError(
-                    f"{MAX_WAITING} requests were given up before they were answered; ask one of them again", status=429
+                    f"the agent has stopped waiting for the answers to {MAX_WAITING} requests; send one of those "
+                    "again, and its answer makes room",
+                    status=429,
                 )
             conversation = self._extended(request, made) if made.behind else self._opened(request, key, head, made)
         self._heads[head] = self._last = conversation.segment.index

@@ -209,7 +209,9 @@ async def test_conversations_that_are_given_up_are_bounded(monkeypatch: pytest.M
         asked.cancel()
         await asyncio.wait([asked])
         engine.asked.clear()
-    with pytest.raises(RefusedError, match="3 requests were given up before they were answered") as refused:
+    with pytest.raises(
+        RefusedError, match="the agent has stopped waiting for the answers to 3 requests; send one of those again"
+    ) as refused:
         await played.say(Message(role="user", content="another"))
     assert refused.value.status == 429
     engine.gate.set()
