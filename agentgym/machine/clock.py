@@ -219,14 +219,14 @@ class Heart:
         """
         off = still if still >= LEAST_S else 0.0
         seconds = off + (suspended if suspended >= LEAST_S else 0.0)
-        self.beat = _Beat(at, self.beat.still + off)
-        if seconds:  # It is said before it is counted: a process that ends as soon as it sees the count has said it.
+        if seconds:  # Said, counted, and then taken off: whoever sees the one has the others.
             _aside.warn(
                 "the process stood still for %.1f s: it was stopped, or its container or machine was paused; no time "
                 "limit of this process counts that time, but limits inside a box do if the box was stopped, too",
                 seconds,
             )
             self.standstills = Standstills(self.standstills.times + 1, self.standstills.seconds + seconds)
+        self.beat = _Beat(at, self.beat.still + off)
         return bool(seconds)
 
 
