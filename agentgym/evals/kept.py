@@ -20,7 +20,7 @@ from agentgym.folders.disk import Refusals, write_whole
 from agentgym.folders.held import Change
 from agentgym.foreign_files.content import read_object
 from agentgym.foreign_files.opening import read_bytes
-from agentgym.run.folder_lock import FolderInUse, LockedFolder, hold_folder, make_folder
+from agentgym.run.folder_lock import FolderInUse, LockedFolder, files_in, hold_folder, make_folder
 from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
 from agentgym.seeds import VERSION as DERIVATION
@@ -191,6 +191,10 @@ def kept_in(
                 "played with; name another folder"
             )
         else:
+            if files := files_in(folder):
+                raise ValueError(
+                    f"out: {folder} holds {files[0]!r}, and no evaluation; name a new folder, or an empty one"
+                )
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
             content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
             write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")

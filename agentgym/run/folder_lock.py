@@ -34,6 +34,11 @@ def make_folder(folder: Path) -> None:
         raise cannot_be_made(folder, error) from None
 
 
+def files_in(folder: Path) -> list[str]:
+    """Return the names of what a folder holds, except for hidden files, in order."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
 class LockedFolder(HeldFolder):
     """A folder that this process alone writes to, as far as other processes see its lock."""
 

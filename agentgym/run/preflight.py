@@ -15,7 +15,7 @@ from agentgym.environments.mixture import Mixture
 from agentgym.environments.task_rows import compared, first_tasks, is_data, shared_ids, split_tasks
 from agentgym.messages import SEE_ELSEWHERE
 from agentgym.rollouts.branches.play import check_branching
-from agentgym.run.folder_lock import LOCK, LockedFolder, hold_folder, make_folder
+from agentgym.run.folder_lock import LOCK, LockedFolder, files_in, hold_folder, make_folder
 from agentgym.run.log import METRICS
 from agentgym.run.measures.plot import PLOT
 from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
@@ -29,7 +29,7 @@ from agentgym.run.resume import (
     refuse_lost_checkpoints,
     refuse_second_run,
 )
-from agentgym.run.settings import SETTINGS, begun_envs, refuse_changes, refuse_other_derivation, write_settings
+from agentgym.run.settings import SETTINGS, begun_envs, is_run, refuse_changes, refuse_other_derivation, write_settings
 from agentgym.run.tasks.content import env_versions, warn_of_other_envs
 from agentgym.run.tasks.envs import members_of
 from agentgym.sandboxes.choose import Kind
@@ -117,10 +117,10 @@ def _refuse_box(kind: Kind) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder of a new run; ValueError where that is not to be had, or where it holds what is of no run."""
+    """Make the folder of a new run; ValueError if that is not possible, or if it holds files and no run."""
     make_folder(folder)
-    held = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if held and SETTINGS not in held:
+    held = files_in(folder)
+    if held and not is_run(folder):
         raise ValueError(f"out: {folder} holds {held[0]!r}, and no run; name a new folder, or an empty one")
 
 

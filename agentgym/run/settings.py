@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
@@ -66,10 +66,24 @@ def _plain(value: Any) -> str:
 
 
 def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = MappingProxyType({})) -> None:
-    """Write every setting of the run, what its envs are, and the versions that it runs with into its folder."""
+    """Write every setting of the run, what its envs are, and the versions that it runs with into its folder.
+
+    Of its evaluations, the settings and the seed are kept if it is resumed without any: later ones are held to them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    seeds = {"derivation": DERIVATION, "evaluation": config.held_out_seed}
-    content = {"versions": versions(), "seeds": seeds, "envs": as_json(envs), "settings": flat(config)}
+    now = flat(config)
+    evaluated = {name: value for name, value in now.items() if _is_of(name, OF_EVALUATIONS)}
+    seed: int | None = config.held_out_seed
+    if not config.eval_tasks:
+        before = _evaluated(folder)
+        evaluated, seed = (before, begun_eval_seed(folder)) if before else ({}, seed)
+    content = {
+        "versions": versions(),
+        "seeds": {"derivation": DERIVATION, "evaluation": seed},
+        "envs": as_json(envs),
+        "evaluations": evaluated,
+        "settings": now,
+    }
     write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
 
 
@@ -188,22 +202,42 @@ def _begun(folder: Path) -> Mapping[str, Any]:
     return begun
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether the settings in `folder` are those of a run, rather than of an evaluation or of something else."""
+    try:
+        return "recipe" in _begun(folder)
+    except ValueError:
+        return False
+
+
 def refuse_changes(folder: Path, config: Any) -> None:
     """Raise ValueError, naming each field and both values, where the run in `folder` was begun with other settings."""
-    begun = _begun(folder)
+    begun = {**_begun(folder), **_evaluated(folder)}
     now = flat(config)
     compared = bool(begun.get("eval_tasks") and now.get("eval_tasks"))
     free = MAY_DIFFER if compared else (*MAY_DIFFER, *OF_EVALUATIONS)
     changed = [
         f"{name}: the run has {json.dumps(begun.get(name))}, not {json.dumps(now.get(name))}"
         for name in sorted(begun.keys() | now.keys())
-        if begun.get(name) != now.get(name) and not any(fnmatchcase(name, each) for each in free)
+        if begun.get(name) != now.get(name) and not _is_of(name, free)
     ]
     if changed:
         raise ValueError(
             f"resume: the run in {folder} was begun with other settings; {'; '.join(changed)}. Resume it with those of "
             f"its {SETTINGS}, or start a new run {_start_from(folder, begun)}in another out"
         )
+
+
+def _evaluated(folder: Path) -> Mapping[str, Any]:
+    """Return the settings of the evaluations that the run in `folder` has made; none if it has made none."""
+    try:
+        return dict(_kept(folder).get("evaluations") or {})
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _is_of(name: str, settings: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, each) for each in settings)
 
 
 def _start_from(folder: Path, begun: Mapping[str, Any]) -> str:

@@ -107,6 +107,16 @@ async def test_an_evaluation_whose_folder_goes_away_keeps_all_that_was_played(
     assert any("while it was written to" in message or "has taken the folder" in message for message in caplog.messages)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["settings.json", "summary.json", "notes.txt"])
+async def test_an_evaluation_takes_no_folder_that_holds_something_else(tmp_path: Path, name: str, resume: bool) -> None:
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / name).write_text('{"my": 1}')
+    with pytest.raises(ValueError, match=r"holds '\w+\.\w+', and no evaluation|was begun with None"):
+        await played(tmp_path / "eval", resume=resume)
+    assert {path.name: path.read_text() for path in (tmp_path / "eval").iterdir()} == {name: '{"my": 1}'}
+
+
 async def test_a_regrade_on_a_full_disk_returns_its_result_and_leaves_nothing(tmp_path: Path, disk: ExitStack) -> None:
     await played(tmp_path / "eval")
     DEEDS[0] = lambda: disk.enter_context(files_up_to(2_000))

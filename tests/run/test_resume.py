@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import agentgym as ag
+from agentgym.engines.scripted import Scripted, say
 from agentgym.environments.env import Split
 from agentgym.run.folder_lock import hold_folder
 from agentgym.run.log import LONGEST_LINE, MetricsLogger, steps_in
@@ -171,6 +172,33 @@ async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_a
     assert steps(run) == ["step-000002", "step-000003"]
     await train_policy(resumed(run))
     assert figures(folder(run)) == figures(whole[0])
+
+
+async def test_evaluations_of_a_run_stay_comparable_when_it_is_resumed_without_any(run: ag.RunConfig) -> None:
+    await train_policy(replace(run, steps=1, save_every=1))
+    await train_policy(resumed(run, steps=2, eval_tasks=0))
+    for changes, said in (({"eval_seed": 9}, "eval_seed"), ({"eval_tasks": 1}, "eval_tasks")):
+        with pytest.raises(ValueError, match=f"was begun with other settings; {said}: the run has "):
+            await train_policy(resumed(run, steps=3, **changes))
+    seeds = json.loads((folder(run) / "settings.json").read_text())["seeds"]
+    assert seeds["evaluation"] == run.held_out_seed
+    await train_policy(resumed(run, steps=3))
+
+
+@pytest.mark.parametrize("held", ["an evaluation", "foreign settings", "a summary"])
+async def test_a_new_run_takes_no_folder_that_holds_something_else(
+    run: ag.RunConfig, tmp_path: Path, held: str
+) -> None:
+    out = tmp_path / "out"
+    if held == "an evaluation":
+        await ag.evaluate(Terse, Scripted([say("x")]), n=2, out=out)
+    else:
+        out.mkdir()
+        (out / ("settings.json" if held == "foreign settings" else "summary.json")).write_text('{"recipe": "mine"}')
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(ValueError, match=rf"^out: {out} holds '\w+\.\w+', and no run; name a new folder, or an empty"):
+        await train_policy(replace(run, out=out))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 async def test_a_truncated_checkpoint_is_named_and_the_run_goes_on_from_the_one_before_it(
