@@ -41,6 +41,12 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
 
 
 def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
+    if not (adapter / "adapter_config.json").is_file():
+        inner = adapter / "adapter"
+        meant = f"; the adapter of that run is {inner}" if (inner / "adapter_config.json").is_file() else ""
+        raise EngineError(
+            f"adapter {str(adapter)!r}: it holds no adapter_config.json; name the folder of an adapter{meant}"
+        )
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
         config = read_object(adapter / "adapter_config.json", within=None)
     base = base or config.get("base_model_name_or_path")

@@ -51,13 +51,14 @@ def show(
 
     Args:
         run: The folder of the run; it holds rollouts.sqlite.
-        worst: Print the transcripts of this many training rollouts with the lowest rewards; --phase asks for others.
-        best: Print the transcripts of this many training rollouts with the highest rewards; --phase asks for others.
+        worst: Print the transcripts of this many rollouts with the lowest rewards; those of training, if there are any.
+        best: Print the transcripts of this many rollouts with the highest rewards; those of training, if there are any.
         failed: Print the transcripts of rollouts that have no reward, with the error of each, the latest first.
         suspicious: Print the transcripts of rollouts that may have been rewarded for the wrong thing, the latest first.
         id: Print the transcripts of these rollouts: numbers of the table, rollout ids, or task ids.
         step: Look only at the rollouts of this step; the first step is 0, as in metrics.jsonl.
-        phase: Look only at this phase: train, eval_before, eval_after or all; --worst and --best start from train.
+        phase: Look only at this phase: train, eval_before, eval_after, eval or all. Without it, --worst and --best show
+            train if there is any.
         full: Cut no message of a transcript.
         limit: Show at most this many; by default 20 lines of the table, or 10 transcripts.
     """
@@ -66,10 +67,9 @@ def show(
             raise AgentGymError(f"--{name}: must be at least 1, got {number}")
     ends: tuple[tuple[Order, int | None], ...] = (("worst", worst), ("best", best))
     asks = [(order, number) for order, number in ends if number is not None]
-    if phase is None:
-        phase = TRAIN if asks and not id else ALL
     chosen: dict[str, Any] = {"failed": failed, "suspicious": suspicious, "step": step, "ids": id}
     chosen["phase"] = None if phase == ALL else phase
+    starts_from_train = phase is None and bool(asks) and not id
     if not asks and (failed or suspicious or id):
         asks = [("written" if id else "latest", limit or TRANSCRIPTS)]
     try:
@@ -78,6 +78,8 @@ def show(
                 say(printable(f"env {name}: {version}"))
             if (origin := regraded_from(run)) is not None:
                 say(printable(f"scored again, as played in {origin}"))
+            if starts_from_train and TRAIN in store.phases():
+                chosen["phase"] = TRAIN
             code = _show(store, chosen, asks, limit, full)
         flush()
     except (StoreError, FileNotFoundError) as error:

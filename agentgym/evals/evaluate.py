@@ -26,7 +26,7 @@ from agentgym.evals.progress import progress_bar
 from agentgym.extras import needs_extra
 from agentgym.field_checks import nearest
 from agentgym.folders.held import place_now
-from agentgym.folders.names import whole_path
+from agentgym.folders.names import command, whole_path
 from agentgym.run.measures.reward_failures import RewardFailures
 from agentgym.run.tasks.content import env_versions
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
@@ -105,6 +105,8 @@ async def evaluate(
         raise ValueError(f"concurrency: must be at least 1, got {concurrency}")
     if out is None and (resume or retry_failed):
         raise ValueError("resume, retry_failed: need the folder of the evaluation in `out`")
+    if retry_failed and not resume:
+        raise ValueError("retry_failed: only an evaluation that is resumed has failed rollouts; set `resume` too")
     check_boxes(boxes)
     asked = _checked_models(models)
     if ray == OFF and workers is not None:
@@ -156,7 +158,8 @@ async def evaluate(
     if kept is not None and kept.lost:
         played = replace(played, not_kept=kept.lost)
         _LOG.warning("out: %d rollouts are not in %s; `resume` plays them again", kept.lost, place_now(folder))
-    raise_if_all_failed(played.groups)
+    shows = "" if kept is None else f"; `{command('show', place_now(folder), '--failed')}` shows them"
+    raise_if_all_failed(played.groups, then=shows)
     return played
 
 

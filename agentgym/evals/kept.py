@@ -210,6 +210,9 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise ValueError(f"out: {folder / SETTINGS} cannot be read ({error}); name another folder") from error
     for name in MUST_AGREE:
+        if name == "split" and (begun.get(name) is None) != (settings[name] is None):
+            named = "tasks that were named" if begun.get(name) is None else f"tasks of the split {begun[name]!r}"
+            raise ValueError(f"tasks: {folder} was begun with {named}; give the same, or name another folder")
         if begun.get(name) != settings[name]:
             raise ValueError(
                 f"{name}: {folder} was begun with {begun.get(name)!r}, and this is {settings[name]!r}; "

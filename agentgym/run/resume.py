@@ -286,17 +286,18 @@ class CheckpointManager:
         can = written or self._run.train.method == "lora"  # a whole model is written from its checkpoint
         if not (can and self._record.log.disk.attempt(f"{self._policy}/", write, then="the checkpoint has it")):
             self._say_unsaved(written=written)
+        if not written:
+            said = f"The disk took no checkpoint after the one of step {max(self._written, 0)}: the run can be resumed"
+            self._record.log.alert(f"{said} from there, and {self._policy}/ is of step {self._kept.state.step}.")
 
     def _leave(self) -> None:
         """Go on in a new folder beside the one that another process has taken; NotSaved if none can be made."""
         try:
             self._record.leave()
         except OSError as error:
-            raise NotSaved(
-                f"out: another process has taken {self._folder}, and no folder can be made beside it ({error}): what "
-                f"was trained after step {max(self._written, 0)} is lost. Give the next run another `out`",
-                self._folder,
-            ) from error
+            lost = f"({error}): what was trained after step {max(self._written, 0)} is lost"
+            taken = f"out: another process has taken {self._folder}, and no folder can be made beside it"
+            raise NotSaved(f"{taken} {lost}", self._folder) from error
         self._written = -1
 
     def _say_unsaved(self, *, written: bool) -> None:

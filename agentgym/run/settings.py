@@ -72,7 +72,7 @@ def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = M
     """
     folder.mkdir(parents=True, exist_ok=True)
     now = flat(config)
-    evaluated = {name: value for name, value in now.items() if _is_of(name, OF_EVALUATIONS)}
+    evaluated: Mapping[str, Any] = {name: value for name, value in now.items() if _is_of(name, OF_EVALUATIONS)}
     seed: int | None = config.held_out_seed
     if not config.eval_tasks:
         before = _evaluated(folder)
@@ -195,9 +195,15 @@ def _begun(folder: Path) -> Mapping[str, Any]:
     """Read the settings of the run in `folder`; ValueError where there is none."""
     try:
         begun: Mapping[str, Any] = dict(_kept(folder)["settings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except FileNotFoundError:
+        raise ValueError(f"resume: {folder} is not the folder of a run: there is no {folder / SETTINGS}") from None
+    except KeyError:
         raise ValueError(
-            f"resume: {folder} is not the folder of a run: its {SETTINGS} cannot be read ({type(error).__name__})"
+            f"resume: {folder} is the folder of an evaluation; `agentgym eval ... --out {folder} --resume` resumes that"
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"resume: {folder} is not the folder of a run: its {SETTINGS} cannot be read ({error})"
         ) from None
     return begun
 

@@ -191,6 +191,12 @@ class GroupState(Generic[TaskT]):
         """Whether one of its jobs still runs; a cancelled job runs until its env is closed."""
         return any(not job.done() for job in self._jobs) or self._is_judged
 
+    @property
+    def running(self) -> list[asyncio.Task[None]]:
+        """Its jobs that still run."""
+        jobs = self._jobs if self._judging is None else [*self._jobs, self._judging]
+        return [job for job in jobs if not job.done()]
+
     def oldest(self, version: int) -> int:
         """A version that no token of the group is older than; `version`, the present one, before its first request."""
         return min((usage.oldest for usage in self.usages if usage.oldest is not None), default=version)

@@ -14,12 +14,18 @@ from pydantic.dataclasses import dataclass
 from agentgym.credit.turn_noise import COLUMNS
 from agentgym.scheduling.accounting import LifecycleCounts
 
+ROUNDS = 64
+"""Rounds without a free task after which all of them are in play; a round leaves out what fills no whole batch."""
 VERSION = 2
 """The form of the state that is written, and the only one that is read; an order of tasks is of one form."""
 
 Count = Annotated[int, Field(ge=0)]
 Outcome = Annotated[str, Field(pattern="^(started|resumed|finished|dropped|failed)$")]
 _STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class AllInPlay(ValueError):
+    """Every task is in play, and no id is twice among the groups in play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)

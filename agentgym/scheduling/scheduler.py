@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -22,6 +22,7 @@ from agentgym.scheduling.group_state import CANCELLED, GroupSettings, GroupState
 from agentgym.scheduling.ledger import Ledger
 from agentgym.scheduling.oversampling import BatchPolicy, Oversample
 from agentgym.scheduling.player import Player
+from agentgym.scheduling.sampler_state import AllInPlay
 from agentgym.scheduling.task_sampler import SampledTask, TaskSampler
 from agentgym.seeds import seed_for
 from agentgym.types import Rollout
@@ -133,7 +134,8 @@ class Scheduler(Generic[TaskT]):
         groups = self._harvest()
         if self._policy.overlaps:
             self._policy.play_ahead()
-            self._fill()
+            with suppress(AllInPlay):  # The next batch starts what is missing.
+                self._fill()
         return groups
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,6 +157,17 @@ class Scheduler(Generic[TaskT]):
             self._start(sampled)
             busy.add(sampled.task.id)
         return len(self._groups) < self._policy.target
+
+    async def _filled(self) -> bool:
+        """Start some groups; whether more are to be started. A dropped group that still ends may hold the last task."""
+        try:
+            return self._fill(_AT_ONCE)
+        except AllInPlay:
+            if not self._leaving:
+                raise
+            ending = [job for group in self._leaving for job in group.running]
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            return True
 
     def _start(self, sampled: SampledTask[TaskT]) -> None:
         group = GroupState(
@@ -187,12 +200,14 @@ class Scheduler(Generic[TaskT]):
     async def _wait(self) -> None:
         """Play a batch; behind it nothing new is asked of the engine, unless generation and training overlap."""
         try:
-            while self._fill(_AT_ONCE):  # noqa: ASYNC110  It waits for nothing: it lets others on.
+            while await self._filled():  # noqa: ASYNC110  It waits for nothing: it lets others on.
                 await asyncio.sleep(0)
             self._policy.set_deadline(sum(group.unended for group in self._groups), self._changed)
             while not self._policy.enough(self._groups, self._gate.version):
                 self._changed.clear()
                 await self._changed.wait()
+                if not self._policy.enough(self._groups, self._gate.version) and await self._filled():
+                    self._changed.set()
         finally:
             self._policy.end()
             if not self._policy.overlaps:
@@ -242,7 +257,8 @@ class Scheduler(Generic[TaskT]):
         if self._policy.replaces(group, self._ledger.replaced):
             self._ledger.replace()
             self._drop(group)
-            self._fill()
+            with suppress(AllInPlay):  # `_wait` starts it as soon as a task is free.
+                self._fill()
         self._changed.set()
 
     def _drop(self, group: GroupState[TaskT]) -> None:

@@ -15,7 +15,7 @@ from agentgym.environments.mixture import Mixture
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import split_tasks
 from agentgym.scheduling.accounting import BatchStats
-from agentgym.scheduling.sampler_state import InPlay, SamplerState, read_states
+from agentgym.scheduling.sampler_state import ROUNDS, AllInPlay, InPlay, SamplerState, read_states
 from agentgym.seeds import seed_for
 
 REPEATED_AT_MOST = 10_000
@@ -200,10 +200,9 @@ class TaskSampler(Generic[TaskT]):
         return cls(stream, sharding, rest_rounds=rest_rounds, order=f"{find_env(env).__qualname__}, seed {seed}")
 
     def next(self, taken: Collection[str] = ()) -> SampledTask[TaskT] | None:
-        """The next task whose id is not in `taken`, in play from now on; None where the tasks have run out.
+        """The next task whose id is not in `taken`, in play from now on; None if the tasks have run out.
 
-        Tasks that are passed over come later: a small data set comes round while its tasks are in play. Raises
-        ValueError where nothing but taken tasks comes.
+        A task that is passed over, in however many rounds, comes next when it is free; AllInPlay if none is.
         """
         sampled = self._next_free(taken)
         if sampled is not None:
@@ -214,14 +213,15 @@ class TaskSampler(Generic[TaskT]):
         for i, sampled in enumerate(self._waiting):
             if sampled.task.id not in taken:
                 return self._waiting.pop(i)
-        while len(self._waiting) <= 2 * len(taken):
+        waiting = {sampled.task.id for sampled in self._waiting}
+        for _ in range(1 + ROUNDS * len(taken)):
             fresh = self._draw()
             if fresh is None or fresh.task.id not in taken:
                 return fresh
-            self._waiting.append(fresh)
-        raise ValueError(
-            f"tasks: all of them are in play ({len(taken)}); play fewer groups at once, or have more tasks"
-        )
+            if fresh.task.id not in waiting:
+                self._waiting.append(fresh)
+                waiting.add(fresh.task.id)
+        raise AllInPlay(f"tasks: all of them are in play ({len(taken)}); play fewer groups at once, or have more tasks")
 
     def _draw(self) -> SampledTask[TaskT] | None:
         for sampled in self._stream:

@@ -101,13 +101,14 @@ def test_where_some_are_left_out_the_option_that_shows_more_is_named(
     assert f"rollouts are shown; --{option} N shows more\n" in capsys.readouterr().err
 
 
-def test_where_nothing_was_trained_the_worst_says_which_phases_there_are(
+def test_where_nothing_was_trained_the_worst_is_that_of_all_and_a_phase_that_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RolloutWriter(tmp_path) as writer:
-        writer.add([group(rollout("a/0", 0.5))], phase="eval_before", step=0)
-    assert cli.main(["show", str(tmp_path), "--worst", "1"]) == 1
-    assert "no rollout has the phase 'train'; there are: eval_before, all\n" in capsys.readouterr().err
+        writer.add([group(rollout("a/0", 0.5))], phase="eval", step=0)
+    assert shown(show(capsys, tmp_path, "--worst", 1)) == ["a/0"]
+    assert cli.main(["show", str(tmp_path), "--worst", "1", "--phase", "train"]) == 1
+    assert "no rollout has the phase 'train'; there are: eval, all\n" in capsys.readouterr().err
 
 
 def test_a_transcript_ends_with_what_training_made_of_each_turn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_the_page_of_commands_has_the_help_of_each(site: Path) -> None:
     page = (site / "reference/commands.html").read_text()
     for name in COMMANDS:
         assert f"agentgym {name}" in page
-    assert "Print the transcripts of this many training rollouts" in page
+    assert "Print the transcripts of this many rollouts" in page
 
 
 @pytest.mark.slow

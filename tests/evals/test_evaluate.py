@@ -288,7 +288,7 @@ async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(
 
 async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
     broken = Scripted([])
-    with pytest.raises(ag.AgentGymError, match=r"all 4 rollouts failed"):
+    with pytest.raises(ag.AgentGymError, match=rf"all 4 rollouts failed.*; `.*show {tmp_path} --failed` shows them"):
         await ag.evaluate(Even, broken, out=tmp_path)
     engine = Scripted(lambda text: say("ab"))
     with pytest.raises(ag.AgentGymError, match=r"all 4 rollouts failed"):
@@ -336,7 +336,9 @@ async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cann
         await ag.evaluate(Even, engine, out=tmp_path, resume=True)
 
 
-async def test_what_asks_for_a_folder_without_one_is_refused() -> None:
+async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^retry_failed: only an evaluation that is resumed has failed rollouts"):
+        await ag.evaluate(Even, Scripted([say("x")]), n=1, out=tmp_path, retry_failed=True)
     with pytest.raises(ValueError, match=r"^resume, retry_failed: need the folder"):
         await ag.evaluate(Even, Scripted([]), resume=True)
     with pytest.raises(ValueError, match=r"^split: must be one of train, test"):

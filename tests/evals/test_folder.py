@@ -107,6 +107,13 @@ async def test_an_evaluation_whose_folder_goes_away_keeps_all_that_was_played(
     assert any("while it was written to" in message or "has taken the folder" in message for message in caplog.messages)
 
 
+async def test_tasks_that_are_named_and_those_of_a_split_are_two_evaluations(tmp_path: Path) -> None:
+    await played(tmp_path / "eval")
+    chosen = [ag.Task(id="t0", prompt="Say 0.")]
+    with pytest.raises(ValueError, match=r"^tasks: .* was begun with tasks of the split 'test'; give the same"):
+        await ag.evaluate(Deeds, Scripted([say("x")]), tasks=chosen, out=tmp_path / "eval", resume=True)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("name", ["settings.json", "summary.json", "notes.txt"])
 async def test_an_evaluation_takes_no_folder_that_holds_something_else(tmp_path: Path, name: str, resume: bool) -> None:

@@ -383,9 +383,12 @@ def test_at_temperature_0_a_run_is_refused_with_the_reason(run: ag.RunConfig) ->
         replace(run, train=replace(run.train, temperature=0))
 
 
-async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig) -> None:
-    with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: its settings\.json"):
+async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: there is no .*settings\.json"):
         await train_policy(resumed(run))
+    await ag.evaluate(Terse, Scripted([say("x")]), n=1, out=tmp_path / "eval")
+    with pytest.raises(ValueError, match=r"^resume: .* is the folder of an evaluation; `agentgym eval \.\.\. --out "):
+        await train_policy(replace(run, out=None, resume=tmp_path / "eval"))
 
 
 @pytest.mark.parametrize("damaged", ["[]", '{"settings": [1]}', '{"settings": null}', "{"])

@@ -52,7 +52,7 @@ async def test_failures_in_rewards_are_said_above_one_percent_and_when_they_have
     assert counts.add([bad]) == []
     assert counts.add([bad]) == []
     (said,) = counts.add([bad])
-    assert said.startswith("3 of 202 rollouts (1.5 %) have no reward because a reward raised; most often (3 times) it ")
+    assert said.startswith("3 of 202 rollouts (1.5 %) have no reward because one raised or returned no number; most")
     assert f"Numbers: reward 'right', at {Path(__file__).name}:{RAISES} in right" in said
     assert counts.add([bad] * 2) == []
     assert counts.add([bad])[0].startswith("6 of 205 rollouts (2.9 %)")
@@ -110,5 +110,5 @@ async def test_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     async with open_recorder(tmp_path, MetricsLogger(tmp_path, steps=1), first=True, done=0) as record:
         record.collected(Groups([Group(group_id="0", rollouts=tuple(rollouts), task=task(0))]), step=0)
     said = capsys.readouterr().err
-    assert "WARNING: 1 of 2 rollouts (50.0 %) have no reward because a reward raised" in said
+    assert "WARNING: 1 of 2 rollouts (50.0 %) have no reward because one raised or returned no number" in said
     assert f"{Path(__file__).name}:{RAISES} in right" in said

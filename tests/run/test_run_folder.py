@@ -116,6 +116,17 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
     assert said.count("a checkpoint could not be written (File too large); there is none yet, it is tried again") == 1
 
 
+def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resumed(
+    run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    played(replace(run, steps=2), {})
+    adapter = (tmp_path / "run/adapter/adapter_model.safetensors").stat().st_size
+    room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  a checkpoint has its moments, too
+    played(replace(run, out=None, resume=tmp_path / "run", steps=4, save_every=0), {2: room})
+    said = capfd.readouterr().err
+    assert "The disk took no checkpoint after the one of step 2: the run can be resumed from there" in said
+
+
 def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_there(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path
 ) -> None:
@@ -178,7 +189,7 @@ def test_a_taken_folder_beside_which_none_can_be_made_is_said_with_what_is_lost(
         (longest / ".lock").unlink()
         disk.callback(LockedFolder(longest).close)
 
-    with pytest.raises(FolderInUse, match="this one ends here"):
+    with pytest.raises(FolderInUse, match="this process ends"):
         played(replace(run, out=longest), {2: take})
     assert "no folder can be made beside it ([Errno 36] File name too long" in caplog.text
     assert "what was trained after step 2 is lost" in caplog.text

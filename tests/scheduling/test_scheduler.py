@@ -10,12 +10,14 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, raw, say
+from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
 from agentgym.sandboxes.fake import FakeBoxes
 from agentgym.scheduling.accounting import Groups, LifecycleCounts, raise_if_all_failed
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
+from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.types import Completion
 from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, task, tasks
 
@@ -41,6 +43,35 @@ async def test_more_groups_at_once_than_there_are_tasks_is_an_error() -> None:
     async with Scheduler(Say, again(), Scripted([say("1")]), GroupSettings(n=1)) as scheduler:
         with pytest.raises(ValueError, match=r"^tasks: all of them are in play \(2\)"):
             await scheduler.collect(3)
+
+
+@pytest.mark.parametrize(
+    ("count", "prompts", "settings"),
+    [
+        (3, 2, {"oversample": cut(extra_groups=1, carry=2)}),
+        (3, 2, {"oversample": cut(extra_groups=1)}),
+        (10, 8, {"oversample": cut(extra_groups=2)}),
+        (4, 2, {"staleness": 1}),
+    ],
+)
+async def test_a_few_tasks_more_than_are_in_play_are_enough(count: int, prompts: int, settings: dict[str, Any]) -> None:
+    class Few(Say):
+        @classmethod
+        def tasks(cls, split: Split) -> list[ag.Task]:
+            return list(tasks(count))
+
+    class Slow(Scripted):
+        async def generate(self, token_ids: Sequence[int], **asked: Any) -> Completion:
+            for _ in range(rng.randrange(40)):
+                await asyncio.sleep(0)
+            return await super().generate(token_ids, **asked)
+
+    for seed in range(5):
+        rng = random.Random(seed)
+        sampler = TaskSampler.for_training(Few, Sharding(prompts=prompts, by_id=True), seed=seed)
+        answers = Slow(lambda turn: say("1"))
+        async with Scheduler(Few, sampler, answers, GroupSettings(n=2, seed=seed), **settings) as scheduler:
+            assert [len(await scheduler.collect(prompts)) for _ in range(30)] == [prompts] * 30
 
 
 async def test_where_the_tasks_run_out_the_batch_is_smaller() -> None:

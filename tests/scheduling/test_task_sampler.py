@@ -71,6 +71,31 @@ def test_a_second_stop_before_those_were_drawn_forgets_none() -> None:
     assert draw(third, 3) == [ORDER[5], ORDER[7], ORDER[9]]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_task_that_stays_in_play_for_many_rounds_takes_no_other_one_along(seed: int) -> None:
+    class Few(ag.ToolEnv[ag.Task]):
+        @classmethod
+        def tasks(cls, split: Split) -> list[ag.Task]:
+            return [ag.Task(id=f"t{number}", prompt="x") for number in range(4)]
+
+    sampler = TaskSampler.for_training(Few, Sharding(prompts=2), seed=seed)
+    stays = sampler.next()
+    assert stays is not None
+    found = Counter[str]()
+    for _ in range(300):
+        sampled = sampler.next({stays.task.id})
+        assert sampled is not None
+        found[sampled.task.id] += 1
+        sampler.played(sampled.number)
+    assert len(found) == 3
+    assert max(found.values()) < 1.5 * min(found.values())
+    assert len(sampler.state_dict()["unplayed"]) == 2  # the one in play, and once more
+    sampler.played(stays.number)
+    again = sampler.next()
+    assert again is not None
+    assert again.task.id == stays.task.id
+
+
 @given(
     worlds=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 25)), min_size=1, max_size=4),
     by_id=st.booleans(),

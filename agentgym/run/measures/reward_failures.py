@@ -37,9 +37,9 @@ class RewardFailures:
         said = []
         if self._is_due("raised", self._raised):
             said.append(
-                f"{self._count(self._raised)} have no reward because a reward raised; {_most(self._raised)}. Score "
-                "whatever the policy left behind, or it learns to escape low rewards that way: `agentgym check` finds "
-                "such lines, and the reward should return 0.0 there."
+                f"{self._count(self._raised)} have no reward because one raised or returned no number; "
+                f"{_most(self._raised)}. Score whatever the policy left behind, or it learns to escape low rewards "
+                "that way: `agentgym check` finds such lines, and the reward should return 0.0 there."
             )
         if self._is_due("zero", self._zero):
             said.append(
