@@ -86,7 +86,7 @@ def nulls(folder: Path, table: str, column: str) -> None:
 
 
 def many_small_values(folder: Path) -> None:
-    """Segments whose prompts hold a million objects, each in a few kilobytes."""
+    """Segments whose prompts hold 262,144 objects, each in a few kilobytes."""
     said = b'{"prompt": [' + b", ".join([b'{"a": 1}'] * (1 << 18)) + b'], "turns": []}'
     blob, nothing = zlib.compress(said, 9), zlib.compress(b"[]")
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:

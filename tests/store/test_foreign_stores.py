@@ -18,11 +18,11 @@ from tests.foreign_files.attacks import changed, nulls
 from tests.store.test_store import group, rollout, same, segment, written
 
 
-def many(folder: Path, rollouts: int) -> Path:
-    """A store of so many rollouts, each of a phase of its own."""
+def many(folder: Path, rollouts: int, *, phases: int) -> Path:
+    """A store of so many rollouts, in so many phases."""
     with RolloutWriter(folder) as writer:
         for number in range(rollouts):
-            writer.add([group(rollout(f"t{number}/0"))], phase=f"phase{number}", step=0)
+            writer.add([group(rollout(f"t{number}/0"))], phase=f"phase{number % phases}", step=0)
     return folder
 
 
@@ -70,7 +70,7 @@ def test_a_store_whose_table_has_no_key_is_refused(tmp_path: Path, table: str) -
 
 def test_all_that_one_read_asks_has_one_limit_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of many statements is short; a store that is open for long answers one read after the other."""
-    many(tmp_path, 200)
+    many(tmp_path, 200, phases=1)
     monkeypatch.setattr(reading, "LOOK_EACH", 10)
     with RolloutStore(tmp_path) as store:
         assert len(list(store.find())) == 200
@@ -78,7 +78,8 @@ def test_all_that_one_read_asks_has_one_limit_of_its_steps(tmp_path: Path, monke
         monkeypatch.setattr(reading, "FREE_STEPS", 4000)
         tasks = [store.task("t7") for _ in range(300)]
         assert None not in tasks
-        assert [found.number for found in store.find(phase="phase7")] == [8]
+        assert [found.number for found in store.find(ids=["t7"])] == [8]
+        assert len(store.summaries()) == 200
         with pytest.raises(StoreError, match="reading it takes longer than the size of the file explains"):
             list(store.find())
     with RolloutStore(tmp_path, one_read=True) as store:
@@ -91,7 +92,7 @@ def test_all_that_one_read_asks_has_one_limit_of_its_steps(tmp_path: Path, monke
 def test_rollouts_of_many_phases_take_no_more_statements_than_those_of_one(tmp_path: Path) -> None:
     asked: list[str] = []
     for folder, count in ((tmp_path / "few", 1), (tmp_path / "many", 2 * FEWEST)):
-        with RolloutStore(many(folder, count)) as store:
+        with RolloutStore(many(folder, count, phases=count)) as store:
             read = store.query
 
             def counted(sql: str, *values: object) -> list[Any]:
