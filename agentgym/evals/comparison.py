@@ -209,7 +209,7 @@ def _fields(task: Task) -> Mapping[str, Any] | None:
 
 def _read(folder: Path, phase: str) -> _Side:
     try:
-        with RolloutStore(folder) as store:
+        with RolloutStore(folder, one_read=True) as store:
             of_phase, step, what = _chosen(folder, store.query(_EVALUATIONS), phase, trained="train" in store.phases())
             found: dict[str, dict[int, float | None]] = {}
             for row in store.summaries(phase=of_phase, step=step, order="written"):

@@ -223,7 +223,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool) -> dict[str, Rollout]:
     """Return the rollouts of these tasks by their ids; of two with the same id, the later one."""
     found: dict[str, Rollout] = {}
-    with RolloutStore(folder) as store:
+    with RolloutStore(folder, one_read=True) as store:
         _refuse_fewer(folder, {s.rollout_id: s.group_id for s in store.summaries(phase=PHASE)}, tasks, k)
         for stored in store.find(phase=PHASE):
             found[stored.rollout.rollout_id] = stored.rollout

@@ -138,7 +138,7 @@ async def _write(
     concurrency: int,
 ) -> None:
     """Write the store and the settings of the regraded rollouts."""
-    with RolloutStore(run) as store:
+    with RolloutStore(run, one_read=True) as store:
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
             raise ValueError("run: it has no rollout of this phase and step")

@@ -1,24 +1,25 @@
 """Untrusted SQLite databases: only read, and never for longer than their size explains."""
 
 import fcntl
-import json
 import os
 import sqlite3
 import stat
 import sys
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
 from typing import Any, ClassVar
 
 from agentgym.folders.file_systems import has_locks, shared_kind
 from agentgym.foreign_files.opening import MOST_BYTES, UnreadableFileError, regular_file
+from agentgym.foreign_files.tables import Table, wrong_with
 
 LOOK_EACH = 10_000
 """Steps of SQLite's machine between two checks of the limit; they take a fraction of a millisecond."""
 FREE_STEPS = 20_000_000
-"""Steps that every statement may take: about a second."""
+"""Steps that every read may take: about a second."""
 STEPS_A_BYTE = 50
 """Additional steps for each byte of the file; a row of a run's store has hundreds of bytes and takes tens of steps."""
 FREE_ROWS, BYTES_A_ROW = 1000, 32
@@ -28,15 +29,33 @@ FREE_BYTES = 1 << 20
 MEMORY_A_BYTE = 16
 """Bytes of memory that all rows may take for each byte of the file: the smallest number of a byte takes 28."""
 MOST_SCHEMAS = 100
+LIMITS: Mapping[int, int] = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MOST_BYTES,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_COLUMN: 100,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 16,
+}
+"""What every connection holds to, in the schema of the file as well."""
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """The end of a rollback journal that names a file for SQLite to delete."""
+
+
+@dataclass(slots=True)
+class ReadCost:
+    """Counts what one read has taken so far, over all of its statements."""
+
+    looks: int = 0
+    """How often LOOK_EACH steps were done."""
 
 
 class ForeignDatabase:
     """Reads one database without trusting it: it runs no code, and its results have limits.
 
-    A run may write to it meanwhile. The reader writes nothing except SQLite's own shared memory beside a database in
-    write-ahead mode, `NAME-shm`; it never rolls back a rollback journal.
+    The steps are limited for each read: a statement, or all those within a block of `one_read`. A run may write to it
+    meanwhile. The reader writes nothing except SQLite's own shared memory beside a database in write-ahead mode,
+    `NAME-shm`; it never rolls back a rollback journal.
+
     Raises:
         FileNotFoundError: There is no such file.
         UnreadableFileError: It, or a file that SQLite would open beside it, is not a regular file.
@@ -50,7 +69,8 @@ class ForeignDatabase:
         self.path = regular_file(path, within=within)
         check_beside(self.path)
         self.connection = _connected(self.path)
-        self._left, self._size = 0, -1
+        self._read: ReadCost | None = None
+        self._size = -1
         self._measure()
         self.connection.set_progress_handler(self._is_over, LOOK_EACH)
 
@@ -65,16 +85,32 @@ class ForeignDatabase:
             UnreadableFileError: It takes more time, or gives more, than the size of the database explains.
             sqlite3.Error: The database is damaged.
         """
+        with self.one_read() as read:
+            before = read.looks
+            try:
+                return self._rows(sql, tuple(values))
+            except (UnreadableFileError, sqlite3.DataError):
+                if not self._measure():
+                    raise
+            read.looks = before
+            return self._rows(sql, tuple(values))  # a run has written more since it was opened
+
+    @contextmanager
+    def one_read(self, read: ReadCost | None = None) -> Iterator[ReadCost]:
+        """Count the statements within the block as one read; those of a block within another are part of the outer one.
+
+        Args:
+            read: The read that the block goes on with; a new one by default.
+        """
+        outer = self._read
+        self._read = found = outer or read or ReadCost()
         try:
-            return self._rows(sql, tuple(values))
-        except (UnreadableFileError, sqlite3.DataError):
-            if not self._measure():
-                raise
-        return self._rows(sql, tuple(values))  # a run has written more since it was opened
+            yield found
+        finally:
+            self._read = outer
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> tuple[list[str], list[Any]]:
         most_rows, most_bytes = FREE_ROWS + self._size // BYTES_A_ROW, MOST_BYTES + MEMORY_A_BYTE * self._size
-        self._left = (FREE_STEPS + STEPS_A_BYTE * self._size) // LOOK_EACH
         found: list[Any] = []
         try:
             cursor = self.connection.execute(sql, values)
@@ -86,43 +122,35 @@ class ForeignDatabase:
                     cursor.close()
                     raise UnreadableFileError(f"{self.path}: a table gives more than a file of this size can hold")
         except sqlite3.OperationalError as error:
-            if self._left < 0:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
                 raise UnreadableFileError(
-                    f"{self.path}: a query takes longer than the size of the file explains"
+                    f"{self.path}: reading it takes longer than the size of the file explains"
                 ) from error
             raise
         return names, found
 
-    def check_tables(self, wanted: Mapping[str, Collection[str]]) -> None:
-        """Raise UnreadableFileError unless each of these is a plain table with these plain columns; ignore others.
+    def check_tables(self, wanted: Mapping[str, Table]) -> None:
+        """Raise UnreadableFileError unless these are plain tables, with their columns, keys and indexes.
 
         Args:
-            wanted: The names of the columns, by the name of their table.
+            wanted: What is read of each table, by its name.
         """
-        _, rows = self.rows("SELECT type, name, rootpage, sql FROM sqlite_master")
-        schema = (tuple(wanted), *((kind, name, bool(page), sql) for kind, name, page, sql in rows))
-        if schema not in self._sound:
-            self._check_tables(wanted)
-            if len(self._sound) >= MOST_SCHEMAS:
-                self._sound.clear()
-            self._sound.add(schema)
-
-    def _check_tables(self, wanted: Mapping[str, Collection[str]]) -> None:
-        sql = """SELECT t.name, c.name, c.hidden FROM sqlite_master AS t JOIN pragma_table_xinfo(t.name) AS c
-                 WHERE t.type = 'table' AND t.rootpage > 0 AND t.name IN (SELECT value FROM json_each(?))"""
-        _, rows = self.rows(sql, (json.dumps(list(wanted)),))
-        plain = {(table, column): not hidden for table, column, hidden in rows}
-        for table, columns in wanted.items():
-            if not any(of == table for of, _ in plain):
-                raise UnreadableFileError(f"{self.path}: it has no table {table}, or a view in its place")
-            for column in columns:
-                if not plain.get((table, column)):
-                    why = "computes its" if (table, column) in plain else "has no"
-                    raise UnreadableFileError(f"{self.path}: its table {table} {why} column {column}")
+        with self.one_read():
+            _, rows = self.rows("SELECT type, name, rootpage, sql FROM sqlite_master")
+            schema = (tuple(wanted), *((kind, name, bool(page), sql) for kind, name, page, sql in rows))
+            if schema in self._sound:
+                return
+            if (why := wrong_with(wanted, self.rows, [row[:3] for row in rows])) is not None:
+                raise UnreadableFileError(f"{self.path}: {why}")
+        if len(self._sound) >= MOST_SCHEMAS:
+            self._sound.clear()
+        self._sound.add(schema)
 
     def _is_over(self) -> bool:
-        self._left -= 1
-        return self._left < 0
+        if self._read is None:
+            return False
+        self._read.looks += 1
+        return self._read.looks * LOOK_EACH > FREE_STEPS + STEPS_A_BYTE * self._size
 
     def _measure(self) -> bool:
         """Measure the database and its write-ahead log on disk, without holes, and return whether they have grown."""
@@ -203,8 +231,8 @@ def _without_locks(address: str) -> sqlite3.Connection:
 def _opened(address: str) -> sqlite3.Connection:
     """Return a connection that trusts nothing in the file."""
     connection = sqlite3.connect(address, uri=True, isolation_level=None)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    for limit, most in LIMITS.items():
+        connection.setlimit(limit, most)
     if sys.version_info >= (3, 12):
         connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
         connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_VIEW, False)

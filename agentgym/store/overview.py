@@ -27,7 +27,7 @@ TASK_SORTS: Mapping[str, str] = {
 MOST_FAILURES = 20_000
 """The most failures that are looked at, the latest."""
 MOST_UNPACKED = 256 << 20
-"""The most bytes of JSON that the failures of a run may have together."""
+"""The most bytes of JSON that the failures of a run may have together; each is let go before the next one."""
 SHOWN = 50
 """The most rollouts of one failure that are named."""
 
@@ -92,18 +92,19 @@ def visits(store: RolloutStore, task: str) -> list[dict[str, Any]]:
 def failure_kinds(store: RolloutStore) -> list[FailureKind]:
     """Return the latest failures by type, place and last line of their tracebacks, the most frequent first."""
     found: dict[tuple[str, str, str], FailureKind] = {}
-    for number, step, failure in _failures(store):
-        kind = found.setdefault(_key(failure), FailureKind(failure, first_step=step))
-        kind.count += 1
-        kind.first_step, kind.last_step = min(kind.first_step, step), max(kind.last_step, step)
-        if len(kind.numbers) < SHOWN:
-            kind.numbers.append(number)
+    with store.one_read():
+        for number, step, failure in _failures(store):
+            kind = found.setdefault(_key(failure), FailureKind(failure, first_step=step))
+            kind.count += 1
+            kind.first_step, kind.last_step = min(kind.first_step, step), max(kind.last_step, step)
+            if len(kind.numbers) < SHOWN:
+                kind.numbers.append(number)
     return sorted(found.values(), key=lambda kind: -kind.count)
 
 
 def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[list[float], list[int]]:
     """Return the edges and the counts of equal bins over the rewards; both are empty if no rollout has a reward."""
-    where, values = conditions(store, filters, store.far_rewards() if filters.suspicious else set())
+    where, values = conditions(store, filters, store.far_rewards(filters.phase) if filters.suspicious else set())
     with store.one_moment(), store.sound("rewards"):
         sql = f"FROM rollouts WHERE {where} AND reward IS NOT NULL"
         low, high, number = store.query(f"SELECT min(reward), max(reward), count(*) {sql}", *values)[0]
@@ -132,7 +133,7 @@ def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float
 def _failures(store: RolloutStore) -> Iterator[tuple[int, int, Failure]]:
     """Each failed rollout's number, step and failure, from the first of the latest, read in parts."""
     latest = "SELECT number FROM rollouts WHERE reward IS NULL ORDER BY number DESC LIMIT 1 OFFSET ?"
-    skipped, unpacker = store.query(latest, MOST_FAILURES), Unpacker(MOST_UNPACKED)
+    skipped, unpacker = store.query(latest, MOST_FAILURES), Unpacker(MOST_UNPACKED, MOST_UNPACKED)
     last = skipped[0][0] if skipped else 0
     while rows := store.query(
         "SELECT number, step, detail FROM rollouts WHERE reward IS NULL AND number > ? ORDER BY number LIMIT 1000", last

@@ -1,8 +1,9 @@
 """The reader of a run's rollout store: it finds rollouts by their outcome and rebuilds them."""
 
+import json
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 
 from agentgym.foreign_files.content import DAMAGE, Unpacker
-from agentgym.foreign_files.database import ForeignDatabase
+from agentgym.foreign_files.database import ForeignDatabase, ReadCost
 from agentgym.foreign_files.opening import UnreadableFileError
 from agentgym.store.rows import (
     ROLLOUT_COLUMNS,
@@ -24,7 +25,7 @@ from agentgym.store.rows import (
     trained_of,
 )
 from agentgym.store.schema import FILE, StoreError, damaged, misplaced, read_store
-from agentgym.store.suspicious import LARGE_GAP, far_ends, signs_of
+from agentgym.store.suspicious import LARGE_GAP, far_rewards, signs_of
 from agentgym.store.vocabulary import found_among
 from agentgym.types import Floats, Rollout
 
@@ -102,11 +103,13 @@ class RolloutSummary:
 class RolloutStore:
     """Reads the rollouts of a run, while it runs or later: `with RolloutStore("runs/mine") as store`.
 
-    Opening it raises FileNotFoundError if the folder has no store, and ValueError if the store cannot be read.
+    Opening it raises FileNotFoundError if the folder has no store, and ValueError if the store cannot be read. A read
+    that takes longer than the size of the store explains is stopped; with `one_read` all reads count together.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, one_read: bool = False) -> None:
         self.path = Path(folder) / FILE
+        self._all = ReadCost() if one_read else None
         self._database: ForeignDatabase | None = None
 
     def __enter__(self) -> Self:
@@ -139,15 +142,21 @@ class RolloutStore:
         `worst` and `best` leave failed ones out. An id is a rollout's (`task/0`), its task's (`task`), or its number
         in the store.
         """
-        far = self.far_rewards()
-        where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
-        for number in self._numbers(where, values, order, limit):
-            if (found := self._one(number, far)) is not None:  # a run that is resumed may have cut it since
+        read = self._all or ReadCost()
+        with self._opened().one_read(read):
+            far = self.far_rewards(phase)
+            where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
+            numbers = self._numbers(where, values, order, limit)
+        for number in numbers:
+            with self._opened().one_read(read):
+                found = self._one(number, far)
+            if found is not None:  # a run that is resumed may have cut it since
                 yield found
 
     def get(self, number: int) -> StoredRollout | None:
         """Return the rollout of that number; None if there is none."""
-        return self._one(number, self.far_rewards())
+        with self.one_read():
+            return self._one(number, self.far_rewards())
 
     def summaries(
         self,
@@ -161,7 +170,7 @@ class RolloutStore:
         limit: int | None = None,
     ) -> list[RolloutSummary]:
         """Return one line for each rollout that `find` would yield."""
-        far = self.far_rewards()
+        far = self.far_rewards(phase)
         where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
         sql = f"SELECT number, {SUMMARY_COLUMNS}, suspicious, logprob_gap FROM rollouts"
         rows = self.query(f"{sql} WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?", *values, _all(limit))
@@ -186,40 +195,36 @@ class RolloutStore:
         ids: Sequence[str] = (),
     ) -> int:
         """Return how many rollouts `find` would yield."""
-        where, values = _conditions(order, failed, suspicious, step, phase, ids, self.far_rewards())
+        where, values = _conditions(order, failed, suspicious, step, phase, ids, self.far_rewards(phase))
         return int(self.query(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
 
     def task(self, group_id: str) -> dict[str, Any] | None:
         """Return the fields of a group's task; None if the run did not keep it."""
-        rows = self.query("SELECT task FROM tasks WHERE group_id = ?", stored_text(group_id))
+        rows = self.query("SELECT group_id, task FROM tasks WHERE group_id = ?", stored_text(group_id))
         with self.sound(f"task {group_id!r}"):
-            return Unpacker().unpacked(rows[0][0]) if rows else None
+            return Unpacker().unpacked(rows[0][1]) if rows else None
 
     def token_bytes(self, model: str, ids: Collection[int]) -> dict[int, bytes]:
         """Return the bytes of the token ids that the run kept; `model` is the segment's, "" for the policy."""
         if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'vocabulary'"):
             return {}
-        rows = self.query("SELECT ids, lengths, bytes FROM vocabulary WHERE model = ?", stored_text(model))
+        rows = self.query("SELECT model, ids, lengths, bytes FROM vocabulary WHERE model = ?", stored_text(model))
         with self.sound("vocabulary"):
-            return found_among(rows, ids)
+            return found_among([of for _, *of in rows], ids)
 
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
         """The rollouts by their numbers, which are small; a transaction that stays open would hold the writer up."""
         sql = f"SELECT number FROM rollouts WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?"
         return [row[0] for row in self.query(sql, *values, _all(limit))]
 
-    def far_rewards(self) -> set[int]:
-        """Return the numbers of the rollouts whose reward is far from all others of their phase."""
-        found: set[int] = set()
-        with self.one_moment():
-            for phase in self.phases():
-                scored = "FROM rollouts WHERE phase = ? AND reward IS NOT NULL"
-                low, high = (
-                    self.query(f"SELECT number, reward {scored} ORDER BY reward {way} LIMIT 2", phase)
-                    for way in ("", "DESC")
-                )
-                found |= far_ends(low, high, self.query(f"SELECT count(*) {scored}", phase)[0][0])
-        return found
+    def far_rewards(self, phase: str | None = None) -> set[int]:
+        """Return the numbers of the rollouts whose reward is far from all others of their phase; of one, or of all."""
+        with self.one_moment(), self.one_read():
+            return far_rewards(self.query, None if phase is None else stored_text(phase))
+
+    def one_read(self) -> AbstractContextManager[ReadCost]:
+        """Limit the time of everything that is read within the block together."""
+        return self._opened().one_read(self._all)
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
@@ -235,16 +240,13 @@ class RolloutStore:
             connection.rollback()
 
     def _one(self, number: int, far: set[int]) -> StoredRollout | None:
-        rows = self.query(f"SELECT {ROLLOUT_COLUMNS}, suspicious, logprob_gap FROM rollouts WHERE number = ?", number)
+        columns = f"number, {ROLLOUT_COLUMNS}, suspicious, logprob_gap"
+        rows = self.query(f"SELECT {columns} FROM rollouts WHERE number = ?", number)
         if not rows:
             return None
-        *row, signs, gap = rows[0]
-        return self._readable(number, row, gap, signs_of(number, signs, gap, far))
-
-    def _readable(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
-        """The rollout; StoreError where its bytes are damaged."""
+        _, *row, signs, gap = rows[0]
         with self.sound(f"rollout {number}"):
-            return self._rollout(number, row, gap, signs)
+            return self._rollout(number, row, gap, signs_of(number, signs, gap, far))
 
     @contextmanager
     def sound(self, what: str) -> Iterator[None]:
@@ -261,9 +263,9 @@ class RolloutStore:
         return [phase for (phase,) in self.query("SELECT DISTINCT phase FROM rollouts ORDER BY phase")]
 
     def _rollout(self, number: int, row: Sequence[Any], gap: float | None, signs: tuple[str, ...]) -> StoredRollout:
-        sql = f"SELECT {SEGMENT_VALUES}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
+        sql = f"SELECT rollout, {SEGMENT_VALUES}, trained, advantages FROM segments WHERE rollout = ? ORDER BY place"
         rows, unpacker = self.query(sql, number), Unpacker()
-        segments = [segment_of(r[:-2], unpacker) for r in rows]
+        segments = [segment_of(r[1:-2], unpacker) for r in rows]
         return StoredRollout(
             number=number,
             phase=row[0],
@@ -282,7 +284,8 @@ class RolloutStore:
         """
         database = self._opened()
         try:
-            names, rows = database.rows(sql, values)
+            with database.one_read(self._all):
+                names, rows = database.rows(sql, values)
         except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
             raise damaged(self.path, error) from error
         except UnreadableFileError as error:
@@ -294,7 +297,7 @@ class RolloutStore:
     @property
     def counts_tools(self) -> bool:
         """Whether the store counts the tool calls of each rollout, as stores of version 3 do."""
-        return bool(self.query("SELECT 1 FROM pragma_table_info('rollouts') WHERE name = 'tool_calls'"))
+        return any(name == "tool_calls" for _, name, *_ in self.query("PRAGMA main.table_info(rollouts)"))
 
     def _opened(self) -> ForeignDatabase:
         if self._database is None:
@@ -318,8 +321,8 @@ def _conditions(
     elif order in ("worst", "best"):
         where.append("reward IS NOT NULL")
     if suspicious:
-        where.append(_any("suspicious IS NOT NULL", "logprob_gap > ?", _among("number", far)))
-        values += [LARGE_GAP, *far]
+        where.append(_any("suspicious IS NOT NULL", "logprob_gap > ?", "number IN (SELECT value FROM json_each(?))"))
+        values += [LARGE_GAP, json.dumps([*far])]
     within = None if step is None else max(-LARGEST, min(step, LARGEST))
     for name, value in (("step", within), ("phase", None if phase is None else stored_text(phase))):
         if value is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from agentgym.folders.file_systems import has_locks, shared_kind
 from agentgym.foreign_files.database import ForeignDatabase, check_journal
 from agentgym.foreign_files.opening import UnreadableFileError, regular_file
+from agentgym.foreign_files.tables import Table
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,30 +91,55 @@ CREATE TABLE IF NOT EXISTS vocabulary (
 """
 
 _MADE = re.findall(r"^CREATE TABLE IF NOT EXISTS (\w+) \((.*?)^\)", TABLES, re.M | re.S)
-READ_COLUMNS: Mapping[str, Sequence[str]] = {
-    table: [name for name in re.findall(r"^ {4}(\w+) +(?:TEXT|INTEGER|REAL|BLOB)", body, re.M) if name not in ADDED]
-    for table, body in _MADE
-    if table != "vocabulary"
+_COLUMN = re.compile(r"^ {4}(\w+) +(TEXT|INTEGER|REAL|BLOB)( PRIMARY KEY| NOT NULL)?", re.M)
+_KEY = re.compile(r"PRIMARY KEY \((.*)\)")
+_INDEX = r"CREATE INDEX IF NOT EXISTS (\w+) ON {} \(([^)]*)\)"
+
+
+def _table(name: str, body: str) -> Table:
+    """What is read of a table of a store."""
+    columns = _COLUMN.findall(body)
+    key = _KEY.search(body)
+    return Table(
+        columns=[column for column, *_ in columns],
+        key=key[1].split(", ") if key else [column for column, _, rule in columns if "KEY" in rule],
+        indexes={index: of.split(", ") for index, of in re.findall(_INDEX.format(name), TABLES)},
+        added=ADDED,
+        is_added=name == "vocabulary",
+    )
+
+
+READ_TABLES: Mapping[str, Table] = {name: _table(name, body) for name, body in _MADE}
+"""What a store must be so that it can be read, by the names of the tables."""
+_TYPES: Mapping[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes, "NULL": type(None)}
+_RENAMED = {
+    "turns_of_segment": ("BLOB", "NOT NULL"),
+    "mark": ("TEXT", "NOT NULL"),
+    "first_step": ("INTEGER", ""),
+    "last_step": ("INTEGER", ""),
 }
-"""The columns of each table that every store that can be read has."""
-_TYPES: Mapping[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes}
-_COLUMNS = re.findall(r"^ {4}(\w+) +(TEXT|INTEGER|REAL|BLOB)", TABLES, re.M)
-_RENAMED = {"turns_of_segment": "BLOB", "first_step": "INTEGER", "last_step": "INTEGER"}
-KINDS: Mapping[str, str] = _RENAMED | dict(reversed(_COLUMNS))
-"""The kind of each column by its name, as readers ask for it; of two with one name, that of the first table."""
+_COLUMNS = {name: (kind, rule) for name, kind, rule in reversed(_COLUMN.findall(TABLES))}
+KINDS: Mapping[str, tuple[str, bool]] = {name: (kind, not rule) for name, (kind, rule) in (_RENAMED | _COLUMNS).items()}
+"""The kind of each column by its name, as readers ask for it, and whether it may be NULL; of two with one name, that of
+the first table."""
+
+
+_ROWS = {"number": "rollout", "rollout": "rollout", "group_id": "task", "model": "tokens of the model"}
+"""What a row is of, by the column that names it; of several columns the first one."""
 
 
 def misplaced(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str | None:
-    """Name a value that is of another kind than its column, which SQLite lets into any; None where all are right."""
+    """Name a value that is of another kind than its column, which SQLite lets into any; None if all are right."""
     for place, name in enumerate(names):
         if name not in KINDS:
             continue
-        right = (_TYPES[KINDS[name]], type(None))
+        kind, may_be_null = KINDS[name]
+        right = (_TYPES[kind], type(None)) if may_be_null else (_TYPES[kind],)
         if {type(row[place]) for row in rows} <= set(right):
             continue
         if (row := next((row for row in rows if not isinstance(row[place], right)), None)) is not None:
-            whose = f"rollout {row[names.index('number')]}: " if "number" in names else ""
-            return f"{whose}its {name} is {_kind(row[place])} instead of {KINDS[name]}"
+            whose = next((f"{what} {row[names.index(of)]!r:.80}: " for of, what in _ROWS.items() if of in names), "")
+            return f"{whose}its {name} is {_kind(row[place])} instead of {kind}"
     return None
 
 
@@ -180,7 +206,7 @@ def read_store(path: Path) -> ForeignDatabase:
         _check_version(path, version)
         if version == 0:
             raise StoreError(f"{path}: the store is empty: the run has not written a rollout yet")
-        found.check_tables(READ_COLUMNS)
+        found.check_tables(READ_TABLES)
         return found
     except sqlite3.Error as error:
         found.close()
@@ -214,7 +240,7 @@ def _check_version(path: Path, found: int) -> None:
 
 def _missing(connection: sqlite3.Connection) -> str:
     """The statements that add the columns which a store of an earlier version has not."""
-    there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info('rollouts')")}
+    there = {name for _, name, *_ in connection.execute("PRAGMA main.table_info(rollouts)")}
     names = [name for name in ADDED if there and name not in there]
     return " ".join(f"ALTER TABLE rollouts ADD COLUMN {name} {ADDED[name]};" for name in names)
 

@@ -5,7 +5,8 @@ the training step or the other rollouts of the run are found by the reader.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from agentgym.store.tool_counts import ToolCounts, calls_in
 from agentgym.transcript import call_text
@@ -28,6 +29,24 @@ FEWEST = 8
 """Scored rollouts of a phase before a reward can be far from all others."""
 FAR = 3.0
 """A reward is far if the nearest other one is this many times the range of all others away."""
+
+
+_ENDS = f"""
+SELECT number, reward FROM rollouts WHERE phase = ? AND reward IS NOT NULL ORDER BY reward {{way}} LIMIT {FEWEST}
+"""
+"""The rollouts of a phase with the lowest rewards, or the highest."""
+_PHASES_WITH_ENOUGH = f"""
+WITH RECURSIVE phases(phase) AS (
+    SELECT min(phase) FROM rollouts
+    UNION ALL
+    SELECT (SELECT min(phase) FROM rollouts WHERE phase > phases.phase) FROM phases WHERE phases.phase IS NOT NULL
+)
+SELECT phase FROM phases WHERE EXISTS (
+    SELECT 1 FROM rollouts
+    WHERE rollouts.phase = phases.phase AND reward IS NOT NULL LIMIT 1 OFFSET {FEWEST - 1}
+)
+"""
+"""The phases with so many scored rollouts."""
 
 
 def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
@@ -73,16 +92,23 @@ def is_far(reward: float, nearest: float, farthest: float) -> bool:
     return abs(reward - nearest) > (FAR * spread if spread else 10 * max(1.0, abs(nearest)))
 
 
-def far_ends(lowest: Sequence[tuple[int, float]], highest: Sequence[tuple[int, float]], count: int) -> set[int]:
-    """Return which of a phase's rollouts have a reward far from all others; only the lowest and the highest can.
+def far_rewards(query: Callable[..., list[Any]], phase: str | None) -> set[int]:
+    """Return the numbers of the rollouts whose reward is far from all others of their phase.
 
-    `lowest` and `highest` are the numbers and rewards of the two rollouts at each end, the outermost first; `count`
-    is how many scored rollouts there are.
+    Only the lowest and the highest of a phase can be, and an index finds them: the time depends on the number of
+    phases, not on that of rollouts.
+
+    Args:
+        query: Gives the rows of a statement, with its values; all statements must see one moment.
+        phase: The only phase to look at; all by default.
     """
-    if count < FEWEST:
-        return set()
-    ends = ((lowest, highest[0][1]), (highest, lowest[0][1]))
-    return {end[0][0] for end, other in ends if is_far(end[0][1], end[1][1], other)}
+    found: set[int] = set()
+    for (name,) in query(_PHASES_WITH_ENOUGH) if phase is None else [(phase,)]:
+        low, high = (query(_ENDS.format(way=way), name) for way in ("", "DESC"))
+        if len(low) == len(high) == FEWEST:
+            ends = ((low, high[0][1]), (high, low[0][1]))
+            found |= {end[0][0] for end, other in ends if is_far(end[0][1], end[1][1], other)}
+    return found
 
 
 def _repeats(rollout: Rollout) -> bool:

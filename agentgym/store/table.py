@@ -65,7 +65,7 @@ def page(
 ) -> tuple[int, list[TableRow]]:
     """Return how many rollouts meet the filters, and those from `offset` on; those without a value stand at the end."""
     with store.one_moment():
-        far = store.far_rewards()
+        far = store.far_rewards(filters.phase)
         where, values = conditions(store, filters, far)
         total = int(store.query(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
         sql = f"SELECT number, {SUMMARY_COLUMNS}, suspicious, logprob_gap, {counts(store)} FROM rollouts WHERE {where}"

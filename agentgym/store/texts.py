@@ -19,7 +19,7 @@ class RolloutTexts:
     texts: tuple[str, ...]
 
 
-MARK = "phase || ' ' || step || ' ' || rollout_id || ' ' || seconds || ' ' || tokens"
+MARK = "phase || ' ' || step || ' ' || rollout_id || ' ' || seconds || ' ' || tokens AS mark"
 """The mark of a rollout, as SQL."""
 
 
@@ -33,9 +33,10 @@ def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTe
     """Return the texts of the next rollouts after that number, at most `limit`."""
     sql = f"SELECT number, {MARK}, group_id, rollout_id, detail FROM rollouts WHERE number > ? ORDER BY number LIMIT ?"
     texts = list[RolloutTexts]()
-    for found, mark, group_id, rollout_id, detail in store.query(sql, number, limit):
-        with store.sound(f"rollout {found}"):
-            texts.append(RolloutTexts(found, mark, tuple(_texts(store, found, [group_id, rollout_id], detail))))
+    with store.one_read():
+        for found, mark, group_id, rollout_id, detail in store.query(sql, number, limit):
+            with store.sound(f"rollout {found}"):
+                texts.append(RolloutTexts(found, mark, tuple(_texts(store, found, [group_id, rollout_id], detail))))
     return texts
 
 
@@ -48,7 +49,7 @@ def texts_of(store: RolloutStore, number: int) -> list[str]:
 def _texts(store: RolloutStore, number: int, names: list[str], detail: bytes) -> dict[str, None]:
     """The texts in their order; a prompt that several segments share comes once."""
     found, unpacker = dict.fromkeys(names), Unpacker()
-    for (messages,) in store.query("SELECT messages FROM segments WHERE rollout = ? ORDER BY place", number):
+    for _, messages in store.query("SELECT rollout, messages FROM segments WHERE rollout = ? ORDER BY place", number):
         said = unpacker.unpacked(messages)
         for message in (*said["prompt"], *(each for turn, answers in said["turns"] for each in (turn, *answers))):
             found.update(dict.fromkeys(_within(message)))

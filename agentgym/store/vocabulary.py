@@ -92,7 +92,7 @@ class VocabularyWriter:
         self._grown(model, int(ids.max(initial=-1)) + 1)[ids] = True
 
 
-def found_among(rows: Iterable[tuple[bytes, bytes, bytes]], wanted: Collection[int]) -> dict[int, bytes]:
+def found_among(rows: Iterable[Sequence[bytes]], wanted: Collection[int]) -> dict[int, bytes]:
     """Return the bytes of those of the wanted ids that stand in these rows of ids, lengths and bytes."""
     asked = np.fromiter(wanted, np.int64, len(wanted))
     found: dict[int, bytes] = {}

@@ -32,7 +32,7 @@ MOST_READ = 20_000_000
 """Characters that one answer looks through for the pieces around what was searched: half a second."""
 _KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
 """The kinds of segments, of the first ones: all of them would be gone through."""
-_ENDS = "SELECT min(step) AS step FROM rollouts UNION ALL SELECT max(step) FROM rollouts"
+_ENDS = "SELECT min(step) AS first_step FROM rollouts UNION ALL SELECT max(step) FROM rollouts"
 """The first and the last step."""
 NO_CHOICES: dict[str, list[Any]] = {"phases": [], "stop_reasons": [], "kinds": [], "steps_range": [None, None]}
 """What the rollouts of a run without a store can be chosen by."""

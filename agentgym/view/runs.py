@@ -97,8 +97,8 @@ class Run:
         return None
 
     def store(self) -> RolloutStore:
-        """Return its rollouts; Refused where the store is not there yet, or cannot be read."""
-        return _Readable(self.folder)
+        """Return its rollouts, opened for one answer; Refused if the store is not there yet, or cannot be read."""
+        return _Readable(self.folder, one_read=True)
 
 
 class _Readable(RolloutStore):

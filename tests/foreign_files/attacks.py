@@ -76,6 +76,27 @@ def computed_column(folder: Path) -> None:
         store.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'rollouts'", (lies,))
 
 
+def nulls(folder: Path, table: str, column: str) -> None:
+    """NULL in a column that the schema of the store has said to hold none."""
+    with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
+        store.execute("PRAGMA journal_mode = DELETE")
+        store.execute("PRAGMA writable_schema = ON")
+        store.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = ?", (table,))
+    changed(folder, f"UPDATE {table} SET {column} = NULL")
+
+
+def many_small_values(folder: Path) -> None:
+    """Segments whose prompts hold 262,144 objects, each in a few kilobytes."""
+    said = b'{"prompt": [' + b", ".join([b'{"a": 1}'] * (1 << 18)) + b'], "turns": []}'
+    blob, nothing = zlib.compress(said, 9), zlib.compress(b"[]")
+    with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
+        store.execute("DELETE FROM segments")
+        store.executemany(
+            "INSERT INTO segments VALUES (?, ?, 0, 'fork', x'', 2, x'', ?, ?, NULL, NULL)",
+            [(number, place, nothing, blob) for number in (1, 2, 3) for place in range(40)],
+        )
+
+
 def steering_texts(folder: Path) -> None:
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
         names = ", ".join(f"{name} = ?" for name in ("phase", "group_id", "rollout_id", "stop_reason", "suspicious"))
@@ -207,6 +228,15 @@ ATTACKS: Mapping[str, Attack] = {
     "rows without an end": rows_without_end,
     "a computed column": computed_column,
     "texts that steer the terminal": steering_texts,
+    "a view in place of the vocabulary": lambda folder: view_without_end(folder, "vocabulary"),
+    "a table in place of a function": lambda folder: changed(folder, "CREATE TABLE json_each (value)"),
+    "a table without an index": lambda folder: changed(folder, "DROP INDEX rollouts_by_phase_and_reward"),
+    "many small values": many_small_values,
+    "phases that are NULL": lambda folder: nulls(folder, "rollouts", "phase"),
+    "steps that are NULL": lambda folder: nulls(folder, "rollouts", "step"),
+    "tasks that are NULL": lambda folder: nulls(folder, "rollouts", "group_id"),
+    "names that are NULL": lambda folder: nulls(folder, "rollouts", "rollout_id"),
+    "kinds that are NULL": lambda folder: nulls(folder, "segments", "kind"),
     "values that lie": lying_values,
     "columns that lie": lambda folder: changed(folder, "UPDATE segments SET token_ids = 'x', logprobs = 7"),
     "an unknown sign": lambda folder: changed(folder, "UPDATE rollouts SET suspicious = 'no-such-sign'"),

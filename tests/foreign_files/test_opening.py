@@ -5,16 +5,18 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentgym.foreign_files.content import MOST_LEVELS, MOST_VALUES, Unpacker, parsed, read_object
-from agentgym.foreign_files.database import ForeignDatabase, check_journal
+from agentgym.foreign_files import database as reading
+from agentgym.foreign_files.content import MOST_LEVELS, MOST_VALUES, Unpacker, parsed, read_object, values_in
+from agentgym.foreign_files.database import ForeignDatabase, ReadCost, check_journal
 from agentgym.foreign_files.opening import UnreadableFileError, check_folder, read_bytes, regular_file
+from agentgym.foreign_files.tables import Table
 from agentgym.run.folder_lock import hold_folder
 from agentgym.store.schema import FILE, StoreError
 from agentgym.store.writer import RolloutWriter
@@ -91,10 +93,39 @@ def test_so_many_levels_are_read_and_no_more(make: Callable[[int], str]) -> None
 
 def test_many_values_are_refused_and_long_texts_are_not() -> None:
     assert len(parsed(b'["' + b"[,{" * MOST_VALUES + b'"]')[0]) == 3 * MOST_VALUES
-    with pytest.raises(ValueError, match="more than 4,194,304 values"):
+    with pytest.raises(ValueError, match="more than 2,097,152 values"):
         parsed(b"[" + b"[]," * MOST_VALUES + b"1]")
-    with pytest.raises(ValueError, match="more than 4,194,304 values"):
+    with pytest.raises(ValueError, match="more than 2,097,152 values"):
         parsed(b'["\\\\",' + b"[]," * MOST_VALUES + b'"')  # a text that never ends hides nothing
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(JSON)
+def test_few_values_are_counted_at_least_and_many_as_they_are(value: object) -> None:
+    def count(within: object) -> int:
+        if not isinstance(within, list | dict):
+            return 0
+        inner = list(within.values()) if isinstance(within, dict) else within
+        return max(1, len(inner)) + sum(map(count, inner))
+
+    assert values_in(json.dumps(value).encode()) >= count(value)
+    assert values_in(json.dumps([value, "[,{" * 5000, [0] * 5000]).encode()) == count(value) + 5003
+
+
+def test_the_values_of_one_thing_have_one_limit() -> None:
+    half = zlib.compress(b"[" + b"[]," * (MOST_VALUES // 4) + b"1]")
+    unpacker = Unpacker()
+    assert len(unpacker.unpacked(half)) == MOST_VALUES // 4 + 1
+    with pytest.raises(ValueError, match="more than 2,097,152 values when it is unpacked"):
+        unpacker.unpacked(half)
+    with pytest.raises(ValueError, match="more than 2,097,152 values when it is unpacked"):
+        Unpacker(most_values=1 << 30).unpacked(zlib.compress(b"[" + b"[]," * MOST_VALUES + b"1]"))
+
+
+def test_a_text_with_characters_of_four_bytes_counts_as_much() -> None:
+    assert Unpacker(100).unpacked(zlib.compress(b'"' + b"a" * 60 + b'"')) == "a" * 60
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        Unpacker(100).unpacked(zlib.compress(f'"{"a" * 60}😀"'.encode()))
 
 
 def test_what_is_unpacked_for_one_thing_has_one_limit() -> None:
@@ -137,7 +168,7 @@ def test_a_statement_takes_and_gives_no_more_than_the_file_explains(tmp_path: Pa
     path = made(tmp_path / "a.sqlite", "CREATE TABLE a (b)", "INSERT INTO a VALUES (1)")
     database = ForeignDatabase(path, within=tmp_path)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
-    with pytest.raises(UnreadableFileError, match="takes longer than the size of the file explains"):
+    with pytest.raises(UnreadableFileError, match="reading it takes longer than the size of the file explains"):
         database.rows(f"{endless} SELECT count(*) FROM n")
     with pytest.raises(UnreadableFileError, match="gives more than a file of this size"):
         database.rows(f"{endless} SELECT i FROM n")
@@ -155,12 +186,62 @@ def test_a_statement_takes_and_gives_no_more_than_the_file_explains(tmp_path: Pa
         ("CREATE VIRTUAL TABLE a USING fts5(b)", "it has no table a, or a view in its place"),
         ("CREATE TABLE a (c)", "its table a has no column b"),
         ("CREATE TABLE a (c, b AS (length(c)))", "its table a computes its column b"),
+        ("CREATE TABLE a (b, c AS (length(b)))", "its table a computes its column c"),
+        ("CREATE TABLE a (b); CREATE VIEW json_each AS SELECT 1", "its view 'json_each' stands in the place of a func"),
+        ("CREATE TABLE a (b); CREATE TABLE pragma_x (a)", "its table 'pragma_x' stands in the place of a function"),
+        ("CREATE TABLE a (b); CREATE VIRTUAL TABLE c USING fts5(b)", "it has a virtual table, 'c'"),
+        ("CREATE TABLE a (b)", r"its table a has the key \(\) instead of \(b\)"),
+        ("CREATE TABLE a (c, b, PRIMARY KEY (c, b))", r"its table a has the key \(c, b\) instead of \(b\)"),
+        (
+            "CREATE VIEW later AS SELECT 1; CREATE TABLE a (b PRIMARY KEY, c); CREATE INDEX by_b ON a (b, c)",
+            "it has no table later, or a view in its pl",
+        ),
+        ("CREATE TABLE a (b PRIMARY KEY)", r"its table a has no index by_b on \(b, c\)"),
+        ("CREATE TABLE a (b PRIMARY KEY, c); CREATE INDEX by_b ON a (c, b)", r"has no index by_b on \(b, c\)"),
+        (
+            "CREATE TABLE a (b PRIMARY KEY, c); CREATE INDEX by_b ON a (b, c COLLATE NOCASE)",
+            r"has no index by_b on \(b, c\)",
+        ),
+        (
+            "CREATE TABLE a (b PRIMARY KEY); CREATE TABLE d (b, c); CREATE INDEX by_b ON d (b, c)",
+            r"its table a has no index by_b on \(b, c\)",
+        ),
     ],
 )
 def test_tables_are_plain_ones_with_plain_columns(tmp_path: Path, statement: str, told: str) -> None:
-    database = ForeignDatabase(made(tmp_path / "a.sqlite", statement), within=tmp_path)
-    with pytest.raises(UnreadableFileError, match=f"a.sqlite: {told}"):
-        database.check_tables({"a": ["b"]})
+    database = ForeignDatabase(made(tmp_path / "a.sqlite", *statement.split("; ")), within=tmp_path)
+    wanted = Table(columns=["b", "c"], added=["c"], key=["b"], indexes={"by_b": ["b", "c"]})
+    with pytest.raises(UnreadableFileError, match=f"a.sqlite: .*{told}.*; ask for an unchanged copy of the file"):
+        database.check_tables({"a": wanted, "later": Table(columns=["b"], is_added=True)})
+    database.close()
+
+
+def test_tables_as_they_are_wanted_are_read(tmp_path: Path) -> None:
+    whole = ["CREATE TABLE a (c, b PRIMARY KEY)", "CREATE INDEX by_b ON a (b, c)", "CREATE TABLE other (d)"]
+    database = ForeignDatabase(made(tmp_path / "a.sqlite", *whole, "CREATE VIEW v AS SELECT 1"), within=tmp_path)
+    wanted = Table(columns=["b", "c", "e"], added=["e"], key=["b"], indexes={"by_b": ["b", "c"]})
+    database.check_tables({"a": wanted, "later": Table(columns=["b"], is_added=True)})
+    database.close()
+
+
+def test_many_statements_of_one_read_take_no_more_together_than_the_file_explains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "FREE_STEPS", 1_000_000)
+    path = made(tmp_path / "a.sqlite", "CREATE TABLE a (b)", "INSERT INTO a VALUES (1)")
+    database = ForeignDatabase(path, within=tmp_path)
+    counting = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000) SELECT count(*) FROM n"
+    for _ in range(30):  # each by itself
+        assert database.rows(counting)[1] == [(20000,)]
+    read, done = ReadCost(), []
+    with suppress(UnreadableFileError), database.one_read(read):
+        for _ in range(30):
+            with database.one_read():
+                done += database.rows(counting)[1]
+    assert 0 < len(done) < 30
+    with pytest.raises(UnreadableFileError, match="reading it takes longer than"), database.one_read(read):
+        database.rows(counting)
+    assert database.rows(counting)[1] == [(20000,)]
     database.close()
 
 
