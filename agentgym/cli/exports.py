@@ -87,6 +87,7 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
     """
     from agentgym.exports.atif_files import continuations, is_atif
     from agentgym.exports.atif_reader import read_atif
+    from agentgym.foreign_files.opening import real_path
 
     if not paths:
         raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
@@ -101,8 +102,8 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
     }
     files = [file for file, folder in asked.items() if file in paths or is_atif(file, folder)]
     try:
-        behind = {file.resolve() for path in files for file in continuations(path)}
-        many, unscored = _write((read_atif(file) for file in files if file.resolve() not in behind), out)
+        behind = {real_path(file) for path in files for file in continuations(path)}
+        many, unscored = _write((read_atif(file) for file in files if real_path(file) not in behind), out)
     except ValueError as error:
         raise AgentGymError(f"paths: {error}") from error
     say(f"{many} rollouts, {unscored} of them without a reward: {out}")
@@ -114,7 +115,7 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
 
 def _natural(path: Path) -> list[str | int]:
     """A key by which 10 stands behind 9."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:

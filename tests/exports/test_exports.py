@@ -404,7 +404,7 @@ def test_an_image_of_another_agents_trajectory_is_read_from_its_folder_alone(tmp
     (message,) = read_atif(file).rollout.segments[0].prompt_messages
     assert message == {"role": "user", "content": [{"type": "text", "text": "Look:"}, ag.Image(PNG).part]}
     refused: dict[Any, str] = {
-        "../secret.png": "step 1: source.path: '../secret.png' is not below the folder of the trajectory",
+        "../secret.png": "step 1: source.path: '../secret.png': it is not below the folder of the trajectory",
         "images/none.png": "step 1: source.path: 'images/none.png' cannot be read",
         "https://example.com/a.png": "step 1: source.path: .* is not fetched; download it",
         "b.png": "step 1: source.path: 'b.png': data: begins with b'no pictu'",
