@@ -1,6 +1,7 @@
 """The commands `agentgym export` and `agentgym import`: rollouts written to other formats, and read from them."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -13,6 +14,7 @@ import tyro
 from agentgym.cli.output import flush, say
 from agentgym.cli.show import ALL, TRAIN, opened
 from agentgym.errors import AgentGymError
+from agentgym.folders.names import remove
 
 if TYPE_CHECKING:
     from agentgym.exports.atif_reader import Imported
@@ -91,7 +93,7 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
 
     if not paths:
         raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
-    if out.exists():
+    if os.path.lexists(out):
         raise AgentGymError(f"--out: {out} exists already; name another folder")
     if missing := [path for path in paths if not path.exists()]:
         raise AgentGymError(f"paths: there is no {missing[0]}")
@@ -129,7 +131,7 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
     from agentgym.types import Group
 
     part = out.with_name(f"{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
+    remove(part)  # of an import that was killed, or a link that a stranger has put there
     seen, models, unscored = set[tuple[str, int, str]](), set[str | None](), 0
     try:
         with RolloutWriter(part) as store:

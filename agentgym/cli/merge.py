@@ -1,5 +1,6 @@
 """The command `agentgym merge`: one plain model from what a run has trained."""
 
+import os
 from pathlib import Path
 
 import tyro
@@ -26,7 +27,7 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
     """
     if (trained / "config.json").is_file():
         raise EngineError(f"{str(trained)!r} is a whole model, with nothing to merge; give it as `model`")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise EngineError(f"out: {str(out)!r} exists already; name a new folder, or remove that one first")
     if base is not None:
         with boundary(EngineError, f"base {base!r}"):

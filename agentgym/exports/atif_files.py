@@ -1,6 +1,5 @@
 """The files of trajectories of ATIF: found, checked, and read with those that they refer to, and no others."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -10,7 +9,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from agentgym.exports.atif_images import put_back
 from agentgym.foreign_files.allowance import Allowance
 from agentgym.foreign_files.content import read_json, read_object
-from agentgym.foreign_files.opening import real_path, size_of
+from agentgym.foreign_files.opening import is_file, real_path, size_of
 
 FAMILY = "ATIF-v1."
 """The beginning of the versions that are read."""
@@ -99,7 +98,7 @@ def continuations(path: Path) -> set[Path]:
     document = _checked(path, None, Allowance())
     named = [document.get("continued_trajectory_ref"), *(ref.get("trajectory_path") for ref in refs_of(document))]
     files = [below(path, path.parent, name) for name in named if name]
-    return {file for file in files if os.path.isfile(file)}  # noqa: PTH113 - Path.is_file raises for a name too long
+    return {file for file in files if is_file(file)}
 
 
 def below(path: Path, folder: Path, name: str) -> Path:

@@ -61,6 +61,11 @@ def size_of(path: Path, *, within: Path | None) -> int:
         return os.fstat(file.fileno()).st_size
 
 
+def is_file(path: Path | str) -> bool:
+    """Whether there is a regular file, or a link to one; False also for a name that no file can have."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
+
+
 def real_path(path: Path) -> Path:
     """Return the absolute path of a file without links, also if it is missing or its links go in a circle.
 

@@ -8,6 +8,8 @@ from agentgym.report.folders import KeptRun, measured
 from agentgym.report.lines import Line, Spread, spread
 
 Figure: TypeAlias = Callable[[KeptRun], float | None]
+DIGITS = 18
+"""The most digits of a number in the name of a figure; Python refuses to read thousands of them."""
 LAST = 5
 """Steps over which the first and the last reward are taken."""
 
@@ -102,7 +104,7 @@ def _pass_at(k: str) -> Figure:
 
 def _passes(run: KeptRun) -> dict[str, Any]:
     found = run.summary.get("pass_at")
-    return {k: of for k, of in found.items() if k.isdecimal()} if isinstance(found, dict) else {}
+    return {k: of for k, of in found.items() if k.isdecimal() and len(k) <= DIGITS} if isinstance(found, dict) else {}
 
 
 def _stop(name: str) -> bool:
