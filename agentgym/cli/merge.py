@@ -7,7 +7,7 @@ import tyro
 
 from agentgym.cli.output import say
 from agentgym.errors import EngineError, boundary
-from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.adapter import adapter_config, check_ranks
 from agentgym.models import find_model, refuse_unreachable
 
 
@@ -43,7 +43,8 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
 
 def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
-        config = read_object(adapter / "adapter_config.json", within=None)
+        config = adapter_config(adapter)
+        check_ranks(adapter)
     base = base or config.get("base_model_name_or_path")
     if base is None:
         raise EngineError(f"adapter {str(adapter)!r} names no base model; give one with --base")

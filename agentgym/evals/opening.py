@@ -11,7 +11,8 @@ from agentgym.engines.messages import MessageEngine
 from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
-from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.adapter import CONFIG, adapter_config
+from agentgym.foreign_files.opening import is_file
 from agentgym.messages import SEE_ELSEWHERE
 from agentgym.models import find_model
 from agentgym.tools.images import image_in
@@ -19,7 +20,6 @@ from agentgym.types import Task
 
 Model: TypeAlias = Engine | Path | str
 """An engine that is open; the folder or hub name of a model, or the folder of an adapter; or the URL of an endpoint."""
-_ADAPTER = "adapter_config.json"
 
 
 @asynccontextmanager
@@ -87,12 +87,12 @@ def is_url(model: str | Path) -> bool:
 
 def adapter_folder(folder: Path) -> Path | None:
     """Return the folder of an adapter: this one, or `adapter` in the folder of a run; None if neither is one."""
-    return next((path for path in (folder, folder / "adapter") if (path / _ADAPTER).is_file()), None)
+    return next((path for path in (folder, folder / "adapter") if is_file(path / CONFIG)), None)
 
 
 def base_of(adapter: Path) -> str:
     """Return the base model of an adapter; ValueError if its config names none."""
-    base = read_object(adapter / _ADAPTER, within=None).get("base_model_name_or_path")
+    base = adapter_config(adapter).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"model: the adapter {adapter} names no base model; open an engine and give it the adapter")
     return str(base)
