@@ -80,7 +80,7 @@ def _take_back_sigterm() -> None:
 def _refuse_silent(address: str) -> None:
     """Raise OSError where nobody answers at HOST:PORT: Ray itself would try for many minutes, and not be stopped."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
-    if host and port.isdecimal():
+    if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
 
 

@@ -1,5 +1,6 @@
 """The engine of an evaluation: the one that is given, or one that is opened for a model or a URL."""
 
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,7 +78,8 @@ def opened_name(model: Model) -> str:
 
 def _whole(name: str | Path) -> str:
     """Return the whole path of a folder, which is the same from every working folder, and any other name as it is."""
-    return str(Path(name).resolve() if Path(name).is_dir() else name)
+    is_folder = os.path.isdir(name)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
+    return str(Path(name).resolve() if is_folder else name)
 
 
 def is_url(model: str | Path) -> bool:

@@ -69,8 +69,7 @@ def number(value: float) -> str:
 
 def _total(figure: str) -> Figure:
     def of(run: KeptRun) -> float | None:
-        found = [value for row in run.steps if (value := measured(row.get(figure))) is not None]
-        return float(sum(found)) if run.steps else None
+        return float(sum(run.curve(figure).values())) if run.steps else None
 
     return of
 
@@ -79,11 +78,10 @@ def _share(figure: str) -> Figure:
     """Return the share of a run's rollouts with a reward: a step counts by how many of them it has."""
 
     def of(run: KeptRun) -> float | None:
-        weights = [measured(row.get("rollouts/finished")) or 0.0 for row in run.steps]
-        if not (finished := sum(weights)):
+        weights = run.curve("rollouts/finished")
+        if not run.finished:
             return None
-        shares = [measured(row.get(figure)) or 0.0 for row in run.steps]
-        return sum(share * weight for share, weight in zip(shares, weights, strict=True)) / finished
+        return sum(share * weights.get(step, 0.0) for step, share in run.curve(figure).items()) / run.finished
 
     return of
 

@@ -123,5 +123,16 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
         read_adapter(adapter(tmp_path / "adapter"))
 
 
+@pytest.mark.parametrize("base", ["/" + "n" * 300, "n" * 5000, "a\0b", [1]], ids=lambda base: f"{base!r:.10}")
+def test_an_adapter_of_a_base_that_is_no_model_is_a_sentence(base: Any, tmp_path: Path, commands: Worker) -> None:
+    folder = adapter(tmp_path / "adapter", base_model_name_or_path=base)
+    out = str(tmp_path / "out")
+    played, merged = commands.run(
+        ["eval", "chase", "--model", str(folder), "--n", "1", "--out", out], ["merge", str(folder), out]
+    )
+    assert (wrong_with(played), wrong_with(merged)) == ([], [])
+    assert (played["code"], merged["code"]) == (1, 1)
+
+
 def test_a_model_whose_name_is_too_long_for_a_file_is_no_adapter() -> None:
     assert adapter_folder(Path("n" * 300)) is None

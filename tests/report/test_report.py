@@ -263,6 +263,18 @@ def test_the_words_below_a_picture_speak_of_seeds_where_there_are_several(
     assert ("thin lines are seeds" in reported(capsys, tmp_path).text) == (seeds > 1)
 
 
+def test_a_long_curve_is_drawn_with_few_points_and_its_peaks() -> None:
+    values = [float(step % 7) for step in range(50_000)]
+    values[12_345], values[40_000] = 99.0, -99.0
+    plots = pytest.importorskip("agentgym.report.plots")
+    steps, drawn = plots.thinned(range(50_000), values)
+    assert len(steps) <= 2 * plots.PARTS
+    assert {(12_345, 99.0), (40_000, -99.0), (0, 0.0)} <= set(zip(steps, drawn, strict=True))
+    assert steps == sorted(steps)
+    assert plots.thinned([1, 3], [0.5, 0.25], [1.0, 2.0]) == [[1, 3], [0.5, 0.25], [1.0, 2.0]]
+    assert len(plots.thinned(range(10**5), values * 2, values * 2)[0]) <= 4 * plots.PARTS
+
+
 def test_a_figure_that_is_always_zero_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", [0.1, 0.9], figures={"rollouts/failed": 0.0, "train/entropy": 0.5})
     reported(capsys, tmp_path)
