@@ -44,10 +44,11 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
 def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
         config = adapter_config(adapter)
-        check_ranks(adapter)
     base = base or config.get("base_model_name_or_path")
     if base is None:
         raise EngineError(f"adapter {str(adapter)!r} names no base model; give one with --base")
+    with boundary(EngineError, f"adapter {str(adapter)!r}"):
+        check_ranks(adapter)
     from agentgym.train.policy.adapter_io import write_merged
 
     with boundary(EngineError, f"merge into {base!r}"):
