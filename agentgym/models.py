@@ -27,13 +27,18 @@ def find_model(model: Path | str) -> Path | str:
     :raises ValueError: where this installation lacks the model.
     """
     name = str(model)  # A command line gives a Path for every model.
-    if name not in SHIPPED or Path(model).exists():
+    if name not in SHIPPED or _exists(model):
         return model
     here = Path(__file__).parent
     for place in (here / "_models" / name, here.parent / "recipes" / "checkpoints" / SHIPPED[name]):
         if place.is_dir():
             return place
     raise ValueError(f"model: {name!r} is not in this installation ({here / '_models'}); install agentgym again")
+
+
+def _exists(path: Path | str) -> bool:
+    """Whether there is something at a path; False also for a name that no file can have."""
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
 def is_tiny(model: Path | str) -> bool:
@@ -47,7 +52,7 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
     """Raise ValueError, naming the field, for a path at which there is nothing; what may be a hub name passes."""
     # A name on the hub is `model` or `owner/model`; anything else can only be a path.
     local = str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
-    if local and not Path(model).exists():
+    if local and not _exists(model):
         raise ValueError(
             f"{field}: there is no folder {model}; give one that exists, or a name on the Hugging Face hub"
         )
@@ -60,7 +65,7 @@ def refuse_unreachable(model: Path | str, field: str = "model") -> None:
     for most of a minute, for each file.
     """
     refuse_missing(model, field)
-    if Path(find_model(model)).exists() or _is_cached(str(model)) or (why_not := why_no_hub()) is None:
+    if _exists(find_model(model)) or _is_cached(str(model)) or (why_not := why_no_hub()) is None:
         return
     raise ValueError(
         f"{field}: {model} cannot be loaded: there is no such folder here, it is not in the hub's cache, and "

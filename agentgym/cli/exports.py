@@ -1,6 +1,7 @@
 """The commands `agentgym export` and `agentgym import`: rollouts written to other formats, and read from them."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -13,6 +14,7 @@ import tyro
 from agentgym.cli.output import flush, say
 from agentgym.cli.show import ALL, TRAIN, opened
 from agentgym.errors import AgentGymError
+from agentgym.folders.names import remove
 
 if TYPE_CHECKING:
     from agentgym.exports.atif_reader import Imported
@@ -87,10 +89,11 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
     """
     from agentgym.exports.atif_files import continuations, is_atif
     from agentgym.exports.atif_reader import read_atif
+    from agentgym.foreign_files.opening import real_path
 
     if not paths:
         raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
-    if out.exists():
+    if os.path.lexists(out):
         raise AgentGymError(f"--out: {out} exists already; name another folder")
     if missing := [path for path in paths if not path.exists()]:
         raise AgentGymError(f"paths: there is no {missing[0]}")
@@ -101,8 +104,8 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
     }
     files = [file for file, folder in asked.items() if file in paths or is_atif(file, folder)]
     try:
-        behind = {file.resolve() for path in files for file in continuations(path)}
-        many, unscored = _write((read_atif(file) for file in files if file.resolve() not in behind), out)
+        behind = {real_path(file) for path in files for file in continuations(path)}
+        many, unscored = _write((read_atif(file) for file in files if real_path(file) not in behind), out)
     except ValueError as error:
         raise AgentGymError(f"paths: {error}") from error
     say(f"{many} rollouts, {unscored} of them without a reward: {out}")
@@ -114,7 +117,7 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
 
 def _natural(path: Path) -> list[str | int]:
     """A key by which 10 stands behind 9."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
@@ -128,7 +131,7 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
     from agentgym.types import Group
 
     part = out.with_name(f"{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
+    remove(part)  # of an import that was killed, or a link that a stranger has put there
     seen, models, unscored = set[tuple[str, int, str]](), set[str | None](), 0
     try:
         with RolloutWriter(part) as store:

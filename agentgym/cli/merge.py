@@ -1,12 +1,13 @@
 """The command `agentgym merge`: one plain model from what a run has trained."""
 
+import os
 from pathlib import Path
 
 import tyro
 
 from agentgym.cli.output import say
 from agentgym.errors import EngineError, boundary
-from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.adapter import adapter_config, check_ranks
 from agentgym.models import find_model, refuse_unreachable
 
 
@@ -26,7 +27,7 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
     """
     if (trained / "config.json").is_file():
         raise EngineError(f"{str(trained)!r} is a whole model, with nothing to merge; give it as `model`")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise EngineError(f"out: {str(out)!r} exists already; name a new folder, or remove that one first")
     if base is not None:
         with boundary(EngineError, f"base {base!r}"):
@@ -48,10 +49,12 @@ def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
             f"adapter {str(adapter)!r}: it holds no adapter_config.json; name the folder of an adapter{meant}"
         )
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
-        config = read_object(adapter / "adapter_config.json", within=None)
+        config = adapter_config(adapter)
     base = base or config.get("base_model_name_or_path")
     if base is None:
         raise EngineError(f"adapter {str(adapter)!r} names no base model; give one with --base")
+    with boundary(EngineError, f"adapter {str(adapter)!r}"):
+        check_ranks(adapter)
     from agentgym.train.policy.adapter_io import write_merged
 
     with boundary(EngineError, f"merge into {base!r}"):

@@ -6,9 +6,8 @@ from typing import Any
 
 from agentgym.adapter import Adapter
 from agentgym.extras import needs_extra
-from agentgym.foreign_files.content import read_object
-
-_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+from agentgym.foreign_files.adapter import CONFIG, TENSORS, adapter_config, adapter_tensors
+from agentgym.foreign_files.opening import is_file
 
 
 async def opened_adapter(adapter: Any) -> Adapter | None:
@@ -23,9 +22,9 @@ async def opened_adapter(adapter: Any) -> Adapter | None:
 def read_adapter(folder: str | Path) -> Adapter:
     """The adapter that PEFT, a trainer or a run wrote into a folder; ValueError that says what is missing there."""
     folder = Path(folder)
-    missing = [name for name in (_CONFIG, _TENSORS) if not (folder / name).is_file()]
+    missing = [name for name in (CONFIG, TENSORS) if not is_file(folder / name)]
     if missing:
-        hint = f"; {str(folder / 'adapter')!r} has both" if (folder / "adapter" / _CONFIG).is_file() else ""
+        hint = f"; {str(folder / 'adapter')!r} has both" if is_file(folder / "adapter" / CONFIG) else ""
         if (folder / "config.json").is_file():
             hint = "; it holds a whole model: open an engine with that as its model"
         raise ValueError(f"adapter: {str(folder)!r} has no {' and no '.join(missing)}{hint}")
@@ -33,6 +32,6 @@ def read_adapter(folder: str | Path) -> Adapter:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     try:
-        return Adapter(config=read_object(folder / _CONFIG, within=None), tensors=load_file(folder / _TENSORS))
-    except (OSError, ValueError, SafetensorError) as error:
+        return Adapter(config=adapter_config(folder), tensors=load_file(adapter_tensors(folder)))
+    except (OSError, ValueError, RuntimeError, MemoryError, SafetensorError) as error:
         raise ValueError(f"adapter: {str(folder)!r} cannot be read: {type(error).__name__}: {error}") from error

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def model_files(model: str | Path) -> str:
 
 def _folder(model: str | Path) -> Path | None:
     """Return the folder of a model, that in the hub's cache for a name of the hub."""
-    if Path(model).is_dir():
+    if os.path.isdir(model):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(model)
     try:
         from huggingface_hub import try_to_load_from_cache

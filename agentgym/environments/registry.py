@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from agentgym.environments.env import Env, _is_env
 from agentgym.errors import EnvError, boundary
 from agentgym.field_checks import nearest
+from agentgym.foreign_files.opening import is_file
 
 EnvT = TypeVar("EnvT", bound="type[Env[Any]]")
 
@@ -94,12 +95,12 @@ def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     module, colon, attribute = (env, "", "") if env.endswith(".py") else env.rpartition(":")
     if not colon and not env.endswith(".py"):
         return _installed(env)
-    if (is_file := module.endswith(".py")) and not Path(module).is_file():
-        raise ValueError(f"env: there is no file {module}; name one, as in my_env.py:Pointers")
+    if (is_path := module.endswith(".py")) and not is_file(module):
+        raise ValueError(f"env: there is no file {module:.200}; name one, as in my_env.py:Pointers")
     with boundary(EnvError, f"env {env!r}"):
-        loaded = import_file(Path(module)) if is_file else importlib.import_module(module)
+        loaded = import_file(Path(module)) if is_path else importlib.import_module(module)
         found: Any = getattr(loaded, attribute, None) if attribute else None
-    if is_file and not attribute:
+    if is_path and not attribute:
         return _only_env(env, loaded)
     if not _is_env(found):
         like = nearest(attribute, [name for name, value in vars(loaded).items() if _is_env(value)])
@@ -118,7 +119,7 @@ def _installed(name: str) -> type[Env[Any]]:
     if name not in there:
         known = nearest(name, [*_registry, *there, *ours])
         raise ValueError(
-            f"env: {name!r} is not registered ({known}); import its module, or write "
+            f"env: {name!r:.200} is not registered ({known}); import its module, or write "
             '"module:Class" or "path.py:Class", as in "my_env:Pointers"'
         )
     entry = there[name]

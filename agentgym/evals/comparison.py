@@ -224,7 +224,7 @@ def _read(folder: Path, phase: str) -> _Side:
 def _number(rollout_id: str, otherwise: int) -> int:
     """Return the number of an attempt, the last part of its rollout's id; `otherwise` for an id of another form."""
     last = rollout_id.rpartition("/")[2]
-    return int(last) if last.isdecimal() else otherwise
+    return int(last) if last.isdecimal() and len(last) < 19 else otherwise
 
 
 def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:

@@ -1,5 +1,6 @@
 """The engine of an evaluation: the one that is given, or one that is opened for a model or a URL."""
 
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,8 @@ from agentgym.engines.messages import MessageEngine
 from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
-from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.adapter import CONFIG, adapter_config
+from agentgym.foreign_files.opening import is_file
 from agentgym.messages import SEE_ELSEWHERE
 from agentgym.models import find_model
 from agentgym.tools.images import image_in
@@ -19,7 +21,6 @@ from agentgym.types import Task
 
 Model: TypeAlias = Engine | Path | str
 """An engine that is open; the folder or hub name of a model, or the folder of an adapter; or the URL of an endpoint."""
-_ADAPTER = "adapter_config.json"
 
 
 @asynccontextmanager
@@ -77,7 +78,8 @@ def opened_name(model: Model) -> str:
 
 def _whole(name: str | Path) -> str:
     """Return the whole path of a folder, which is the same from every working folder, and any other name as it is."""
-    return str(Path(name).resolve() if Path(name).is_dir() else name)
+    is_folder = os.path.isdir(name)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
+    return str(Path(name).resolve() if is_folder else name)
 
 
 def is_url(model: str | Path) -> bool:
@@ -87,12 +89,12 @@ def is_url(model: str | Path) -> bool:
 
 def adapter_folder(folder: Path) -> Path | None:
     """Return the folder of an adapter: this one, or `adapter` in the folder of a run; None if neither is one."""
-    return next((path for path in (folder, folder / "adapter") if (path / _ADAPTER).is_file()), None)
+    return next((path for path in (folder, folder / "adapter") if is_file(path / CONFIG)), None)
 
 
 def base_of(adapter: Path) -> str:
     """Return the base model of an adapter; ValueError if its config names none."""
-    base = read_object(adapter / _ADAPTER, within=None).get("base_model_name_or_path")
+    base = adapter_config(adapter).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"model: the adapter {adapter} names no base model; open an engine and give it the adapter")
     return str(base)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
 from agentgym.folders.disk import Refusals, write_whole
-from agentgym.folders.names import whole_path
+from agentgym.folders.names import remove, whole_path
 from agentgym.foreign_files.content import read_object
 from agentgym.rollouts.step_result import read_rewards
 from agentgym.run.settings import SETTINGS, begun_seed, versions
@@ -113,11 +114,10 @@ async def regrade(
         AgentGymError: No rollout could be scored.
     """
     run, out, named = whole_path(run), whole_path(out), check_models(models)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"out: {out} exists already; name another folder")
+    _refuse_taken(out)
     done = Regraded(out)
     part = out.with_name(f"{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a regrade that was killed
+    remove(part)  # of a regrade that was killed, or a link that a stranger has put there
     try:
         await _write(run, env, part, done, named, phase, step, concurrency)
         if not done.not_kept:
@@ -125,6 +125,12 @@ async def regrade(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return done
+
+
+def _refuse_taken(out: Path) -> None:
+    """Raise ValueError if anything but an empty folder is at this path, such as a link to nothing."""
+    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"out: {out} exists already; name another folder")
 
 
 async def _write(

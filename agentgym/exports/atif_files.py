@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from agentgym.exports.atif_images import put_back
+from agentgym.foreign_files.allowance import Allowance
 from agentgym.foreign_files.content import read_json, read_object
+from agentgym.foreign_files.opening import is_file, real_path, size_of
 
 FAMILY = "ATIF-v1."
 """The beginning of the versions that are read."""
@@ -24,10 +26,15 @@ class _Call(BaseModel):
     arguments: dict[str, Any]
 
 
+class _Ref(BaseModel):
+    trajectory_id: str | None = None
+    trajectory_path: str | None = None
+
+
 class _Result(BaseModel):
     source_call_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
-    subagent_trajectory_ref: list[dict[str, Any]] | None = None
+    subagent_trajectory_ref: list[_Ref] | None = None
     extra: dict[str, Any] | None = None
 
 
@@ -88,26 +95,30 @@ def continuations(path: Path) -> set[Path]:
 
     ValueError for a file that is no trajectory, as of `read_atif`, and for one that names files elsewhere.
     """
-    document = _checked(path, None)
+    document = _checked(path, None, Allowance())
     named = [document.get("continued_trajectory_ref"), *(ref.get("trajectory_path") for ref in refs_of(document))]
     files = [below(path, path.parent, name) for name in named if name]
-    return {file for file in files if file.is_file()}
+    return {file for file in files if is_file(file)}
 
 
-def below(path: Path, folder: Path, name: Any) -> Path:
+def below(path: Path, folder: Path, name: str) -> Path:
     """The file that a trajectory names; ValueError for one that is not below the folder of the first trajectory."""
-    if not isinstance(name, str) or "\0" in name:
-        raise ValueError(f"{path}: a reference to another trajectory must be the name of a file, got {name!r:.200}")
     file = path.parent / name
-    if not file.resolve().is_relative_to(folder.resolve()):
+    try:
+        is_below = real_path(file).is_relative_to(real_path(folder))
+    except ValueError:
+        raise ValueError(f"{path}: no file can have the name {name!r:.200} of a reference; correct it") from None
+    if not is_below:
         raise ValueError(f"{path}: {name!r:.200} is not below the folder of the trajectory; put it there")
     return file
 
 
-def _checked(path: Path, folder: Path | None) -> dict[str, Any]:
+def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
     """The document of a file, checked, as it stands there; `folder` as of `opened`."""
     try:
-        found: dict[str, Any] = read_object(path, within=folder)
+        size = size_of(path, within=folder)
+        allowance.take(path, size)
+        found: dict[str, Any] = read_object(path, within=folder, most=size)
     except OSError as error:
         raise ValueError(f"{path}: no JSON file can be read there ({error.strerror})") from error
     try:
@@ -118,11 +129,11 @@ def _checked(path: Path, folder: Path | None) -> dict[str, Any]:
     return found
 
 
-def loaded(path: Path, folder: Path | None) -> dict[str, Any]:
-    """The document of a file, checked, with its images in it."""
-    found = _checked(path, folder)
+def loaded(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
+    """The document of a file, checked, with its images in it; all of them count towards the allowance."""
+    found = _checked(path, folder, allowance)
     try:
-        put_back(found, path.parent)
+        put_back(found, path.parent, allowance)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return found

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.foreign_files.opening import read_bytes
+from agentgym.foreign_files.allowance import Allowance
+from agentgym.foreign_files.opening import read_bytes, real_path, size_of
 from agentgym.messages import Image, image_of, is_image
 from agentgym.messages.image import MAX_IMAGE_BYTES
 
@@ -37,32 +38,58 @@ def _named(part: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
     return {"type": "image", "source": {"media_type": image.mime_type, "path": name}, **details}
 
 
-def put_back(document: dict[str, Any], folder: Path) -> None:
-    """Let the parts of a trajectory hold their images, which are read from files below its folder.
+def put_back(document: dict[str, Any], folder: Path, allowance: Allowance) -> None:
+    """Let the parts of a trajectory hold their images, which are read from files below its folder, each once.
+
+    An image counts towards the allowance as text, each time that a part names it: so it is stored.
 
     :raises ValueError: for one that cannot be read; the message names the step and the file.
     """
+    files = _Files(folder, allowance)
     for place, holder, field in _contents(document):
         try:
-            holder[field] = [_read(part, folder) for part in holder[field]]
+            holder[field] = [_read(part, files) if _is_named(part) else part for part in holder[field]]
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
 
 
-def _read(part: Any, folder: Path) -> Any:
-    if not isinstance(part, Mapping) or part.get("type") != "image":
+class _Files:
+    """Reads the images of one trajectory."""
+
+    def __init__(self, folder: Path, allowance: Allowance) -> None:
+        self._folder, self._allowance = folder, allowance
+        self._read: dict[Path, tuple[int, Any]] = {}
+        """The size as text and the part of each image."""
+
+    def part(self, name: str) -> Any:
+        """Return the part of an image by the name of its file; ValueError for a file elsewhere, OSError for none."""
+        file = real_path(self._folder / name)
+        if not file.is_relative_to(real_path(self._folder)):
+            raise ValueError("it is not below the folder of the trajectory; put it there")
+        if (known := self._read.get(file)) is not None:
+            self._allowance.take(file, known[0])
+            return known[1]
+        size = size_of(file, within=self._folder)
+        self._allowance.take(file, size * 4 // 3)
+        part = Image(read_bytes(file, within=self._folder, most=min(size, MAX_IMAGE_BYTES))).part
+        self._read[file] = size * 4 // 3, part
         return part
+
+
+def _is_named(part: Any) -> bool:
+    """Whether a part names the file of an image."""
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _read(part: Mapping[str, Any], files: _Files) -> Any:
     source = part.get("source")
     name = source.get("path") if isinstance(source, Mapping) else None
     if not isinstance(name, str) or not name:
         raise ValueError("an image without source.path, which names its file")
     if "://" in name:
         raise ValueError(f"source.path: {name!r:.200} is not fetched; download it, and name the file")
-    file = (folder / name).resolve()
-    if not file.is_relative_to(folder.resolve()):
-        raise ValueError(f"source.path: {name!r:.200} is not below the folder of the trajectory; put it there")
     try:
-        made = Image(read_bytes(file, within=folder, most=MAX_IMAGE_BYTES)).part
+        made = files.part(name)
     except OSError as error:
         raise ValueError(f"source.path: {name!r:.200} cannot be read ({error.strerror})") from error
     except ValueError as error:

@@ -1,5 +1,6 @@
 """Rollouts from trajectories of ATIF, those of agentgym and those of other agents."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,9 @@ from agentgym.engines.messages import NO_POLICY
 from agentgym.errors import Failure
 from agentgym.exports.atif_files import MOST_FILES, MOST_TOKENS, below, loaded, refs_of
 from agentgym.exports.atif_messages import message_of, ours, tool_message_of
+from agentgym.foreign_files.allowance import Allowance
 from agentgym.foreign_files.content import DAMAGE
+from agentgym.foreign_files.opening import real_path
 from agentgym.foreign_files.values import number, text_of, whole
 from agentgym.messages import Message
 from agentgym.store.rows import detail_of
@@ -45,10 +48,10 @@ def read_atif(path: Path) -> Imported:
     taken where each turn has ids and log-probabilities, and begins with what stood before; elsewhere the rollout is as
     one of an endpoint, whose ids only count. ValueError for a file that is no trajectory; the message names the field.
     """
-    root = loaded(path, None)
-    pieces = list(_pieces(path, root))
+    allowance = Allowance()
+    root = loaded(path, None, allowance)
     left, made = MOST_TOKENS, list[Segment]()
-    for index, piece in enumerate(pieces):
+    for index, piece in enumerate(_pieces(path, root, allowance)):
         made.append(_segment(piece, index, left))
         left -= len(made[-1].token_ids)
     made.sort(key=lambda segment: segment.index)
@@ -86,39 +89,59 @@ class _Piece:
     """The place of that one among the pieces."""
 
 
-def _pieces(path: Path, root: dict[str, Any]) -> Iterator[_Piece]:
-    """Yield the documents of a rollout, each behind the one that it comes from."""
-    waiting: list[tuple[Path, dict[str, Any], SegmentKind, int | None]] = [(path, root, "root", None)]
-    files = {path.resolve()}
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A document that is to become a piece."""
 
-    def another(of: Path, name: Any) -> tuple[Path, dict[str, Any]]:
-        file = below(of, path.parent, name)
-        if file.resolve() in files:
-            raise ValueError(f"{path}: {file} stands twice in what it refers to")
-        files.add(file.resolve())
-        if len(files) > MOST_FILES:
-            raise ValueError(f"{path}: it refers to more than {MOST_FILES} files")
-        return file, loaded(file, path.parent)
+    file: Path
+    document: dict[str, Any] | None
+    """None for that of the whole file, which is not read yet."""
+    kind: SegmentKind
+    parent: int | None
+    beside: dict[str, dict[str, Any]]
+    """The embedded documents by their ids that it, or one beside it, may be continued in."""
 
+
+def _pieces(path: Path, root: dict[str, Any], allowance: Allowance) -> Iterator[_Piece]:
+    """Yield the documents of a rollout, each after the one that it comes from; a file is read when it is its turn."""
+    files = {real_path(path)}
+    waiting = deque([_Waiting(path, root, "root", None, {})])
     place = 0
     while waiting:
-        of, document, kind, parent = waiting.pop(0)
-        yield _Piece(f"{of}: {document.get('trajectory_id', 'the trajectory')}", document, kind, parent)
-        embedded = document.get("subagent_trajectories") or []
-        by_id = {inner["trajectory_id"]: inner for inner in embedded if inner.get("trajectory_id")}
-        following = {inner.get("continued_trajectory_ref") for inner in embedded}
-        waiting += [(of, inner, "subagent", place) for inner in embedded if inner.get("trajectory_id") not in following]
-        for inner in embedded:
-            if (name := inner.get("continued_trajectory_ref")) in by_id:
-                inner["continued"] = by_id[name]
-        if (inner := document.pop("continued", None)) is not None:
-            waiting.append((of, inner, "compaction", place))
-        elif name := document.get("continued_trajectory_ref"):
-            waiting.append((*another(of, name), "compaction", place))
-        for ref in refs_of(document):
-            if ref.get("trajectory_id") not in by_id and ref.get("trajectory_path"):
-                waiting.append((*another(of, ref["trajectory_path"]), "subagent", place))
+        now = waiting.popleft()
+        document = loaded(now.file, path.parent, allowance) if now.document is None else now.document
+        waiting += _following(now, document, place, path, files)
+        yield _Piece(f"{now.file}: {document.get('trajectory_id', 'the trajectory')}", document, now.kind, now.parent)
         place += 1
+
+
+def _following(now: _Waiting, document: dict[str, Any], place: int, path: Path, files: set[Path]) -> Iterator[_Waiting]:
+    """Yield the documents that one embeds, is continued in, or refers to."""
+    embedded = document.get("subagent_trajectories") or []
+    by_id = {inner["trajectory_id"]: inner for inner in embedded if inner.get("trajectory_id")}
+    continuing = {inner.get("continued_trajectory_ref") for inner in embedded}
+    referred = [ref for ref in refs_of(document) if ref.get("trajectory_id") not in by_id]
+    for inner in embedded:
+        if inner.get("trajectory_id") not in continuing:
+            yield _Waiting(now.file, inner, "subagent", place, by_id)
+    if name := document.get("continued_trajectory_ref"):
+        beside = now.beside.pop(name, None)  # one that is named twice is not read twice, and circles end
+        file = now.file if beside is not None else _another(now.file, path, name, files)
+        yield _Waiting(file, beside, "compaction", place, now.beside if beside is not None else {})
+    for ref in referred:
+        if ref.get("trajectory_path"):
+            yield _Waiting(_another(now.file, path, ref["trajectory_path"], files), None, "subagent", place, {})
+
+
+def _another(of: Path, path: Path, name: str, files: set[Path]) -> Path:
+    """Return a file that one of the rollout's names, and count it."""
+    file = below(of, path.parent, name)
+    if (real := real_path(file)) in files:
+        raise ValueError(f"{path}: {file} stands twice in what it refers to")
+    files.add(real)
+    if len(files) > MOST_FILES:
+        raise ValueError(f"{path}: it refers to more than {MOST_FILES} files")
+    return file
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The rollouts of a run's store, written in the format of others, with a count of what was left out."""
 
 import json
-import shutil
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from agentgym.errors import AgentGymError
 from agentgym.exports.atif import documents
 from agentgym.exports.atif_images import take_out
 from agentgym.exports.conversations import openai_line, sft_line, why_not
+from agentgym.folders.names import remove
 from agentgym.store.reader import RolloutStore, StoredRollout
 from agentgym.types import Segment
 
@@ -51,24 +52,24 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
     ATIF is a folder of files, the others are one file of lines. AgentGymError if `out` exists already, or if
     nothing is left to write; then nothing is written.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise AgentGymError(f"out: {out} exists already; name another one")
     done = Exported(out)
     with RolloutStore(run) as store:
         found = _chosen(store, chosen, done.left_out)
         part = out.with_name(f"{out.name}.part")
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove(part)  # of an export that was killed, or a link that a stranger has put there
+        remove(part)  # of an export that was killed, or a link that a stranger has put there
         try:
             if to == "atif":
                 _write_documents(store, found, part, done, model)
             else:
                 _write_lines(store, found, part, done, to)
         except BaseException:
-            _remove(part)
+            remove(part)
             raise
     if not done.pieces:
-        _remove(part)
+        remove(part)
         why = ", ".join(f"{count} {what}" for what, count in done.left_out.items()) or "no rollout is as asked for"
         raise AgentGymError(f"run: nothing of {run} is left to export: {why}")
     part.replace(out)
@@ -87,13 +88,6 @@ def _chosen(store: RolloutStore, chosen: Chosen, left_out: Counter[str]) -> Iter
             left_out[EMPTY] += 1
         else:
             yield stored
-
-
-def _remove(part: Path) -> None:
-    if part.is_dir() and not part.is_symlink():
-        shutil.rmtree(part)
-    else:
-        part.unlink(missing_ok=True)
 
 
 def _write_documents(

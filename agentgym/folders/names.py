@@ -88,6 +88,14 @@ def drop_unused(folder: Path) -> None:
             empty.rmdir()
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link alone, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def command(*words: str | Path) -> str:
     """Return a command line of agentgym that can be typed as it is: its words are quoted for the shell where needed."""
     return shlex.join([*_program(), *(shown(word) if isinstance(word, Path) else word for word in words)])

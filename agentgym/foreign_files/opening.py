@@ -55,6 +55,29 @@ def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> by
     raise UnreadableFileError(f"{path}: it has {size:,} bytes, and at most {most:,} are read")
 
 
+def size_of(path: Path, *, within: Path | None) -> int:
+    """Return the size in bytes of a regular file, holes included; arguments and errors are those of `opened`."""
+    with opened(path, within=within) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def is_file(path: Path | str) -> bool:
+    """Whether there is a regular file, or a link to one; False also for a name that no file can have."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
+
+
+def real_path(path: Path) -> Path:
+    """Return the absolute path of a file without links, also if it is missing or its links go in a circle.
+
+    Raises:
+        UnreadableFileError: No file can have this name.
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:
+        raise _refusal(path, error) from error
+
+
 def check_folder(folder: Path) -> None:
     """Raise UnreadableFileError if the folder holds a link that leads out of it, a pipe or a device.
 

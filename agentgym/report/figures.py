@@ -8,6 +8,8 @@ from agentgym.report.folders import KeptRun, measured
 from agentgym.report.lines import Line, Spread, spread
 
 Figure: TypeAlias = Callable[[KeptRun], float | None]
+DIGITS = 18
+"""The most digits of a number in the name of a figure; Python refuses to read thousands of them."""
 LAST = 5
 """Steps over which the first and the last reward are taken."""
 
@@ -67,8 +69,7 @@ def number(value: float) -> str:
 
 def _total(figure: str) -> Figure:
     def of(run: KeptRun) -> float | None:
-        found = [value for row in run.steps if (value := measured(row.get(figure))) is not None]
-        return float(sum(found)) if run.steps else None
+        return float(sum(run.curve(figure).values())) if run.steps else None
 
     return of
 
@@ -77,11 +78,10 @@ def _share(figure: str) -> Figure:
     """Return the share of a run's rollouts with a reward: a step counts by how many of them it has."""
 
     def of(run: KeptRun) -> float | None:
-        weights = [measured(row.get("rollouts/finished")) or 0.0 for row in run.steps]
-        if not (finished := sum(weights)):
+        weights = run.curve("rollouts/finished")
+        if not run.finished:
             return None
-        shares = [measured(row.get(figure)) or 0.0 for row in run.steps]
-        return sum(share * weight for share, weight in zip(shares, weights, strict=True)) / finished
+        return sum(share * weights.get(step, 0.0) for step, share in run.curve(figure).items()) / run.finished
 
     return of
 
@@ -102,7 +102,7 @@ def _pass_at(k: str) -> Figure:
 
 def _passes(run: KeptRun) -> dict[str, Any]:
     found = run.summary.get("pass_at")
-    return {k: of for k, of in found.items() if k.isdecimal()} if isinstance(found, dict) else {}
+    return {k: of for k, of in found.items() if k.isdecimal() and len(k) <= DIGITS} if isinstance(found, dict) else {}
 
 
 def _stop(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentgym.errors import AgentGymError
 from agentgym.foreign_files.content import parsed
-from agentgym.foreign_files.opening import read_bytes
+from agentgym.foreign_files.opening import UnreadableFileError, read_bytes
 from agentgym.run.log import HELD_OUT, METRICS
 from agentgym.run.recorder import SUMMARY
 from agentgym.run.settings import SETTINGS
@@ -17,6 +17,8 @@ from agentgym.store.schema import FILE
 
 LONGEST = 1 << 20
 """The most bytes of a line of metrics.jsonl; runs write a few thousand."""
+MOST_LINES = 100_000
+"""The most lines of metrics.jsonl; those of a run fill the largest file that is read with fewer."""
 LARGEST = 1e150
 """Size above which a figure is left out: squares and sums of larger ones overflow."""
 
@@ -82,11 +84,25 @@ class KeptRun:
         rows = {row["step"]: row for row in self._lines if HELD_OUT in row}
         return [rows[step] for step in sorted(rows)]
 
+    @cached_property
+    def finished(self) -> float:
+        """The rollouts of all steps that have a reward."""
+        return sum(self.curve("rollouts/finished").values())
+
     def curve(self, figure: str) -> dict[int, float]:
         """Return a figure by its step as the log counts: from 0, held-out ones by the steps before; without gaps."""
-        rows = self.held_out if figure.startswith("eval/") else self.steps
-        found = {row["step"]: measured(row.get(figure)) for row in rows}
-        return {step: value for step, value in found.items() if value is not None}
+        return self._curves.get(figure, {})
+
+    @cached_property
+    def _curves(self) -> dict[str, dict[int, float]]:
+        """Every figure by its step: the log is gone through once, however many figures are asked for."""
+        found: dict[str, dict[int, float]] = {}
+        for rows, held_out in ((self.steps, False), (self.held_out, True)):
+            for row in rows:
+                for figure, given in row.items():
+                    if figure.startswith("eval/") == held_out and (value := measured(given)) is not None:
+                        found.setdefault(figure, {})[row["step"]] = value
+        return found
 
     @cached_property
     def _file(self) -> dict[str, Any]:
@@ -96,7 +112,10 @@ class KeptRun:
     def _lines(self) -> list[dict[str, Any]]:
         """The whole lines of metrics.jsonl: the last one may still be written."""
         path = self.folder / METRICS
-        found = [_figures(line) for line in _content(path).splitlines()]
+        content = _content(path)
+        if (count := content.count(b"\n")) > MOST_LINES:
+            raise UnreadableFileError(f"{path}: it has {count:,} lines, and at most {MOST_LINES:,} are read")
+        found = [_figures(line) for line in content.split(b"\n")]
         return [row for row in found if isinstance(row.get("step"), int) and measured(row["step"]) is not None]
 
 

@@ -14,6 +14,8 @@ from agentgym.report.lines import band
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Colours that can be told apart without seeing all of them (Okabe and Ito), and one more."""
+PARTS = 1000
+"""The most parts of a curve that are told apart: a picture is 840 pixels wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,27 @@ def add_curve(axes: Axes, curve: Curve, colour: str) -> None:
     mean = band(curve.seeds)
     if len(curve.seeds) > 1:
         for seed in curve.seeds:
-            axes.plot(list(seed), list(seed.values()), color=colour, alpha=0.35, linewidth=0.8)
-        axes.fill_between(mean.steps, mean.low, mean.high, color=colour, alpha=0.18, linewidth=0)
+            axes.plot(*thinned(list(seed), list(seed.values())), color=colour, alpha=0.35, linewidth=0.8)
+        steps, low, high = thinned(mean.steps, mean.low, mean.high)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
     marker = "o" if len(mean.steps) < 12 else None
     label = plain(curve.label)
-    axes.plot(mean.steps, mean.mean, marker=marker, markersize=3, color=colour, linewidth=2, label=label)
+    axes.plot(*thinned(mean.steps, mean.mean), marker=marker, markersize=3, color=colour, linewidth=2, label=label)
+
+
+def thinned(steps: Sequence[int], *values: Sequence[float]) -> list[list[float]]:
+    """Return steps and values of a curve with few enough points to draw; each peak and each valley stays one.
+
+    Of a long curve each part keeps the points at which one of `values` is lowest or highest in it.
+    """
+    size = -(-len(steps) // PARTS)
+    kept = range(len(steps)) if size <= 2 * len(values) else sorted(_ends(values, len(steps), size))
+    return [[of[place] for place in kept] for of in (steps, *values)]
+
+
+def _ends(values: Sequence[Sequence[float]], count: int, size: int) -> set[int]:
+    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    return {end(part, key=of.__getitem__) for of in values for part in parts for end in (min, max)}
 
 
 def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None:

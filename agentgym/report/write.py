@@ -12,6 +12,8 @@ from agentgym.report.page import page
 
 PAGE = "report.html"
 """The file of a report that holds all of it."""
+FRESH = f".{PAGE}-new"
+"""The page while it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ def write_report(folders: Sequence[Path], out: Path | None, *, transcripts: int,
     _make(folder)
     charts = draw_charts(lines, folder)
     text = page(lines, charts, folder, transcripts=transcripts, version=version)
-    fresh = folder / f".{PAGE}-new"
+    fresh = folder / FRESH
     fresh.unlink(missing_ok=True)  # of a report that was killed, or a link that a stranger has put there
     with fresh.open("x", encoding="utf-8") as file:
         file.write(text)
@@ -56,6 +58,10 @@ def _make(folder: Path) -> None:
         raise AgentGymError(f"--out: {folder} cannot be made ({error.strerror}); name another folder") from error
     if there and PAGE not in there:
         raise AgentGymError(f"--out: {folder} holds {there[0]!r} and no {PAGE}; name a new folder, or that of a report")
-    for name in there:
-        if name.endswith(".png"):
-            (folder / name).unlink()
+    own = [folder / name for name in there if name in (PAGE, FRESH) or name.endswith(".png")]
+    for path in own:
+        if path.is_dir() and not path.is_symlink():
+            raise AgentGymError(f"--out: {path} is a folder in the way of a report's file; remove it")
+    for path in own:
+        if path.suffix == ".png":
+            path.unlink()

@@ -13,6 +13,7 @@ from typing import Any
 from agentgym.folders.disk import write_whole
 from agentgym.folders.names import command
 from agentgym.foreign_files.content import read_object
+from agentgym.foreign_files.values import number, text_of
 from agentgym.run.tasks.content import EnvVersion, as_json
 from agentgym.seeds import VERSION as DERIVATION
 
@@ -147,9 +148,16 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
     try:
         kept = _kept(folder)
         begun = kept.get("settings") or kept
-        return begun["env"], dict(begun.get("env_args") or {})
+        return _env_in(begun["env"]), dict(begun.get("env_args") or {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"env: {folder / SETTINGS} names none; name the env") from None
+
+
+def _env_in(found: Any) -> str | dict[str, float]:
+    """Return what the settings call an env; TypeError or ValueError if it is neither a name nor a mixture."""
+    if isinstance(found, str):
+        return found
+    return {text_of(name, "env"): number(weight, f"env.{name:.80}") for name, weight in found.items()}
 
 
 def regraded_from(folder: Path) -> str | None:

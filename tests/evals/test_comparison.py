@@ -1,5 +1,7 @@
 """Which evaluations are compared, what is refused, and what is said of too few tasks."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +62,14 @@ def test_an_evaluation_of_its_own_is_compared_whatever_phase_is_asked_of_a_run(t
     alone = write(tmp_path / "alone", {("eval", 0): 1.0})
     found = ag.compare(run, alone, phase="before")
     assert (found.means, found.sides) == ((0.25, 1.0), ("before training", ""))
+
+
+def test_an_id_that_ends_with_thousands_of_digits_is_no_number_of_an_attempt(tmp_path: Path) -> None:
+    one, other = write(tmp_path / "one", {("eval", 0): 1.0}), write(tmp_path / "other", {("eval", 0): 0.0})
+    for folder in (one, other):
+        with closing(sqlite3.connect(folder / "rollouts.sqlite")) as store, store:
+            store.execute("UPDATE rollouts SET rollout_id = group_id || '/' || ?", ("9" * 5000,))
+    assert ag.compare(one, other).means == (1.0, 0.0)
 
 
 def test_a_task_whose_rollouts_all_failed_is_left_out_and_no_other_task(tmp_path: Path) -> None:

@@ -265,6 +265,41 @@ async def test_the_draws_of_a_regrade_are_of_the_seed_that_was_played_with(tmp_p
     assert not asked[0] & asked[2]
 
 
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        (5, "names none; name the env with --env"),
+        (None, "names none; name the env with --env"),
+        ([1, 2], "names none; name the env with --env"),
+        ({"chase": "x"}, "names none; name the env with --env"),
+        ("x" * 100_000 + ".py:X", "env: there is no file x"),
+        ("x" * 100_000, "there is no environment 'x"),
+        ("a\0b", "there is no environment 'a\\x00b'"),
+        ("\ud800", "there is no environment '\\ud800'"),
+    ],
+    ids=lambda value: f"{value!r:.20}",
+)
+async def test_settings_that_name_no_env_are_a_sentence(
+    env: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = (await played_in(tmp_path)) / "settings.json"
+    settings.write_text(json.dumps({"env": env}))
+    assert await asyncio.to_thread(cli.main, ["regrade", str(settings.parent)]) == 1
+    said = capsys.readouterr().err
+    assert (told in said, said.count("\n"), len(said) < 1000) == (True, 1, True), said[:1000]
+
+
+async def test_a_regrade_follows_no_link_in_its_place(tmp_path: Path) -> None:
+    played = await played_in(tmp_path)
+    (tmp_path / "taken").symlink_to("nothing")
+    with pytest.raises(ValueError, match="taken exists already"):
+        await regrade(played, Words, tmp_path / "taken")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "new.part").symlink_to("elsewhere")
+    await regrade(played, Words, tmp_path / "new")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 async def test_what_cannot_be_scored_again_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -404,7 +404,7 @@ def test_an_image_of_another_agents_trajectory_is_read_from_its_folder_alone(tmp
     (message,) = read_atif(file).rollout.segments[0].prompt_messages
     assert message == {"role": "user", "content": [{"type": "text", "text": "Look:"}, ag.Image(PNG).part]}
     refused: dict[Any, str] = {
-        "../secret.png": "step 1: source.path: '../secret.png' is not below the folder of the trajectory",
+        "../secret.png": "step 1: source.path: '../secret.png': it is not below the folder of the trajectory",
         "images/none.png": "step 1: source.path: 'images/none.png' cannot be read",
         "https://example.com/a.png": "step 1: source.path: .* is not fetched; download it",
         "b.png": "step 1: source.path: 'b.png': data: begins with b'no pictu'",
@@ -414,6 +414,29 @@ def test_an_image_of_another_agents_trajectory_is_read_from_its_folder_alone(tmp
         file.write_text(json.dumps(shown(path)))
         with pytest.raises(ValueError, match=rf"a\.json: {told}"):
             read_atif(file)
+
+
+@pytest.mark.parametrize("to", ["atif", "sft", "openai"])
+async def test_a_link_in_the_place_of_an_export_is_refused(
+    to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "run", await play())
+    out = tmp_path / "run" / ("export-atif" if to == "atif" else f"export-{to}.jsonl")
+    out.symlink_to(tmp_path / "elsewhere")
+    assert cli.main(["export", str(tmp_path / "run"), "--to", to, "--phase", "all"]) == 1
+    assert capsys.readouterr().err == f"agentgym: out: {out} exists already; name another one\n"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_an_import_follows_no_link_in_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(trajectory()))
+    (tmp_path / "taken").symlink_to("nothing")
+    assert cli.main(["import", str(tmp_path / "a.json"), "--out", str(tmp_path / "taken")]) == 1
+    assert "taken exists already; name another folder" in capsys.readouterr().err
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "new.part").symlink_to("elsewhere")
+    run(capsys, "import", tmp_path / "a.json", "--out", tmp_path / "new")
+    assert (contents(tmp_path / "elsewhere"), len(rollouts_of(tmp_path / "new"))) == ({}, 1)
 
 
 async def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_nothing(

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 
 from agentgym.engines.adapter_files import read_adapter
+from agentgym.exports import atif_images
 from agentgym.exports.atif_reader import read_atif
 from agentgym.foreign_files.opening import UnreadableFileError
+from agentgym.messages import Image
 from agentgym.models import find_model
 from agentgym.store.reader import RolloutStore
 from tests.foreign_files.attacks import deep
 from tests.foreign_files.commands import Worker, worker, wrong_with
+from tests.messages.pictures import PNG
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +76,17 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     ),
     "a list": ([1], "it must hold a JSON object, got list"),
     "an object of nothing": ({}, "schema_version: Field required"),
+    "an id of a reference that is a list": (
+        document(
+            {
+                "source": "agent",
+                "message": "",
+                "observation": {"results": [{"subagent_trajectory_ref": [{"trajectory_id": [1]}]}]},
+            }
+        ),
+        "subagent_trajectory_ref.0.trajectory_id: Input should be a valid string",
+    ),
+    "a continuation in it that is no document": (document(continued=5, **kept(index=2**70)), "index: must be a whole"),
     "references that are numbers": (
         document({"source": "agent", "message": "", "observation": {"results": [{"subagent_trajectory_ref": [3]}]}}),
         "Input should be a valid dictionary",
@@ -118,7 +133,12 @@ def referring(to: str, how: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["continued", "sub-agent", "image"])
 @pytest.mark.parametrize(
-    "to", ["../secret.json", "{absolute}", "/dev/zero", "pipe", "link", "down/link", "folder", "a\0b"]
+    "to",
+    [
+        *("../secret.json", "{absolute}", "/dev/zero", "pipe", "link", "down/link", "folder", "a\0b"),
+        *("circle", "n" * 300, "n" * 5000, "n/" * 2500, "\ud800"),
+    ],
+    ids=lambda to: f"{to[:20]}, {len(to)}",
 )
 def test_a_trajectory_names_files_beside_it_alone(to: str, how: str, tmp_path: Path, commands: Worker) -> None:
     folder = tmp_path / "one"
@@ -128,6 +148,7 @@ def test_a_trajectory_names_files_beside_it_alone(to: str, how: str, tmp_path: P
     os.mkfifo(folder / "pipe")
     (folder / "link").symlink_to("../secret.json")
     (folder / "down/link").symlink_to("/dev/zero")
+    (folder / "circle").symlink_to("circle")
     named = to.replace("{absolute}", str(tmp_path / "secret.json"))
     (folder / "a.json").write_text(json.dumps(referring(named, how)))
     (found,) = commands.run(["import", str(folder / "a.json"), "--out", str(tmp_path / "out")])
@@ -135,6 +156,73 @@ def test_a_trajectory_names_files_beside_it_alone(to: str, how: str, tmp_path: P
     assert found["code"] == 1
     assert str(folder) in found["error"]
     assert not (tmp_path / "out").exists()
+
+
+def shown(count: int) -> dict[str, Any]:
+    """A trajectory that names one image so many times."""
+    image = {"type": "image", "source": {"path": "a.png"}}
+    return document({"source": "user", "message": [image] * count}, {"source": "agent", "message": "It."})
+
+
+def test_an_image_counts_as_often_as_it_is_named(tmp_path: Path, commands: Worker) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    os.truncate(tmp_path / "a.png", 19_000_000)
+    (tmp_path / "a.json").write_text(json.dumps(shown(100)))
+    (found,) = commands.run(["import", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")])
+    assert wrong_with(found) == []
+    assert found["code"] == 1
+    assert "source.path: 'a.png': " in found["error"]
+    assert "more than 134,217,728 bytes would be read for one trajectory" in found["error"]
+
+
+def test_an_image_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def counted_read(path: Path, **given: Any) -> bytes:
+        read.append(path)
+        return PNG
+
+    monkeypatch.setattr(atif_images, "read_bytes", counted_read)
+    (tmp_path / "a.png").write_bytes(PNG)
+    (tmp_path / "a.json").write_text(json.dumps(shown(3)))
+    asked = read_atif(tmp_path / "a.json").rollout.segments[0].prompt_messages[-1]
+    assert asked["content"] == [Image(PNG).part] * 3
+    assert read == [tmp_path / "a.png"]
+
+
+def bulky(folder: Path, many: int, size: int) -> Path:
+    """A trajectory with so many sub-agents in files of that size, which are all one file."""
+    (folder / "b0.json").write_text(json.dumps(document(extra={"bulk": "x" * size})))
+    for number in range(1, many):
+        (folder / f"b{number}.json").hardlink_to(folder / "b0.json")
+    refs = [{"trajectory_path": f"b{number}.json"} for number in range(many)]
+    step = {"source": "agent", "message": "", "observation": {"results": [{"subagent_trajectory_ref": refs}]}}
+    (folder / "a.json").write_text(json.dumps(document(step)))
+    return folder / "a.json"
+
+
+def test_the_files_of_a_trajectory_have_a_limit_together(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"b4\.json: with it, more than 134,217,728 bytes would be read"):
+        read_atif(bulky(tmp_path, 10, 30_000_000))
+
+
+def test_the_documents_of_a_trajectory_are_in_memory_one_after_the_other(tmp_path: Path) -> None:
+    file = bulky(tmp_path, 8, 15_000_000)
+    tracemalloc.start()
+    try:
+        assert len(read_atif(file).rollout.segments) == 9
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_any_name_is_imported(tmp_path: Path, commands: Worker) -> None:
+    for name in ("1²2.json", "1².json", "٣.json", "10.json", "9.json"):
+        (tmp_path / name).write_text(json.dumps(document(session_id=name)))
+    (found,) = commands.run(["import", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert (wrong_with(found), found["code"]) == ([], 0)
+    with RolloutStore(tmp_path / "out") as store:
+        assert [row.rollout_id for row in store.summaries(order="written")][-2:] == ["9.json", "10.json"]
 
 
 def test_files_of_a_folder_that_are_no_files_are_counted_and_the_others_read(tmp_path: Path, commands: Worker) -> None:

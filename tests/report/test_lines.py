@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import AgentGymError
-from agentgym.report.folders import KeptRun, kept_runs
+from agentgym.foreign_files.opening import UnreadableFileError
+from agentgym.report.folders import KeptRun, kept_runs, measured
 from agentgym.report.lines import band, lines_of, spread
 from tests.report.runs import write_evaluation, write_run
 
@@ -69,6 +70,34 @@ def test_a_step_that_was_done_again_after_a_resume_counts_once(tmp_path: Path) -
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "reward": 0.75}\n')
     assert KeptRun(folder).curve("reward") == {0: 0.25, 1: 0.75}
+
+
+def test_a_log_is_gone_through_once_however_many_figures_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+
+    def counted(value: object) -> float | None:
+        looked.append(value)
+        return measured(value)
+
+    monkeypatch.setattr("agentgym.report.folders.measured", counted)
+    (run,) = kept_runs([write_run(tmp_path / "one", [0.5] * 100, figures={"stop/done": 1.0})])
+    for figure in [f"figure {number}" for number in range(1000)]:
+        assert run.curve(figure) == {}
+    assert run.curve("reward") == dict.fromkeys(range(100), 0.5)
+    assert len(looked) == 400
+
+
+def test_a_log_of_more_lines_than_a_run_writes_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", [0.5])
+    (folder / "metrics.jsonl").write_text('{"step": 0, "reward": 1}\n' * 100_000)
+    assert kept_runs([folder])[0].curve("reward") == {0: 1}
+    (folder / "metrics.jsonl").write_text('{"step": 0, "reward": 1}\n' * 100_001)
+    with pytest.raises(
+        UnreadableFileError, match=r"metrics\.jsonl: it has 100,001 lines, and at most 100,000 are read"
+    ):
+        _ = kept_runs([folder])[0].steps
 
 
 def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path) -> None:

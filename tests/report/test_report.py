@@ -197,6 +197,19 @@ def test_what_cannot_be_reported_is_a_sentence(
     assert heard.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["report.html", ".report.html-new", "reward.png", "another.png"])
+def test_a_folder_in_the_way_of_a_file_of_the_report_is_a_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    way = write_run(tmp_path / "run", [0.1]) / "report" / name
+    way.mkdir(parents=True)
+    (way.parent / "old.png").touch()
+    (way.parent / "report.html").touch() if name != "report.html" else (way / "mine").touch()
+    assert cli.main(["report", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err == f"agentgym: --out: {way} is a folder in the way of a report's file; remove it\n"
+    assert (way.parent / "old.png").exists()
+
+
 def test_a_name_that_matplotlib_could_take_for_a_formula_is_drawn_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +261,18 @@ def test_the_words_below_a_picture_speak_of_seeds_where_there_are_several(
     for seed in range(seeds):
         write_run(tmp_path / f"{seed}", [0.1, 0.9], seed=seed)
     assert ("thin lines are seeds" in reported(capsys, tmp_path).text) == (seeds > 1)
+
+
+def test_a_long_curve_is_drawn_with_few_points_and_its_peaks() -> None:
+    values = [float(step % 7) for step in range(50_000)]
+    values[12_345], values[40_000] = 99.0, -99.0
+    plots = pytest.importorskip("agentgym.report.plots")
+    steps, drawn = plots.thinned(range(50_000), values)
+    assert len(steps) <= 2 * plots.PARTS
+    assert {(12_345, 99.0), (40_000, -99.0), (0, 0.0)} <= set(zip(steps, drawn, strict=True))
+    assert steps == sorted(steps)
+    assert plots.thinned([1, 3], [0.5, 0.25], [1.0, 2.0]) == [[1, 3], [0.5, 0.25], [1.0, 2.0]]
+    assert len(plots.thinned(range(10**5), values * 2, values * 2)[0]) <= 4 * plots.PARTS
 
 
 def test_a_figure_that_is_always_zero_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,6 +357,14 @@ def test_the_only_evaluation_of_a_training_is_not_its_best(tmp_path: Path) -> No
     (heads, row) = end_rows(lines_of(kept_runs([tmp_path])))
     found = dict(zip(heads, row, strict=True))
     assert (found["held out before"], found["held out at last"], found["held out at best"]) == ("0.250", "", "")
+
+
+def test_a_number_of_thousands_of_digits_names_no_figure(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path / "one", 0.5)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["pass_at"] |= {"9" * 5000: 1.0, "²": 1.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert score_rows(lines_of(kept_runs([folder])))[0] == ["", "runs", "reward", "pass@1", "rollouts", "failed"]
 
 
 def test_the_scores_of_evaluations_are_those_of_their_summaries(tmp_path: Path) -> None:

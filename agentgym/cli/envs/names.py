@@ -15,6 +15,7 @@ from agentgym.environments.registry import find_env, gallery, import_file, regis
 from agentgym.environments.task_rows import as_task, split_tasks
 from agentgym.errors import EnvError, boundary
 from agentgym.field_checks import nearest
+from agentgym.foreign_files.opening import is_file
 from agentgym.types import Task
 
 Parameters: TypeAlias = Annotated[Mapping[str, str], tyro.conf.Fixed, tyro.conf.Suppress]
@@ -88,7 +89,7 @@ def _named(name: str) -> type[Env[Any]]:
     """Return the env of a registered name or of a folder; what may register it is imported first."""
     beside = [Path("envs", name), *([Path()] if Path.cwd().name == name else [])]
     for folder in [Path(name), *(beside if name.isidentifier() else [])]:
-        if (folder / FILE).is_file():
+        if is_file(folder / FILE):
             return _in_folder(folder, Path(name).name)
     broken = 0 if name in dict(registered()) else sum(error is not None for error in map(loaded, env_files()))
     try:
@@ -97,9 +98,9 @@ def _named(name: str) -> type[Env[Any]]:
         hint = f"; {broken} files did not load, agentgym ls says why" if broken else ""
         file = f"{name}.py"
         known = [*dict(registered()), *gallery()]
-        meant = f"did you mean {file!r}?" if Path(file).is_file() else nearest(name, known)
+        meant = f"did you mean {file!r}?" if is_file(file) else nearest(name, known)
         raise EnvError(
-            f"there is no environment {name!r}; {meant}{hint}; "
+            f"there is no environment {name!r:.200}; {meant}{hint}; "
             "`agentgym new` makes one, and module:Class or path/env.py:Class names any"
         ) from None
 
