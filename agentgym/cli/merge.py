@@ -1,6 +1,7 @@
 """The command `agentgym merge`: one plain model from what a run has trained."""
 
 import os
+import os
 from pathlib import Path
 
 import tyro
@@ -42,7 +43,7 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
 
 
 def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
-    if not (adapter / "adapter_config.json").is_file():
+    if not os.path.lexists(adapter / "adapter_config.json"):
         inner = adapter / "adapter"
         meant = f"; the adapter of that run is {inner}" if (inner / "adapter_config.json").is_file() else ""
         raise EngineError(

@@ -364,7 +364,10 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
     assert "base: there is no folder ./nowhere; give one that exists" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("config", "said"), [(None, "FileNotFoundError"), ("{}", "names no base model")])
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [(None, "it holds no adapter_config.json; name the folder of an adapter"), ("{}", "names no base model")],
+)
 def test_merge_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str
 ) -> None:

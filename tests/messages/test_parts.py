@@ -40,7 +40,7 @@ def test_a_content_is_kept_as_text_or_as_parts_of_which_one_is_an_image(given: A
         ([{"type": "input_audio", "input_audio": "x"}], r"^content\[0\]: must be .*, got \{type: 'input_audio'"),
         ([{"type": "text", "text": 3}], r"^content\[0\]\.text: must be text, got int"),
         ([{"type": "image_url", "image_url": URL}], r"^content\[0\]\.image_url: must be an object .*, got str"),
-        ([{"type": "image_url", "image_url": {"url": URL[:-1]}}], r"^content\[0\]\.image_url\.url: .* is no base64"),
+        ([{"type": "image_url", "image_url": {"url": URL[:-1]}}], r"^content\[0\]\.image_url\.url: .* is not base64"),
         ([{"type": "image_url", "image_url": {}}], r"^content\[0\]\.image_url\.url: must be a data URL"),
         ([{"type": "image_url", "image_url": {"url": URL, "x": 1}}], r"^content\[0\]\.image_url: .*, got 'x', too"),
         ([{"type": "image_url", "image_url": {"url": URL, "detail": "?"}}], r"image_url\.detail: must be one of auto"),
