@@ -1,7 +1,6 @@
 """The command `agentgym merge`: one plain model from what a run has trained."""
 
 import os
-import os
 from pathlib import Path
 
 import tyro
