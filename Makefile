@@ -13,7 +13,7 @@ ARGS ?=
 # Processes that the test files are spread over; a file's tests stay in one of them.
 JOBS ?= 2
 SPREAD := -n $(JOBS) --dist loadfile
-# Which part of the slow tests is played: each SHAREth test of a file, and its first. 1 plays all of them.
+# Which part of the tests is played: the first, and each SHAREth after it. 1 plays all of them.
 SHARE ?= 1
 PART = $(if $(filter-out 1,$(SHARE)),--share $(SHARE))
 # The laws and the main job, for every commit: at most 90 s of CPU time.
@@ -32,7 +32,7 @@ help:
 	@echo "make lint         format, lint, types"
 	@echo "make check        lint, then the tests: before a change is handed in"
 	@echo "make docs         build the documentation site into site/; a warning is an error"
-	@echo "make test-slow    the tests that take more time, most of them in Docker (SHARE=6: one of six of each file)"
+	@echo "make test-slow    the tests that take more time, most of them in Docker (SHARE=6: one of six)"
 	@echo "make test-browser the page of agentgym view in chromium (make screenshots writes the pictures of the docs)"
 	@echo "make proofs       all slow tests, then the longest claims at their full size, chaos with each of SEEDS='0 7 11'"
 	@echo "make mutants      put small faults into the code, and show those that no test notices"

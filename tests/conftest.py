@@ -6,7 +6,6 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,23 +31,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="play every Nth of the chosen tests of each file, and its first",
+        help="play the first of the chosen tests, and every Nth after it",
     )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the share of each file's tests that was asked for; what is left out is counted as deselected."""
+    """Keep the share of the tests that was asked for; what is left out is counted as deselected."""
     share: int = config.getoption("--share")
     if share <= 1:
         return
-    place: Counter[Path] = Counter()
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
-    for item in items:
-        (left_out if place[item.path] % share else kept).append(item)
-        place[item.path] += 1
-    items[:] = kept
+    left_out = [item for place, item in enumerate(items) if place % share]
+    items[:] = items[::share]
     config.hook.pytest_deselected(items=left_out)
 
 
