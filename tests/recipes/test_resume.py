@@ -67,7 +67,9 @@ def test_a_run_of_two_processes_goes_on_on_one_and_the_other_way_round(tmp_path:
     for mine, theirs in zip(figures(one), figures(two), strict=True):
         assert mine["step"] == theirs["step"]
         assert mine["reward"] == theirs["reward"]
-        assert mine["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3, abs=1e-5)
+        assert ("train/loss" in mine) == ("train/loss" in theirs)
+        if "train/loss" in mine:  # a batch whose groups have no signal has no loss
+            assert mine["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3, abs=1e-5)
     assert len(figures(one)) == 4
 
 

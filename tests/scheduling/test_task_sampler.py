@@ -71,6 +71,13 @@ def test_a_second_stop_before_those_were_drawn_forgets_none() -> None:
     assert draw(third, 3) == [ORDER[5], ORDER[7], ORDER[9]]
 
 
+def test_each_id_belongs_to_one_of_three_processes() -> None:
+    processes = [Sharding(prompts=3, rank=rank, world=3, by_id=True) for rank in range(3)]
+    owners = [[process.rank for process in processes if process.owns_id(f"t{number}")] for number in range(99)]
+    assert all(len(owner) == 1 for owner in owners)
+    assert {rank for (rank,) in owners} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_task_that_stays_in_play_for_many_rounds_takes_no_other_one_along(seed: int) -> None:
     class Few(ag.ToolEnv[ag.Task]):
