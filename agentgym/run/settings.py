@@ -207,7 +207,8 @@ def _begun(folder: Path) -> Mapping[str, Any]:
         raise ValueError(f"resume: {folder} is not the folder of a run: there is no {folder / SETTINGS}") from None
     except KeyError:
         raise ValueError(
-            f"resume: {folder} is the folder of an evaluation; `agentgym eval ... --out {folder} --resume` resumes that"
+            f"resume: {folder} is not the folder of a run: its {SETTINGS} holds no settings of one; an evaluation is "
+            f"resumed by `agentgym eval ... --out {folder} --resume`"
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(

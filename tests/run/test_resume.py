@@ -387,7 +387,9 @@ async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig, tmp_path: 
     with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: there is no .*settings\.json"):
         await train_policy(resumed(run))
     await ag.evaluate(Terse, Scripted([say("x")]), n=1, out=tmp_path / "eval")
-    with pytest.raises(ValueError, match=r"^resume: .* is the folder of an evaluation; `agentgym eval \.\.\. --out "):
+    with pytest.raises(
+        ValueError, match=r"^resume: .* holds no settings of one; an evaluation is resumed by `agentgym eval "
+    ):
         await train_policy(replace(run, out=None, resume=tmp_path / "eval"))
 
 
